@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from recd_plugins.errors import PluginError
 from recd_plugins.generators import GeneratorState, seed_generators
@@ -17,8 +16,8 @@ from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.progress import Progress
 from recd_plugins.training.rank_state import (
-    check_made_alike,
     check_positions,
+    make_alike,
     put_back_generators,
 )
 
@@ -74,18 +73,21 @@ def test_positions_are_json_and_the_same(readers: list[Any], said: str) -> None:
     run_on_ranks(check_position, 2, [{"row": 1, "epoch": 2}, {"epoch": 2, "row": 1}])
 
 
-def check_model(rank: int, world_size: int, unlike: bool) -> None:
-    linear, norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
-    for parameter in linear.parameters():
-        nn.init.constant_(parameter, rank if unlike else 1)
-    assert norm.running_mean is not None
-    norm.running_mean += rank  # as training leaves it
-    check_made_alike(nn.Sequential(linear, norm), "the model")
+def made_alike(rank: int, world_size: int) -> list[list[Any]]:
+    generator = torch.Generator().manual_seed(rank)
+    tensors = [
+        torch.rand(3, 2, generator=generator).T,
+        torch.tensor(rank),
+        torch.tensor([rank == 0]),
+        torch.zeros(0, 2),
+        torch.full((2,), rank + 0.5, dtype=torch.bfloat16),
+    ]
+    make_alike(tensors)
+    return [tensor.tolist() for tensor in tensors]
 
 
-def test_models_are_made_alike() -> None:
-    run_on_ranks(check_model, 2, False)
-    with pytest.raises(
-        PluginError, match=r"the model has another 0\.weight on rank 1 than on rank"
-    ):
-        run_on_ranks(check_model, 2, True)
+def test_tensors_are_made_those_of_rank_0() -> None:
+    first, second = run_on_ranks(made_alike, 2)
+    assert first == second
+    assert first[1:] == [0, [True], [], [0.5, 0.5]]
+    assert first[0] == torch.rand(3, 2, generator=torch.Generator().manual_seed(0)).T.tolist()

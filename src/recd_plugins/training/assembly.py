@@ -34,7 +34,7 @@ from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.predicted_step import PredictedStep, predict_step
-from recd_plugins.training.rank_state import check_made_alike
+from recd_plugins.training.rank_state import make_alike
 from recd_plugins.training.weights import copy_weights, first_weights
 
 logger = logging.getLogger(__name__)
@@ -135,8 +135,9 @@ def assemble(
         },
         weights,
     )
+    # What is no shard: dense weights, and replicated tables.
+    make_alike(each for each in state.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
     dmp.load_state_dict(state)  # copies of rows follow their tables
-    check_made_alike(dmp.module, f"{registry.path}: the model")
     optimizer = build_optimizer(dmp, registry.training)
     predicted = None
     if setting is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,32 +63,16 @@ def of_all_ranks(states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     }
 
 
-def check_made_alike(model: nn.Module, by: str) -> None:
-    """Refuse dense parameters that are others on some rank, which would train on as they are.
-
-    A collective call.
+def make_alike(tensors: Iterable[Tensor]) -> None:
+    """Have tensors be rank 0's on every rank, as DistributedDataParallel does. A collective call.
 
     Args:
-        model: as it was made, sharded.
-        by: who made it.
-
-    Raises:
-        PluginError: names the first.
+        tensors: equally large on every rank, in the same order.
     """
-    parameters = {
-        name: parameter
-        for path, module in _dense_modules(model)
-        for name, parameter in module.named_parameters(prefix=path, recurse=False)
-    }
-    first, *others = together(lambda: {name: _digest(each) for name, each in parameters.items()})
-    for rank, other in enumerate(others, 1):
-        for name in first:
-            if other.get(name) != first[name]:
-                raise PluginError(
-                    f"{by} has another {name} on rank {rank} than on rank 0: make the model of "
-                    "what is the same on every rank; training.seed sets torch's, numpy's and "
-                    "Python's generators before it is made"
-                )
+    for tensor in tensors:
+        whole = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        dist.broadcast(whole, 0)
+        _set(tensor, whole)
 
 
 def check_positions(plugin: Plugin, progress: Progress) -> None:
@@ -184,17 +168,13 @@ def _own_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _dense_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers of a checkpoint, besides those of sharded modules."""
-    for path, module in _dense_modules(model):
+    sharded = tuple(f"{path}." for path, _ in outermost_sharded(model))
+    for path, module in model.named_modules():
+        if f"{path}.".startswith(sharded):
+            continue
         for name, buffer in module.named_buffers(prefix=path, recurse=False):
             if name.removeprefix(f"{path}.") not in module._non_persistent_buffers_set:
                 yield name, buffer
-
-
-def _dense_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    sharded = tuple(f"{path}." for path, _ in outermost_sharded(model))
-    for path, module in model.named_modules():
-        if not f"{path}.".startswith(sharded):
-            yield path, module
 
 
 def _digest(tensor: Tensor) -> bytes:
@@ -206,6 +186,6 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().clone().reshape(-1).view(torch.uint8)
 
 
-def _set(buffer: Tensor, values: Tensor) -> None:
+def _set(tensor: Tensor, values: Tensor) -> None:
     with torch.no_grad():
-        buffer.copy_(values.view(buffer.dtype).view(buffer.shape))
+        tensor.copy_(values.view(tensor.dtype).view(tensor.shape))
