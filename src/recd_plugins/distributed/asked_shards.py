@@ -22,7 +22,7 @@ class AskedShardedTensor(ShardedTensor):
     Copies, and what is pickled, are plain ShardedTensors.
     """
 
-    # Private, torch 2.10 to 2.13: what local_shards, gather, cpu, clone and pickling read.
+    # Private, seen in torch 2.13: what local_shards, gather, cpu, clone and pickling read.
     @property
     def _local_shards(self) -> list[Shard]:
         self.__dict__["_asked_for"]()
