@@ -253,7 +253,11 @@ INTERNALS = (
         ),
         "counting the work of attention",
     ),
+    Internal("torch:Tensor", ("_version",), "pipelines that train nothing"),
     Internal("torch:UntypedStorage", ("_new_shared",), "handing batches over in shared memory"),
+    Internal(
+        "torch.nn:Module", ("_non_persistent_buffers_set",), "buffers of each rank in checkpoints"
+    ),
     Internal("torch.distributed", ("_shard",), "reading of sharded weights"),
     Internal(
         "torch.distributed._shard.sharded_tensor:ShardedTensor",
