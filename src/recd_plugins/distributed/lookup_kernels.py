@@ -81,8 +81,10 @@ def close_kernels(module: nn.Module) -> None:
 
 
 def follow_state_dicts(module: nn.Module) -> None:
-    """Have the row kernels of a sharded module follow when it loads a state dict, and write their
-    rows to the tables when somebody asks for the tensors of one that was taken, now or later."""
+    """Have the row kernels of a sharded module follow the state dicts that it loads and gives.
+
+    They write their rows to the tables when somebody asks for tensors of one, taken before or after.
+    """
     following = tuple(row_kernels(module))
 
     def load(*_: Any) -> None:
