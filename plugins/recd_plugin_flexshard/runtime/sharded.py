@@ -141,6 +141,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         self.refresh()
         if self._has_tiers:
             tell_when_asked(self, dict.fromkeys(self._tiered, self._copies.ask))
+            self._copies.take_back()
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         """As the base class, without tiers.

@@ -29,7 +29,7 @@ from recd_plugins.api import ExactnessError
 class CopiedRows:
     """Moves weights and optimizer state between the tables and the overlays.
 
-    Every method but ``ask`` is a collective call. Copies are bit for bit.
+    Every method but ``ask`` and ``take_back`` is a collective call. Copies are bit for bit.
 
     Args:
         weights: by table, what the sharded collection has in its state dict.
@@ -89,6 +89,10 @@ class CopiedRows:
         """
         self.fold()
         self._is_out = self._was_asked = True
+
+    def take_back(self) -> None:
+        """Nobody has kept what was lent."""
+        self._is_out = self._was_asked = False
 
     def ask(self) -> None:
         """Somebody, on this rank alone perhaps, reads or writes tables that were lent before.

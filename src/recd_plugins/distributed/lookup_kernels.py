@@ -83,7 +83,7 @@ def close_kernels(module: nn.Module) -> None:
 def follow_state_dicts(module: nn.Module) -> None:
     """Have the row kernels of a sharded module follow the state dicts that it loads and gives.
 
-    They write their rows to the tables when somebody asks for tensors of one, taken before or after.
+    Rows are written to the tables when somebody asks for tensors of one, taken before or after.
     """
     following = tuple(row_kernels(module))
 
