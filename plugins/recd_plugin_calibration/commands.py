@@ -16,7 +16,7 @@ from recd_plugins.api.commands import (
     AT_LEAST_1,
     OUTPUT,
     available_cores,
-    check_outputs,
+    check_output,
     output_console,
     report_options,
     silence_upstream,
@@ -87,7 +87,7 @@ def calibrate(
 
     def check_files() -> None:
         refuse_other_names(output)
-        check_outputs(output, force, json_path, plot_path)
+        check_output(output, force)
 
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):

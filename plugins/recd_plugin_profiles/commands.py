@@ -22,8 +22,7 @@ from recd_plugins.api.commands import (
     ABOVE_0,
     AT_LEAST_1,
     FiniteFloat,
-    check_outputs,
-    check_reports,
+    check_output,
     row_progress,
     silence_upstream,
 )
@@ -100,7 +99,7 @@ def registry_command(
     from recd_plugins.api.access import measure_access
     from recd_plugins.api.batches import fitted_steps
 
-    check_outputs(output, force, json_path, plot_path)
+    check_output(output, force)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -171,7 +170,7 @@ def distribution_command(
         )
     if shift and form != "zipf-mandelbrot":
         raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
-    check_outputs(output, force, json_path, plot_path)
+    check_output(output, force)
     drawn = None if in_order else seed
     with in_memory(rows):
         if scale is None:
@@ -219,7 +218,7 @@ def reuse_command(
         read_reuse_histograms,
     )
 
-    check_outputs(output, force, json_path, plot_path)
+    check_output(output, force)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -257,7 +256,7 @@ def merge_command(
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.api.access import AccessProfile
 
-    check_outputs(output, force, json_path, plot_path)
+    check_output(output, force)
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)
@@ -278,7 +277,6 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
     """Show the tables of the profile FILE."""
     from recd_plugins.api.access import AccessProfile
 
-    check_reports(json_path, plot_path)
     show(AccessProfile.load(file), json_path, plot_path)
 
 

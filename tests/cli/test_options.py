@@ -42,12 +42,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *(
             ([*command, option, "registry.yaml"], f"registry.yaml is there, and is no {kind}; name")
             for command, option, kind in (
-                (["run", "registry.yaml"], "--json", "JSON"),
+                (["run", "registry.yaml"], "--json", "JSON report"),
                 (["run", "registry.yaml"], "--html", "page"),
-                (["plan", "registry.yaml"], "--plot", "picture"),
-                (["evaluate", "registry.yaml"], "--json", "JSON"),
-                (["analyze", "registry.yaml"], "--json", "JSON"),
+                (["evaluate", "registry.yaml"], "--json", "JSON report"),
+                (["analyze", "registry.yaml"], "--json", "JSON report"),
             )
+        ),
+        (
+            ["plan", "registry.yaml", "--plot", "registry.yaml"],
+            "registry.yaml ends in none of .png",
         ),
         (["run", "registry.yaml", "--json", "s3://bucket/j"], "s3://bucket/j is a URL; it is writ"),
         (
@@ -75,3 +78,17 @@ def test_what_is_wrong_is_said_first(folder: Path, arguments: list[str], message
     assert isinstance(result.exception, SystemExit)
     assert message in " ".join(result.output.split())
     assert [path.name for path in folder.iterdir()] == ["registry.yaml"]
+
+
+def test_a_report_takes_the_place_of_reports_alone(folder: Path) -> None:
+    """A table of JSON lines is none; the same command may write its own once more."""
+    path = folder / "f.json"
+    path.write_text('{"user": 1, "click": 0}\n{"user": 2, "click": 1}\n')
+    result = CliRunner().invoke(main, [*ZIPF, "-o", "p", "--json", "f.json"])
+    assert result.exit_code == 2
+    assert "f.json is there, and is no JSON report; name another file" in result.output
+    assert path.read_text().startswith('{"user": 1')
+    path.unlink()
+    for _ in range(2):
+        result = CliRunner().invoke(main, [*ZIPF, "-o", "p", "--force", "--json", "f.json"])
+        assert result.exit_code == 0, result.output

@@ -69,10 +69,8 @@ def convert(
     """
     from recd_plugin_dlrm.criteo.convert import ConvertOptions
     from recd_plugin_dlrm.criteo.convert import convert as run
-    from recd_plugins.api.files import check_writable, write_json
+    from recd_plugins.api.files import write_json
 
-    if json_path is not None:
-        check_writable(json_path)
     with progress_bars() as add_bar:
         done = run(
             ConvertOptions(source, target, **options),

@@ -14,7 +14,6 @@ from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     AT_LEAST_1,
     COUNT_FROM_0,
-    check_reports,
     chosen_topology,
     output_console,
     report_options,
@@ -83,7 +82,6 @@ def simulate(
 
     if data and profile_path is not None:
         raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
-    check_reports(json_path, plot_path)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     if batch_size is not None:

@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import (
-    OUTPUT_FOLDER,
-    progress_bars,
-)
+from recd_plugins.api.commands import OUTPUT_FOLDER, progress_bars
 from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:

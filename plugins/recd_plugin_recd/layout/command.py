@@ -9,10 +9,7 @@ from pathlib import Path
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import (
-    OUTPUT_PATH,
-    progress_bars,
-)
+from recd_plugins.api.commands import OUTPUT_PATH, progress_bars
 
 
 @click.command("convert-layout")

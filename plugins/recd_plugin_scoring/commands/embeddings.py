@@ -11,7 +11,7 @@ from recd_plugins.api.commands import (
     CHECKPOINT,
     OUTPUT,
     SETTINGS,
-    check_outputs,
+    check_output,
     chosen_checkpoint,
 )
 from recd_plugins.api.registry import load_registry
@@ -49,7 +49,7 @@ def embeddings(
         raise RecdError(f"{output}: is written as Parquet; name it .parquet")
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
-    check_outputs(output, force, None, None)
+    check_output(output, force)
     from recd_plugin_scoring.embeddings import write_embeddings
 
     rows = write_embeddings(read, chosen, table, output)

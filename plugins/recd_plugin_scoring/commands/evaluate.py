@@ -14,7 +14,6 @@ from recd_plugins.api.commands import (
     OUTPUT_OR_TERMINAL,
     RANKS,
     SETTINGS,
-    check_reports,
     chosen_checkpoint,
     output_console,
     overrides,
@@ -55,7 +54,6 @@ def evaluate(
     recd evaluate registry.yaml --checkpoint checkpoints/step-000000100 --json -
     """
     on_terminal = json_path == Path("-")
-    check_reports(None if on_terminal else json_path, None)
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     if "test" not in read.dataset.splits():
         raise RecdError(

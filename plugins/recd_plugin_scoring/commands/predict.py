@@ -14,7 +14,7 @@ from recd_plugins.api.commands import (
     OUTPUT,
     RANKS,
     SETTINGS,
-    check_outputs,
+    check_output,
     chosen_checkpoint,
     overrides,
 )
@@ -78,7 +78,7 @@ def predict(
             raise DataError(f"{table}: no such file or folder")
         if output.resolve().is_relative_to(Path(table).resolve()):
             raise RecdError(f"{output}: would be written over or into {table}; name another file")
-    check_outputs(output, force, None, None)
+    check_output(output, force)
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)
     from recd_plugin_scoring.predict import PredictJob

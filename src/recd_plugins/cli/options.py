@@ -64,11 +64,12 @@ class OutputPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-# How a file begins that a report may take the place of, by the option that names it.
+_PICTURES = (".png", ".svg", ".pdf")
+# How a file begins that a report may take the place of, by the option that names it. A table of
+# JSON lines has no line that ends there.
 _REPORTS = {
-    "--json": ("JSON", (b"{", b"[")),
+    "--json": ("JSON report", (b"{\n", b"[\n", b"{}", b"[]")),
     "--html": ("page", (b"<",)),
-    "--plot": ("picture", (b"\x89PNG", b"<", b"%PDF")),
 }
 
 
@@ -86,7 +87,10 @@ class OutputFile(OutputPath):
                 self.fail("- is no file; name one.", param, ctx)
             return super().convert(value, param, ctx)
         path = super().convert(value, param, ctx)
-        for name in param.opts if param is not None else ():
+        opts = () if param is None else param.opts
+        if "--plot" in opts and Path(value).suffix not in _PICTURES:
+            raise click.UsageError(f"--plot {value} ends in none of {', '.join(_PICTURES)}", ctx)
+        for name in opts:
             kind, beginnings = _REPORTS.get(name, ("", ()))
             if kind and Path(value).is_file():
                 with Path(value).open("rb") as file:
@@ -132,7 +136,6 @@ BATCH_SIZE = click.option(
     "--batch-size", type=AT_LEAST_1, help="Overrides training.batch_size: rows of a rank at a time."
 )
 
-_PICTURES = (".png", ".svg", ".pdf")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -150,27 +153,14 @@ def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
     return add
 
 
-def check_reports(json_path: Path | None, plot_path: Path | None) -> None:
-    """Refuse before the work what would fail after it."""
-    if plot_path is not None and plot_path.suffix not in _PICTURES:
-        raise click.UsageError(f"--plot {plot_path} ends in none of {', '.join(_PICTURES)}")
-    for path in (json_path, plot_path):
-        if path is not None:
-            check_writable(path)
-
-
-def check_outputs(
-    output: Path, force: bool, json_path: Path | None, plot_path: Path | None
-) -> None:
-    """Refuse before the work what would fail after it."""
+def check_output(output: Path, force: bool) -> None:
+    """Refuse a file that is there, unless by force, and one that the command reads."""
     if output.exists() and not force:
         raise RecdError(f"{output} exists already; name another file, or replace it with --force")
     for name, value in click.get_current_context().params.items():
         is_path = isinstance(value, Path) and value is not output
         if is_path and output.exists() and value.exists() and value.samefile(output):
             raise RecdError(f"{output} is the {name} too; name another file")
-    check_writable(output)
-    check_reports(json_path, plot_path)
 
 
 def topology_options(command: _Command) -> _Command:

@@ -11,7 +11,6 @@ from rich.console import Console
 
 from recd_plugins.cli.options import (
     OUTPUT,
-    check_reports,
     chosen_topology,
     contributed,
     report_options,
@@ -132,7 +131,6 @@ def plan(
             "--calibrate measures this machine: leave out --topology and --nodes"
         )
     mode.check(options, largest)
-    check_reports(json_path, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE

@@ -19,14 +19,13 @@ from recd_plugins.cli.options import (
     COUNT_FROM_0,
     OUTPUT,
     SETTINGS,
-    check_reports,
 )
 from recd_plugins.cli.run_reports import RunCommand, reports_of
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.distributed.signals import after_training
 from recd_plugins.errors import RunInterrupted
-from recd_plugins.files import check_writable, write_json
+from recd_plugins.files import write_json
 from recd_plugins.imports import without_collections
 from recd_plugins.output_console import output_console
 from recd_plugins.planning.prepared import load_registry
@@ -187,12 +186,10 @@ def run(
         raise click.UsageError("--compare takes one --sharding")
     if len(set(shardings)) < len(shardings):
         raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
-    check_reports(json_path, None)
     reports = reports_of(ctx, of_reports)
-    for asked_for, path in reports:
+    for asked_for, _ in reports:
         if dry_run:
             raise click.UsageError(f"{asked_for.flag} is about a run; leave out --dry-run")
-        check_writable(path)
     for sharding in shardings or (None,):
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.
