@@ -22,6 +22,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
@@ -223,7 +224,7 @@ def weighted_mean_row_wise(rank: int, world_size: int, stock: bool) -> float:
 
 
 def mean_of_a_weighted_batch(
-    rank: int, world_size: int, kind: ShardingType, coalesced: Sequence[str]
+    rank: int, world_size: int, kind: ShardingType, coalesced: Sequence[str], fused: bool = False
 ) -> None:
     """Into a module that is not is_weighted, which stock ones multiply by these weights."""
     generator = (
@@ -231,7 +232,11 @@ def mean_of_a_weighted_batch(
         if kind == ShardingType.ROW_WISE
         else table_wise(rank=0, compute_kernel="fused")
     )
-    module = bags(a=PoolingType.MEAN)
+    module: EmbeddingBagCollection | FusedEmbeddingBagCollection = bags(a=PoolingType.MEAN)
+    if fused:
+        module = FusedEmbeddingBagCollection(
+            module.embedding_bag_configs(), torch.optim.SGD, {"lr": 1.0}
+        )
     dmp = shard(module, {"a": generator}, stock=False, coalesced=coalesced)
     features = weighted()
     plain = KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths())

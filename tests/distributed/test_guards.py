@@ -66,13 +66,17 @@ def test_weighted_means_are_refused_as_no_two_kinds_of_them_agree() -> None:
             _run(case, EXACT)
 
 
-@pytest.mark.parametrize("coalesced", [(), ("a",)], ids=["plain", "coalesced"])
+@pytest.mark.parametrize(
+    ("coalesced", "fused"),
+    [((), False), (("a",), False), ((), True)],
+    ids=["plain", "coalesced", "fused"],
+)
 @pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
 def test_means_of_batches_with_weights_are_refused(
-    kind: ShardingType, coalesced: tuple[str, ...]
+    kind: ShardingType, coalesced: tuple[str, ...], fused: bool
 ) -> None:
     with pytest.raises(ExactnessError, match=r"tables a have mean .* is not is_weighted"):
-        run_on_ranks(cases.mean_of_a_weighted_batch, 2, kind, coalesced)
+        run_on_ranks(cases.mean_of_a_weighted_batch, 2, kind, coalesced, fused)
 
 
 def test_weights_whose_gradient_would_be_lost_are_refused() -> None:

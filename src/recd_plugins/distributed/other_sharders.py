@@ -62,6 +62,7 @@ from recd_plugins.distributed.managed_collision import (
     mend_managed_collision,
     why_all_rows_remapped,
 )
+from recd_plugins.distributed.mean_pooling import mean_pooled
 from recd_plugins.distributed.wire import with_gradients
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
@@ -182,7 +183,7 @@ def _shard(
             BatchForm(name, why_plain(module), features, env.process_group),
             remaps=isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection),
             needs_rows=not isinstance(sharded, _WITHOUT_ROWS),
-            weights=IdWeights(name, weighted=module.is_weighted())
+            weights=IdWeights(name, weighted=module.is_weighted(), means=mean_pooled(module))
             if isinstance(module, FusedEmbeddingBagCollection)
             else None,
         )
