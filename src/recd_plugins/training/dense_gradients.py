@@ -12,6 +12,9 @@ from torchrec.distributed.model_parallel import (
     DistributedModelParallel,
 )
 from torchrec.distributed.types import ShardingEnv
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from recd_plugins.errors import PluginError
 
 
 def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
@@ -36,6 +39,42 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
     )
 
 
+class EveryGradient:
+    """A look at whether a step gave each dense parameter its gradient.
+
+    DistributedDataParallel sums none of a bucket that one is missing from, and says so at the next
+    step, if there is one.
+
+    Args:
+        dmp: wrapped by ``summed_in_fixed_buckets``; where it is not always trained, none is missed.
+        makers: names of the plugins that made the parameters, for the message.
+    """
+
+    def __init__(self, dmp: DistributedModelParallel, makers: Sequence[str]) -> None:
+        self._makers = makers
+        self._parameters = {
+            name: parameter
+            for child in dmp.children()
+            if isinstance(child, DistributedDataParallel) and not child.find_unused_parameters
+            for name, parameter in in_backward_optimizer_filter(_trained_by(child).items())
+        }
+
+    def check(self, step: int) -> None:
+        """Look at the gradients that ``step`` left; a pipeline may have dropped them all.
+
+        Raises:
+            PluginError: some are missing; names their parameters.
+        """
+        missing = [name for name, each in self._parameters.items() if each.grad is None]
+        if missing and len(missing) < len(self._parameters):
+            raise PluginError(
+                f"{' and '.join(self._makers) or 'the model'}: step {step} gave no gradient to "
+                f"{', '.join(missing)}, and ranks sum gradients together. Every parameter needs "
+                "one in every step: leave out layers that no loss reaches, give those that a batch "
+                "does not need a zero (loss + 0 * parameter.sum()), or set requires_grad to False"
+            )
+
+
 class _MadeAnewAtOnce(DefaultDataParallelWrapper):
     """Has buckets made anew before the first step, by one in which all gradients are zeros."""
 
@@ -48,12 +87,7 @@ class _MadeAnewAtOnce(DefaultDataParallelWrapper):
 
 
 def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
-    ignored = wrapped.parameters_to_ignore
-    parameters = [
-        parameter
-        for name, parameter in wrapped.module.named_parameters()
-        if parameter.requires_grad and name not in ignored
-    ]
+    parameters = [*_trained_by(wrapped).values()]
     model, wrapped.module = wrapped.module, _Nothing(parameters)
     try:
         wrapped().backward()
@@ -61,6 +95,15 @@ def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
         wrapped.module = model
     for parameter in parameters:
         parameter.grad = None
+
+
+def _trained_by(wrapped: DistributedDataParallel) -> dict[str, nn.Parameter]:
+    ignored = wrapped.parameters_to_ignore
+    return {
+        name: parameter
+        for name, parameter in wrapped.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    }
 
 
 class _Nothing(nn.Module):

@@ -25,6 +25,7 @@ from recd_plugins.training.assembly import assemble
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.dense_gradients import EveryGradient
 from recd_plugins.training.dry_run import rest_line, unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
@@ -104,6 +105,10 @@ class _Run:
         self._parts = parts = assemble(registry, job.side, device, topology=job.topology)
         self._registry = parts.prepared.registry
         self._pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+        makers = (*self._registry.entries("model"), *self._registry.pooling)
+        self._gradients = EveryGradient(
+            parts.dmp, [*dict.fromkeys(entry.plugin.name for entry in makers)]
+        )
         self._loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
         check_fitted_alike(self._registry)
         self._block = self._loader.batches_a_block()
@@ -247,6 +252,7 @@ class _Run:
                     loss, logits, labels = next(outputs)
             except StopIteration:
                 return
+            self._gradients.check(self._progress.step + 1)
             rate = self._training.learning_rate * rates.factor(self._progress.step)
             self._progress = progress = self._source.trained()
             activity.reached(progress.step)
