@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -335,6 +336,14 @@ def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCapture
         ({"a": ParameterConstraints()}, "name a, which is none of its tables; its tables: b"),
         ({"b": "row_wise"}, "constraints of table b are 'row_wise'; expected torchrec's Param"),
         (5, "constraints are 5; expected torchrec's ParameterConstraints by table name"),
+        (
+            {"b": ParameterConstraints(pooling_factors=[-1.0])},
+            "constraints returned pooling_factors [-1.0] for table b; expected finite numbers",
+        ),
+        (
+            {"b": ParameterConstraints(num_poolings=[math.nan])},
+            "constraints returned num_poolings [nan] for table b; expected finite numbers",
+        ),
     ],
 )
 def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ParameterSharding
 
 from recd_plugins.data.prepared import Prepared
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry
@@ -40,7 +41,8 @@ def entry_constraints(prepared: Prepared, tables: Sequence[Table]) -> list[Entry
         tables: of the model, as plugins left it.
 
     Raises:
-        PluginError: a plugin constrains a table that is none of its own.
+        PluginError: a plugin constrains a table that is none of its own, or by numbers that are
+            none.
     """
     registry = prepared.registry
     of_parts = {part.entry.field: part for part in prepared.checked_parts}
@@ -103,5 +105,17 @@ def _constraints(
             ParameterConstraints,
             expected="torchrec's ParameterConstraints",
         )
+        for name, of_table in constraints.items():
+            _check_numbers(plugin.name, name, of_table)
         found |= constraints
     return found
+
+
+def _check_numbers(plugin: str, table: str, constraints: ParameterConstraints) -> None:
+    for name in ("pooling_factors", "num_poolings", "batch_sizes"):
+        numbers = getattr(constraints, name) or ()
+        if not all(math.isfinite(number) and number >= 0 for number in numbers):
+            raise PluginError(
+                f"{plugin}: constraints returned {name} {list(numbers)} for table {table}; "
+                "expected finite numbers, none below 0"
+            )
