@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -27,10 +29,12 @@ class TensorBoard(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Events of later steps, of an earlier run too, are marked as void."""
+        """Events of later steps are marked as void; those of another run get a folder."""
         optional_library("tensorboard", "tensorboard", self.name)
         from torch.utils.tensorboard import SummaryWriter
 
+        if kept is None:
+            _set_aside(self.options.path)
         first = 0 if kept is None else start.step + 1
         self._writer = SummaryWriter(str(self.options.path), purge_step=first)
         if kept is None:
@@ -49,3 +53,16 @@ class TensorBoard(Tracker):
     def close(self, how: str) -> None:  # noqa: ARG002
         """No more of it."""
         self._writer.close()
+
+
+def _set_aside(folder: Path) -> None:
+    """Move events of an earlier run, which ours would void, to a folder that is shown beside it."""
+    events = [*folder.glob("events.out.tfevents.*")]
+    number = 1
+    while (aside := folder / f"earlier.{number}").exists():
+        number += 1
+    if events:
+        aside.mkdir()
+        for each in events:
+            each.rename(aside / each.name)
+        print(f"{folder}: events of an earlier run are in {aside} now", file=sys.stderr)

@@ -259,6 +259,25 @@ def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
     assert b"callbacks: [{use: a.b}]" in text.tensor_proto.string_val[0]
 
 
+@needs("tensorboard")
+def test_tensorboard_keeps_the_events_of_an_earlier_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for _ in range(3):
+        tracker = made("tensorboard", tmp_path)
+        tracker.on_start(start())
+        train(tracker, [1, 2])
+        tracker.on_end(RunEnd(0, 2, ()))
+    said = capsys.readouterr().err
+    assert said.count("events of an earlier run are in ") == 2
+    for folder in ("tb", "tb/earlier.1", "tb/earlier.2"):
+        shown = EventAccumulator(str(tmp_path / folder))
+        shown.Reload()
+        assert [(e.step, e.value) for e in shown.Scalars("loss")] == [(2, 1.5)]
+
+
 @needs("mlflow")
 def test_mlflow_has_each_step_once(tmp_path: Path) -> None:
     from mlflow.tracking import MlflowClient
