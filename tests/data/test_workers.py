@@ -198,9 +198,11 @@ def test_batches_and_positions_are_the_same(folder, workers):
     alone = build_dataloader(registry(folder, 0, **options), 1, 2)
     shared = build_dataloader(registry(folder, workers, **options), 1, 2)
     assert len(shared) == len(alone)
+    drawn = torch.get_rng_state()
     for _epoch in range(2):
         assert with_positions(shared) == with_positions(alone)
         assert shared.state_dict() == alone.state_dict()
+    assert torch.equal(torch.get_rng_state(), drawn), "a model's dropout would draw other numbers"
 
 
 def test_a_reader_that_knows_nothing_of_workers(folder):

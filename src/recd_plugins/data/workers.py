@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import count
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -86,6 +87,8 @@ class Workers(Feed):
                     multiprocessing_context=context,
                     # Positions are the reader's.
                     snapshot_every_n_steps=None,
+                    # Seeds of workers come from it: what a model draws is alike with and without.
+                    generator=torch.Generator(),
                 )
                 packed = iter(loader)
             for number in count():
