@@ -52,6 +52,11 @@ class PlannedReader(Reader):
         world_size: int,
         ahead: int,
     ) -> None:
+        if plan.num_rows == 0:
+            raise DataError(
+                f"{what} has no rows; look at its files, and at conditions and splits that leave "
+                "rows out"
+            )
         if plan.num_steps(world_size) == 0:
             raise DataError(
                 f"{what} has {plan.num_rows} rows, too few for a batch of {plan.batch_size} on "

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, time
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -196,7 +197,7 @@ def _typed(condition: Condition, field: pa.Field, where: object) -> pa.Array:
     if condition.op in _NO_VALUE and not allowed:
         kind = pa.null()
     converted = []
-    for value in condition.values():
+    for value in map(partial(_at_midnight, kind), condition.values()):
         fits = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
         if not fits or _loses(value, kind):
             raise DataError(_unfit(where, condition, field, value))
@@ -207,10 +208,15 @@ def _typed(condition: Condition, field: pa.Field, where: object) -> pa.Array:
     return pa.array(converted, kind)
 
 
+def _at_midnight(kind: pa.DataType, value: Any) -> Any:
+    is_day = isinstance(value, date) and not isinstance(value, datetime)
+    return datetime.combine(value, time()) if is_day and pt.is_timestamp(kind) else value
+
+
 def _loses(value: Any, kind: pa.DataType) -> bool:
     """Whether a value would be compared as another one, or as none."""
     if isinstance(value, datetime):
-        return pt.is_date(kind) or (value.tzinfo is not None and kind.tz is None)
+        return pt.is_date(kind) or (value.tzinfo is None) != (kind.tz is None)
     return isinstance(value, float) and math.isnan(value)
 
 
@@ -221,9 +227,12 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def _unfit(where: object, condition: Condition, field: pa.Field, value: Any) -> str:
+    advice = ""
+    if pt.is_timestamp(field.type) and field.type.tz is not None:
+        advice = "; give the time with its offset, as '2024-01-31T12:00:00Z'"
     return (
         f"{where}: option where compares column {field.name}, which is {field.type}, by "
-        f"{condition.op} with {value!r} ({type(value).__name__}), which is no such value"
+        f"{condition.op} with {value!r} ({type(value).__name__}), which is no such value{advice}"
     )
 
 
