@@ -23,8 +23,10 @@ class Wrong(Metric):
     class Options(PluginOptions):
         fault: str = ""
 
+    _shared = [0, 0]
+
     def start(self):
-        return [0, 0]
+        return self._shared if self.options.fault == "shared" else [0, 0]
 
     def update(self, state, batch):
         wrong = (batch.predictions > 0.5) != (batch.labels > 0.5)
@@ -33,7 +35,8 @@ class Wrong(Metric):
             raise ValueError("enough")
         if self.options.fault == "local":
             return lambda: state
-        return [state[0] + int(wrong.sum()), state[1] + len(wrong)]
+        state[0], state[1] = state[0] + int(wrong.sum()), state[1] + len(wrong)
+        return state
 
     def results(self, states):
         if self.options.fault == "results":
@@ -41,7 +44,7 @@ class Wrong(Metric):
         if self.options.fault == "none":
             return None
         wrong, seen = map(sum, zip(*states))
-        name = {"taken": "auc", "no_word": "error rate"}.get(self.options.fault, "error_rate")
+        name = {"taken": "log_loss", "no_word": "error rate"}.get(self.options.fault, "error_rate")
         return {name: {"nan": float("nan"), "text": "low"}.get(self.options.fault, wrong / seen)}
 
 @hookimpl

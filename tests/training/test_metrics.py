@@ -10,7 +10,7 @@ from tests.training import metric_cases as cases
 from recd_plugins.testing.gloo import run_on_ranks
 
 SAID = {
-    "taken": ":5 metrics[0]: acme.wrong has a result auc, as every run has",
+    "taken": ":5 metrics[0]: acme.wrong has a result log_loss, as every run has",
     "no_word": "acme.wrong: results have the name 'error rate'; expected a word",
     "text": "acme.wrong: results have error_rate 'low'; expected a float",
     "results": "acme.wrong: results failed at ",
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "plugins").mkdir()
     (folder / "plugins" / "acme.py").write_text(cases.METRIC)
-    for fault in (*SAID, "", "nan", "update"):
+    for fault in (*SAID, "", "nan", "shared", "update"):
         entry = f"  - {{use: acme.wrong, options: {{fault: '{fault}'}}}}\n"
         (folder / f"{fault}.yaml").write_text(
             "version: 1\n"
@@ -40,6 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_samples_of_all_ranks_count(folder: Path) -> None:
     for found in run_on_ranks(cases.results, 3, folder, [""], 2):
         assert found == [{"error_rate": 3 / 8}]  # 2 of 4, then 1 of 4
+
+
+def test_an_evaluation_begins_anew_whatever_a_metric_starts_with(folder: Path) -> None:
+    for found in run_on_ranks(cases.results, 3, folder, ["shared", "shared"], 2):
+        assert found == [{"error_rate": 3 / 8}] * 2
 
 
 def test_without_a_sample_nothing_is_measured(folder: Path) -> None:
@@ -62,4 +67,4 @@ def test_a_figure_that_is_not_finite_is_told(folder: Path) -> None:
 def test_what_a_metric_raises_names_its_line(folder: Path) -> None:
     ((found, _),) = run_on_ranks(cases.alone, 1, folder, "update")
     assert found.startswith("PluginError: acme.wrong: update failed at ")
-    assert found.endswith("acme.py:18: ValueError: enough")
+    assert found.endswith("acme.py:20: ValueError: enough")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +23,8 @@ from recd_plugins.training.agreement import together
 
 T = TypeVar("T")
 
-# Log loss and calibration a metric may measure in its own way, which is the one shown then.
-_OF_QUALITY = {field.name for field in fields(Quality)} - {"log_loss", "calibration"}
+# Calibration a metric may measure, as TorchRec's does: that is the one shown then.
+_OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
 
 
 def check_metrics(registry: Registry, splits: Sequence[Split]) -> None:
@@ -68,7 +69,7 @@ class Metrics:
     def __init__(self, path: Path, entries: Sequence[Entry[Metric]]) -> None:
         self._path = path
         self._entries = tuple(entries)
-        self._states = [self._call(entry, "start", entry.plugin.start) for entry in self._entries]
+        self._states = [self._call(entry, "start", _start, entry.plugin) for entry in self._entries]
         self._num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor, sessions: Tensor | None = None) -> None:
@@ -141,6 +142,11 @@ class Metrics:
     ) -> T:
         with at_entry(self._path, entry), plugin_call(entry.plugin, what):
             return method(*arguments)
+
+
+def _start(plugin: Metric) -> Any:
+    """A copy of the first state: one object that a plugin hands out again adds up evaluations."""
+    return deepcopy(plugin.start())
 
 
 def _checked(plugin: Metric, results: object) -> Mapping[str, float]:
