@@ -126,8 +126,9 @@ class Numbered(Reader):
     def __init__(self, options): self.options = options
     def __len__(self): return len(self.options.sizes)
     def __iter__(self):
-        for size in self.options.sizes:
-            data = pa.RecordBatch.from_pydict({"id": [[1]] * size, "label": [1] * size})
+        for number, size in enumerate(self.options.sizes):
+            label = 1 - number // 2 % 2
+            data = pa.RecordBatch.from_pydict({"id": [[1]] * size, "label": [label] * size})
             yield Rows(data, (Origin("numbers", 0, size),))
         if self.options.fail:
             raise ValueError("no number is left")
@@ -140,10 +141,23 @@ class Runs(Converter):
     def convert(self, rows, schema):
         return [][0]
 
+class Rings(Converter):
+    """Keeps the memory of two batches, which take turns."""
+    name = "nu.rings"
+    def convert(self, rows, schema):
+        import torch
+        from recd_plugins.api.batches import Batch, kjt_from_columns
+        from recd_plugins.api.columns import labels, sparse_column
+        columns = {name: sparse_column(rows, name) for name in schema.sparse}
+        self.ring = getattr(self, "ring", [torch.empty(len(rows)) for _ in range(2)])[::-1]
+        self.ring[0].copy_(labels(rows, schema.label))
+        kjt = kjt_from_columns(columns, len(rows))
+        return Batch(torch.empty(len(rows), 0), self.ring[0], kjt)
+
 @hookimpl
 def register_datasets(): return [Numbers]
 @hookimpl
-def register_converters(): return [Runs]
+def register_converters(): return [Runs, Rings]
 '''
 PLACE = r".*nu\.py:\d+"
 
@@ -163,6 +177,11 @@ PLACE = r".*nu\.py:\d+"
             "{sizes: [4]}",
             "nu.runs",
             rf"^nu.runs: convert failed at {PLACE}: IndexError: list index out of range$",
+        ),
+        (
+            "{sizes: [4, 4, 4]}",
+            "nu.rings",
+            "^nu.rings: batch 3 was written over batch 1, which may be in training then: return ",
         ),
     ],
 )

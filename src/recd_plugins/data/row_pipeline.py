@@ -14,6 +14,7 @@ from recd_plugins.data.check_numbers import check_numbers
 from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.lower import lower
+from recd_plugins.data.own_memory import OwnMemory
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.sessions import session_column, session_ids
 from recd_plugins.data.transforms import Transforms
@@ -50,6 +51,8 @@ class RowPipeline:
         self._batch_size = registry.training.batch_size
         self._schema = transforms.schema
         self._converter = transforms.converter
+        steps = (entry.plugin.name for entry in registry.preprocessing)
+        self._makers = [*dict.fromkeys((self._converter.name, *steps))]
         self._preprocess = transforms.preprocess
         self._placement = transforms.placement
         self._num_embeddings = transforms.num_embeddings
@@ -57,6 +60,7 @@ class RowPipeline:
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
         """What batches of a reader become, read when it is asked for, with the seconds it took."""
         rows_of_batches = self.reading(batches)
+        own_memory = OwnMemory(self._makers)
         while True:
             start = time.perf_counter()
             rows = next(rows_of_batches, None)
@@ -66,6 +70,7 @@ class RowPipeline:
             converted, convert = _timed(self._convert, rows)
             batch, preprocess = _timed(self._transform, converted, rows)
             lowered, transfer = _timed(lower, batch, self._placement)
+            own_memory.check(lowered)
             making = MakingTimes(fill, convert, preprocess, transfer)
             sessions = None if self._session is None else session_ids(rows, self._session)
             yield replace(lowered, groups=rows.groups, making=making, sessions=sessions)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 from torch import Tensor
 
+from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import Split, Table
 from recd_plugins.interfaces.callback import (
     Callback,
@@ -184,7 +186,14 @@ class Callbacks:
 
     def _call(self, called: Called, method: str, *arguments: object) -> Any:
         plugin = called.entry.plugin
-        with at_entry(self._path, called.entry), plugin_call(plugin, method):
+        # It looks on: what it draws, or how it has torch run, is its own affair.
+        as_it_was = torch.set_grad_enabled(torch.is_grad_enabled())
+        with (
+            at_entry(self._path, called.entry),
+            plugin_call(plugin, method),
+            generators_kept(),
+            as_it_was,
+        ):
             result = getattr(plugin, method)(*arguments)
             return _json(result) if method == "state_dict" else result
 
