@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
 from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import Callback, Sharding, Table
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.registry import Entry
@@ -69,6 +72,16 @@ class Overwrites(Callback):
         step.loss.fill_(9)
 
 
+class Meddles(Callback):
+    """Draw from the generators of all, and switch gradients off."""
+
+    name = "test.meddles"
+
+    def on_step(self, step):
+        torch.manual_seed(random.randrange(9) + np.random.randint(9))
+        torch.set_grad_enabled(False)
+
+
 class Fails(Callback):
     """Fail at a step."""
 
@@ -118,6 +131,17 @@ def test_batches_are_kept_for_who_looks_at_them_alone() -> None:
     one, two = batch(1), batch(2)
     assert [*calls.watched(iter([one, two]))] == [one, two]
     calls.trained(1, torch.tensor(0.5))
+
+
+def test_one_that_meddles_changes_no_training() -> None:
+    def drawn() -> list[float]:
+        return [float(torch.rand(())), random.random(), float(np.random.rand())]
+
+    with generators_kept():
+        expected = drawn()
+    callbacks(called(Meddles)).trained(1, torch.tensor(0.5))
+    assert drawn() == expected
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(

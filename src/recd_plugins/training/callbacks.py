@@ -185,6 +185,8 @@ class Callbacks:
             self._call(each, method, context)
 
     def _call(self, called: Called, method: str, *arguments: object) -> Any:
+        if not _overrides(called, method):
+            return None
         plugin = called.entry.plugin
         # It looks on: what it draws, or how it has torch run, is its own affair.
         as_it_was = torch.set_grad_enabled(torch.is_grad_enabled())
