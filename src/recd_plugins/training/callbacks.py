@@ -142,8 +142,9 @@ class Callbacks:
         if self._in_flight:
             self._call_all("on_batch", RunBatch(self._rank, step, self._in_flight.popleft()))
         for each in self._called:  # a tensor of its own: what one does to it nobody else sees
-            context = RunStep(self._rank, step, loss.detach().clone(), learning_rate)
-            self._call(each, "on_step", context)
+            if _overrides(each, "on_step"):
+                context = RunStep(self._rank, step, loss.detach().clone(), learning_rate)
+                self._call(each, "on_step", context)
 
     def evaluated(
         self, step: int, split: Split, measured: tuple[Quality | None, Mapping[str, float]]
@@ -182,11 +183,10 @@ class Callbacks:
 
     def _call_all(self, method: str, context: object) -> None:
         for each in self._called:
-            self._call(each, method, context)
+            if _overrides(each, method):
+                self._call(each, method, context)
 
     def _call(self, called: Called, method: str, *arguments: object) -> Any:
-        if not _overrides(called, method):
-            return None
         plugin = called.entry.plugin
         # It looks on: what it draws, or how it has torch run, is its own affair.
         as_it_was = torch.set_grad_enabled(torch.is_grad_enabled())
