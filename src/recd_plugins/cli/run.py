@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -229,7 +227,7 @@ def run(
             settings=settings,
             log_every=log_every,
         ) as trainer,
-        _goes_on_with_resume(),
+        _goes_on_with_resume(registry),
     ):
         if dry_run:
             report, shown = _dry_run(trainer)
@@ -322,16 +320,16 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
 
 
 @contextmanager
-def _goes_on_with_resume() -> Iterator[None]:
+def _goes_on_with_resume(registry: Path) -> Iterator[None]:
     """A context at whose end by a signal the command that goes on is said."""
     try:
         yield
     except RunInterrupted as error:
         if error.resumable:
-            words = sys.argv if "--resume" in sys.argv else [*sys.argv, "--resume"]
-            command = shlex.join([Path(words[0]).name, *words[1:]])
-            same = "" if torchrun_rank() is None else "the same launcher with "
-            error.args = (f"{error.args[0]}. To go on: {same}{command}",)
+            from recd_plugins.training.interrupts import this_command
+
+            command = this_command(registry, resume=True)
+            error.args = (f"{error.args[0]}. To go on: {command}",)
         raise
 
 

@@ -63,7 +63,12 @@ from recd_plugins.training.checkpoint_io import (
 )
 from recd_plugins.training.checkpoint_state import CheckpointState
 from recd_plugins.training.identity import check_resumable, identity_text
-from recd_plugins.training.rank_state import of_all_ranks, rank_state, read_rank_state
+from recd_plugins.training.rank_state import (
+    buffers_of_rank_0,
+    of_all_ranks,
+    rank_state,
+    read_rank_state,
+)
 
 __all__ = ["Checkpoints", "Progress"]
 
@@ -151,7 +156,10 @@ class Checkpoints:
         partial = from_rank_0(partial_of(final))
         try:
             together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
-            save(state.document, storage_writer=TellingWriter(partial), planner=SafeSavePlanner())
+            with buffers_of_rank_0(dmp):  # else any rank's: DCP has one that writes little write it
+                save(
+                    state.document, storage_writer=TellingWriter(partial), planner=SafeSavePlanner()
+                )
             told = together(lambda: (_digests_of_rank(partial), own))
             digests = [of_rank for of_rank, _ in told]
             ranks = of_all_ranks([of_rank for _, of_rank in told])

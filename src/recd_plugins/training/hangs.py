@@ -16,6 +16,7 @@ from recd_plugins.distributed.lost_ranks import StoreWatch, is_lost_connection, 
 from recd_plugins.errors import SetupError
 from recd_plugins.processes import kill_stopped_below
 from recd_plugins.registry import Registry
+from recd_plugins.training.interrupts import this_command
 from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import checkpoints_of, train
@@ -29,12 +30,14 @@ def hang_limits(registry: Registry) -> HangLimits:
         checkpoints = checkpoints_of(training)
         newest = None if checkpoints is None else checkpoints.newest()
         if newest is not None:
+            command = this_command(registry.path, resume=True)
             return (
                 f"The last checkpoint is {newest}; the same command with --resume goes on from it: "
-                f"recd run {registry.path} --resume"
+                f"{command}"
             )
         if checkpoints is not None:
-            return f"No checkpoint was written yet: start anew by recd run {registry.path}"
+            command = this_command(registry.path, resume=False)
+            return f"No checkpoint was written yet: start anew by {command}"
         return "No checkpoint was written, as training.checkpoint.path is not set: start anew"
 
     return HangLimits(training.hang_notice, training.hang_timeout, advice)

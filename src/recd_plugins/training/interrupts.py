@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
 import torch.distributed as dist
 
+from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.distributed.rank_process import LAUNCHED
 from recd_plugins.distributed.signals import ENDING, say_that_it_ends
 
@@ -21,6 +25,21 @@ _SECONDS_BETWEEN_ASKING = 1.0
 _MOST_STEPS = 50
 # torchrun passes a Ctrl-C on that the terminal has sent to its ranks already.
 _ONE_CTRL_C = 2.0
+
+
+def this_command(registry: Path, *, resume: bool) -> str:
+    """The command that trains as this process does, for messages.
+
+    Args:
+        registry: the registry file; of a program that is not ``recd`` it is all that is known.
+        resume: whether it is to go on from the newest checkpoint.
+    """
+    program, *words = sys.argv
+    if Path(program).name != "recd":
+        words = ["run", str(registry)]
+    words = [word for word in words if word != "--resume"]
+    launcher = "" if torchrun_rank() is None else "the same launcher with "
+    return launcher + shlex.join(["recd", *words, *(["--resume"] if resume else [])])
 
 
 class Interrupts:

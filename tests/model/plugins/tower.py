@@ -84,8 +84,9 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             self.pooling = SequencePooling(features.sequence[fault == "pools_one_less" :], dim)
             # Values that a plan needs where it counts, and that the meta device has not.
             self.register_buffer("order", torch.arange(features.num_dense), persistent=False)
-            self.seen_mean: torch.Tensor
-            self.register_buffer("seen_mean", torch.zeros(()))
+            # Large ones: of what ranks are taken to have alike, each writes some to a checkpoint.
+            for number in range(2):
+                self.register_buffer(f"seen_{number}", torch.zeros(10_000))
             num_sparse = len(features.pooled) + len(features.sequence)
             self.top = nn.Linear(features.num_dense + dim * num_sparse, 1)
             if fault == "other_weights":
@@ -140,9 +141,11 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             width = 3 if fault == "wrong_width" else None
             logits = self.top(torch.cat(vectors, dim=1)[:, :width]).squeeze(1)
             if options.noise:
+                seen = [self.seen_0, self.seen_1]
                 if self.training:
-                    self.seen_mean.lerp_(logits.detach().mean(), 0.5)
-                logits = logits - self.seen_mean
+                    for each in seen:
+                        each.lerp_(logits.detach().mean(), 0.5)
+                logits = logits - torch.stack(seen).mean()
             return logits
 
     if fault == "no_module":
