@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
+from recd_plugins.distributed.clipped_gradients import ClippedGradients
 from recd_plugins.distributed.guards import guard
 from recd_plugins.errors import ExactnessError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
@@ -82,6 +84,21 @@ def test_a_model_that_takes_no_notice_is_refused(partial: bool, moved: bool) -> 
     guard(model)
     with pytest.raises(ExactnessError, match="it pools the sequence features a as they come out"):
         model(features)
+
+
+@pytest.mark.parametrize("partial", [False, True], ids=["unique", "partial"])
+def test_tables_that_clip_gradients_are_refused(partial: bool) -> None:
+    model = Model("rows inverse")
+    params = {
+        config.name: ParameterSharding("table_wise", kernel, [0])
+        for config, kernel in zip(
+            model.sequences.embedding_configs(), ("fused", "dense"), strict=True
+        )
+    }
+    model.sequences.clipped = ClippedGradients(model.sequences, params, {"gradient_clipping": True})
+    guard(model)
+    with pytest.raises(ExactnessError, match="features a are deduplicated, and their tables "):
+        model(batch(partial))
 
 
 @pytest.mark.parametrize(

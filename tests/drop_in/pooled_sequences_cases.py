@@ -29,6 +29,7 @@ from recd_plugins.access.profile import AccessProfile
 from recd_plugins.distributed.byte_counter import lookup_ids
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 
@@ -232,3 +233,18 @@ def three_ways(rank: int, world_size: int) -> list[Trained]:
         train(Wrapped, deduplicated=False, stock=False, world_size=world_size),
         train(Wrapped, deduplicated=True, stock=False, world_size=world_size),
     ]
+
+
+def clipped(rank: int, world_size: int) -> list[str]:
+    """What deduplicated batches of tables that clip gradients end with, and plain ones."""
+    params = {**fused_params(registry().training), "gradient_clipping": True}
+    ready, dmp = drop_in(None, params)
+    (batch,) = batches(rank, 1)
+    said = []
+    for each in (ready.dedup.batch(batch), batch):
+        try:
+            dmp(each)[0].sum().backward()
+            said.append("")
+        except ExactnessError as error:
+            said.append(str(error))
+    return said

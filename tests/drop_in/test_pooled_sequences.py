@@ -28,6 +28,15 @@ def test_it_trains_as_pooling_by_hand_does() -> None:
         assert deduplicated.ids < plain.ids * 0.8
 
 
+def test_tables_that_clip_gradients_take_rows_one_by_one() -> None:
+    for deduplicated, plain in run_on_ranks(cases.clipped, 2):
+        assert deduplicated.startswith(
+            "features actions, alone, items are deduplicated, and their tables t_items, t_actions, "
+            "t_alone have gradient_clipping, which clips the gradient of each row"
+        )
+        assert not plain
+
+
 def test_without_ranks() -> None:
     batch, model = next(cases.batches(0)), cases.Wrapped()
     by_hand = cases.ByHand()

@@ -14,6 +14,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
+from recd_plugins.distributed.clipped_gradients import check_deduplicated
 from recd_plugins.distributed.stored_rows import takes_stored_rows
 from recd_plugins.errors import ExactnessError
 from recd_plugins.model_tables import left_modules
@@ -27,6 +28,7 @@ def guard(model: nn.Module) -> None:
     ``build_sharders`` they check it themselves, and this guard goes with the module. The model
     itself, called with a ModelInput, has to ask that for the unique rows of each deduplicated
     sequence, or for their ``inverse_lookup``, before its forward pass ends; it stays so sharded.
+    Tables that clip gradients take no deduplicated sequence.
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
@@ -87,7 +89,10 @@ def _check_input(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
             refuse_inverse_indices(value)
 
 
-def _check_taken(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], __: Any) -> None:
+def _check_taken(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _: Any
+) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, ModelInput):
             value.check_taken()
+            check_deduplicated(model, value)

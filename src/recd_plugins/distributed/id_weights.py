@@ -60,7 +60,8 @@ class IdWeights:
 
     def check_sent(self, features: Iterable[KeyedJaggedTensor]) -> None:
         """Look at what is looked up; feature processors have made weights by now."""
-        if self._weighted and any(kjt.weights_or_none() is None for kjt in features):
+        # Of a rank without tables they have no features.
+        if self._weighted and any(kjt.weights_or_none() is None and kjt.keys() for kjt in features):
             self._tell(
                 "is is_weighted, and its batches have no weights: sharded, TorchRec sums vectors, "
                 "in one piece it fails. Give it weights, or make it is_weighted=False"

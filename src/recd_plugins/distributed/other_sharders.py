@@ -54,6 +54,7 @@ from torchrec.modules.itep_embedding_modules import (
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.distributed.batch_form import BatchForm, fit_batches
+from recd_plugins.distributed.clipped_gradients import clips, why_clipped
 from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.feature_processors import keep_form, why_all_rows_processed
 from recd_plugins.distributed.id_weights import IdWeights
@@ -180,7 +181,7 @@ def _shard(
         features = (feature for table in tables for feature in table.features)
         fit_batches(
             sharded,
-            BatchForm(name, why_plain(module), features, env.process_group),
+            BatchForm(name, why_plain(module) or why_clipped(sharded), features, env.process_group),
             remaps=isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection),
             needs_rows=not isinstance(sharded, _WITHOUT_ROWS),
             weights=IdWeights(name, weighted=module.is_weighted(), means=mean_pooled(module))
@@ -218,4 +219,6 @@ def why_plain(module: nn.Module) -> str:
         return why_all_rows_remapped(module)
     if isinstance(module, _PRUNED):
         return "as it prunes rows by how often they are looked up"
+    if isinstance(module, FusedEmbeddingBagCollection) and clips(module.optimizer_kwargs()):
+        return "as its gradient_clipping clips the gradient of each row"
     return ""

@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.distributed.batch_form import BatchForm, refuse_inverse_indices
+from recd_plugins.distributed.clipped_gradients import ClippedGradients
 from recd_plugins.distributed.coalesced.bags import BagLayout, CoalescedBags
 from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
 from recd_plugins.distributed.coalesced.input_dist import (
@@ -94,6 +95,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         means = mean_pooled(module)
         self._id_weights = IdWeights(name, weighted=self._weighted, means=means)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
+        self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
+        self.clipped.check_coalesced(coalesced)
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
@@ -120,7 +123,9 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         dense = ", ".join(_plain_alone(shardings, on_cpu=self._on_cpu))
         self.form = BatchForm(
             name,
-            dense and f"as dense kernels, those of tables {dense}, take no other",
+            f"as dense kernels, those of tables {dense}, take no other"
+            if dense
+            else self.clipped.why_plain,
             (name for config in configs for name in config.feature_names),
             env.process_group,
         )
@@ -260,6 +265,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> None:
         check_sharding(module, table_name_to_parameter_sharding, env, fused_params, arguments)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=False)
+        self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
+        self.clipped.check_coalesced(coalesced)
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         self._groups = feature_groups(module.embedding_configs(), coalesced)
         self._is_new = True
@@ -321,6 +328,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self.form.require(features)
         if isinstance(features, KeyedJaggedTensor):
             refuse_inverse_indices(features, allow_variable_batch=True)
+            if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
+                self.clipped.check_stored(features.keys())
             features = self.form.fit(self.form.ordered(features))
             if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)

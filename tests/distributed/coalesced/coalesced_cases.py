@@ -21,6 +21,8 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.optim import SGD
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
@@ -216,6 +218,8 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: shard(sequences(), "data_parallel", ["t3"]),
         lambda: shard(bags(), "table_wise", ["t1"]),
         lambda: shard(sequences(), "table_wise", ["t1", "t2"], use_index_dedup=True),
+        lambda: shard(_clipping(bags()), "table_wise", ["t3"]),
+        lambda: shard(_clipping(sequences()), "table_wise", ["t3"]),
     ]
     found = []
     for attempt in attempts:
@@ -225,6 +229,12 @@ def refusals(rank: int, world_size: int) -> list[str]:
         except RecdError as error:
             found.append(str(error))
     return found
+
+
+def _clipping(module: nn.Module) -> nn.Module:
+    arguments = {"lr": 1.0, "gradient_clipping": True}
+    apply_optimizer_in_backward(SGD, module.parameters(), arguments)
+    return module
 
 
 def out_of_range(rank: int, world_size: int, kind: str) -> list[Tensor]:

@@ -20,7 +20,7 @@ from tests.covering import by_night, of_today
 from tests.drop_in.matrix.__main__ import OutOfTimeError, Run, outcomes_of
 from tests.drop_in.matrix.modules import MODULES, NOT_TRAINED
 from tests.drop_in.matrix.names import WITHOUT_CELL, public_classes
-from tests.drop_in.matrix.optimizers import CLASSES
+from tests.drop_in.matrix.optimizers import CLASSES, OPTIMIZERS
 from tests.drop_in.matrix.outcome import Outcome
 from tests.drop_in.matrix.page import TITLES, signs
 from tests.drop_in.matrix.pipelines import PIPELINES, arguments_of, of_library, with_argument
@@ -67,6 +67,24 @@ def test_the_page_is_true(page: dict[Cell, str]) -> None:
     # Sums are added in another order on other processors.
     got = {str(cell): outcome.sign.replace("~", "=") for cell, outcome in outcomes.items()}
     assert got == {str(cell): page[cell].replace("~", "=") for cell in outcomes}
+
+
+def test_what_kernels_do_to_gradients_they_do_to_those_of_all_rows() -> None:
+    """Gradients of equal rows come as one where rows are stored once."""
+    of_kernels = [name for name in OPTIMIZERS if "fused_params" in name]
+    cells = [
+        Cell("EmbeddingBagCollection", "deduplicated by dedup(loader)", optimizer=name)
+        for name in of_kernels
+    ]
+    clips = Cell(
+        "ManagedCollisionEmbeddingBagCollection",
+        "deduplicated by dedup(loader)",
+        optimizer="EXACT_SGD fused_params gradient_clipping",
+    )
+    outcomes = outcomes_of([clips, *of_today(cells, len(cells) // 5)])
+    assert outcomes[clips].sign in "=~"
+    found = {str(cell): outcome.sign for cell, outcome in outcomes.items()}
+    assert {name: sign for name, sign in found.items() if sign not in "=~rRc"} == {}
 
 
 def _of_today(page: dict[Cell, str]) -> list[Cell]:

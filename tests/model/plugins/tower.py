@@ -85,6 +85,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             # Values that a plan needs where it counts, and that the meta device has not.
             self.register_buffer("order", torch.arange(features.num_dense), persistent=False)
             # Large ones: of what ranks are taken to have alike, each writes some to a checkpoint.
+            self.seen_0: torch.Tensor
+            self.seen_1: torch.Tensor
             for number in range(2):
                 self.register_buffer(f"seen_{number}", torch.zeros(10_000))
             num_sparse = len(features.pooled) + len(features.sequence)
