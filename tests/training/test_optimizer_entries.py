@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.planning.test_planner import prepared, profile
 from tests.training import optimizer_cases as cases
+from torch import nn
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -48,6 +49,7 @@ def test_parity(tmp_path: Path) -> None:
 
 PLUGIN = """
 import torch
+import torchrec.optim
 from torch.optim import Adamax
 from recd_plugins.api import DataError, Optimizer, RowUpdate, hookimpl
 
@@ -58,6 +60,7 @@ RETURNED = {
     "nothing": None,
     "pair": (torch.optim.SGD, {"lr": 0.1}),
     "text": RowUpdate("SGD", {}),
+    "clips": RowUpdate(torchrec.optim.SGD, {"lr": 0.1, "gradient_clipping": True}),
     "unknown_class": RowUpdate(Own, {"lr": 0.1}),
     "momentum": RowUpdate(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "unknown_argument": RowUpdate(torch.optim.SGD, {"rate": 0.1}),
@@ -183,6 +186,14 @@ def test_tables_that_cannot_be_trained_so(tmp_path: Path) -> None:
         applied(registry, twice)
     with pytest.raises(RegistryError, match=r"t_a is in no EmbeddingBagCollection .* any more"):
         apply_optimizers(registry, model_of("t_b"), tables_of(model_of("t_a")), "cpu", {})
+
+
+def test_tables_that_clip_gradients_are_not_coalesced(tmp_path: Path) -> None:
+    sharding = "sharding: [{use: torchrec.row_wise, tables: ['t_*'], options: {coalesce: true}}]\n"
+    registry = registry_of(tmp_path, MINE.replace("t_a", "t_clips") + sharding)
+    model = nn.ModuleDict({"bags": model_of("t_clips", "t_a")})
+    with pytest.raises(RegistryError, match=r"yaml:6 sharding\[0\]: tables t_clips are to be coal"):
+        registry.prepare(model)
 
 
 ADAM = "optimizers: [{use: torchrec.adam, tables: ['*'], options: {learning_rate: 0.1}}]\n"

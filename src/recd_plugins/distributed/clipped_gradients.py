@@ -7,7 +7,7 @@ the sum of what is clipped.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -42,16 +42,10 @@ class ClippedGradients:
         params: Mapping[str, ParameterSharding],
         fused_params: Mapping[str, Any] | None,
     ) -> None:
-        configs: list[BaseEmbeddingConfig]
-        if isinstance(module, EmbeddingBagCollection):
-            configs, tables = [*module.embedding_bag_configs()], module.embedding_bags
-        else:
-            configs, tables = [*module.embedding_configs()], module.embeddings
         clipped = [
             config
-            for config in configs
+            for config in clipping_tables(module, fused_params)
             if params[config.name].compute_kernel != EmbeddingComputeKernel.DENSE.value
-            and _clips(tables[config.name].weight, fused_params)
         ]
         self.tables = tuple(config.name for config in clipped)
         self.features = frozenset(name for config in clipped for name in config.feature_names)
@@ -69,12 +63,7 @@ class ClippedGradients:
         Raises:
             SetupError: names those that clip.
         """
-        if names := [name for name in self.tables if name in coalesced]:
-            raise SetupError(
-                f"tables {shortened(names)} are to be coalesced and have {_OPTION}, which clips "
-                "the gradient of each row that is looked up: of ids that are sent once it would "
-                "clip their sums. Leave one of the two out"
-            )
+        refuse_coalesced([name for name in self.tables if name in coalesced])
 
     def check_stored(self, features: Collection[str]) -> None:
         """Refuse a batch whose sequences are looked up, and pooled, once for equal rows.
@@ -92,6 +81,20 @@ class ClippedGradients:
                 "that is looked up: of rows that are stored once it would clip their sums. Leave "
                 "these features out of the converter or of dedup, or clipping out of the optimizer"
             )
+
+
+def refuse_coalesced(clipping: Sequence[str]) -> None:
+    """Refuse tables that clip and whose ids are to be sent once.
+
+    Raises:
+        SetupError: there are some; names them.
+    """
+    if clipping:
+        raise SetupError(
+            f"tables {shortened(clipping)} are to be coalesced and have {_OPTION}, which clips the "
+            "gradient of each row that is looked up: of ids that are sent once it would clip their "
+            "sums. Leave one of the two out"
+        )
 
 
 def why_clipped(sharded: nn.Module) -> str:
@@ -132,9 +135,27 @@ def clips(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments.get(_OPTION))
 
 
-def _clips(weight: nn.Parameter, fused_params: Mapping[str, Any] | None) -> bool:
-    given = dict(fused_params or {})
-    # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
-    for arguments in getattr(weight, "_optimizer_kwargs", []):
-        given |= arguments
-    return clips(given)
+def clipping_tables(
+    module: EmbeddingBagCollection | EmbeddingCollection,
+    fused_params: Mapping[str, Any] | None = None,
+) -> list[BaseEmbeddingConfig]:
+    """Tables of a module that is not sharded whose fused kernels would clip.
+
+    Args:
+        module: with the optimizers that its parameters bring.
+        fused_params: of its sharder.
+    """
+    configs: list[BaseEmbeddingConfig]
+    if isinstance(module, EmbeddingBagCollection):
+        configs, tables = [*module.embedding_bag_configs()], module.embedding_bags
+    else:
+        configs, tables = [*module.embedding_configs()], module.embeddings
+    found = []
+    for config in configs:
+        given = dict(fused_params or {})
+        # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+        for arguments in getattr(tables[config.name].weight, "_optimizer_kwargs", []):
+            given |= arguments
+        if clips(given):
+            found.append(config)
+    return found

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.feature_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
+from recd_plugins.distributed.clipped_gradients import clipping_tables, refuse_coalesced
 from recd_plugins.distributed.guards import guard
 from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError
@@ -57,6 +59,7 @@ def prepare_entries(
         model = _rewritten(registry.path, model, entry, claimed, setting)
     parts = prepare_parts(registry, tables, setting)
     apply_optimizers(registry, model, tables, device_type, parts)
+    _refuse_coalesced(registry, model)
     put_poolings(registry, model)
     guard(model)
     return Prepared(
@@ -101,6 +104,20 @@ def prepare_parts(
             parts[cache.field] = part
             _check_kernels(registry.path, cache, part, claimed, sharded, why)
     return parts
+
+
+def _refuse_coalesced(registry: Registry, model: nn.Module) -> None:
+    """Refuse entries that coalesce what may not be, before a plan is made with it."""
+    modules = (module.shardable for module in embedding_modules(model))
+    clipping = [
+        table.name
+        for module in modules
+        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
+        for table in clipping_tables(module)
+    ]
+    for entry in registry.sharding:
+        with at_entry(registry.path, entry):
+            refuse_coalesced([n for n in clipping if entry.plugin.coalesces and entry.matches(n)])
 
 
 def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> None:
