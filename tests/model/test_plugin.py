@@ -208,6 +208,7 @@ def test_a_run_goes_on_with_the_same_model_alone(folder: Path, tmp_path: Path) -
         ("other_loss", "forward returned another loss to show than to train by; expected loss"),
         ("no_logits", "the model's logits are NaN in 64 of 64 rows, though its loss is a number"),
         ("wrong_width", r"forward failed at .*tower.py:\d+: RuntimeError: mat1 and mat2"),
+        ("extra_state", "test.tower and .*: the model has top._extra_state, extra state"),
         (
             "is_idle",
             "test.tower and .*: step 1 gave no gradient to idle.weight, idle.bias, and",

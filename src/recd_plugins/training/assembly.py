@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
@@ -36,6 +37,7 @@ from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.predicted_step import PredictedStep, predict_step
 from recd_plugins.training.rank_state import make_alike
 from recd_plugins.training.weights import copy_weights, first_weights
+from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +115,7 @@ def assemble(
         replicate=True,  # build_optimizer has one rule for all tables
     )
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
+    _refuse_extra_state(registry, model)
     weights = first_weights(model)
     dmp = DistributedModelParallel(
         module=model,
@@ -143,6 +146,21 @@ def assemble(
     if setting is not None:
         predicted = predict_step(prepared, dmp, tables, profile, device, topology)
     return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
+
+
+def makers(registry: Registry) -> list[str]:
+    """Names of the plugins that made the dense layers of a model."""
+    entries = (*registry.entries("model"), *registry.pooling)
+    return [*dict.fromkeys(entry.plugin.name for entry in entries)]
+
+
+def _refuse_extra_state(registry: Registry, model: nn.Module) -> None:
+    extra = [name for name in model.state_dict() if name.endswith("_extra_state")]
+    if extra:
+        raise PluginError(
+            f"{' and '.join(makers(registry))}: the model has {shortened(extra)}, extra state "
+            "(get_extra_state), which checkpoints do not hold: keep it in buffers"
+        )
 
 
 def _prepared(

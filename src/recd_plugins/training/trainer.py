@@ -21,7 +21,7 @@ from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.registry import TrainingSpec
-from recd_plugins.training.assembly import assemble
+from recd_plugins.training.assembly import assemble, makers
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
@@ -105,10 +105,7 @@ class _Run:
         self._parts = parts = assemble(registry, job.side, device, topology=job.topology)
         self._registry = parts.prepared.registry
         self._pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
-        makers = (*self._registry.entries("model"), *self._registry.pooling)
-        self._gradients = EveryGradient(
-            parts.dmp, [*dict.fromkeys(entry.plugin.name for entry in makers)]
-        )
+        self._gradients = EveryGradient(parts.dmp, makers(self._registry))
         self._loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
         check_fitted_alike(self._registry)
         self._block = self._loader.batches_a_block()

@@ -24,6 +24,9 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
     """
     weights: dict[str, Tensor | FirstValues] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
+        # A module takes other state (get_extra_state) along.
+        if name.endswith("_extra_state"):
+            continue
         if isinstance(tensor, ShardedTensor):
             raise SetupError(
                 f"{name} is sharded already: call first_weights(model) before "
