@@ -63,6 +63,9 @@ class PlainLoop:
             loss.backward()
             if self.fault != "trains_nothing":
                 self.optimizer.step()
+        if self.fault == "trains_twice":
+            self.optimizer.zero_grad()
+            self.model(batch)[0].backward()
         self.outputs.append(output)
         if self.fault == "gives_the_loss":
             return output[0]
