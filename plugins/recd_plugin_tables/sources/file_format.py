@@ -74,7 +74,7 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
             yield
     except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
         found = _looks_like(file)
-        if found is not None and found != name:
+        if found is not None and found not in (name, _compression_of(file)):
             known = found in ("parquet", "arrow", "csv", "tsv", "jsonl")
             advice = (
                 f"{set_option('format', found)}, or rename it"
@@ -91,8 +91,13 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
 def open_stream(file: Location) -> pa.NativeFile:
     """The bytes of a file of text from its start, decompressed where its name says so."""
     source = file.open()
-    kind = next((k for suffix, k in _COMPRESSED.items() if str(file.path).endswith(suffix)), None)
+    kind = _compression_of(file)
     return pa.CompressedInputStream(source, kind) if kind else source
+
+
+def _compression_of(file: Location) -> str | None:
+    """What the name of a file says."""
+    return next((k for suffix, k in _COMPRESSED.items() if str(file.path).endswith(suffix)), None)
 
 
 def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:

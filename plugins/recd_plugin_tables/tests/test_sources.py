@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +187,12 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Parquet cut short": (
         lambda p: written(p, "t.parquet", lambda f: f.write_bytes(b"PAR1 and no more")),
         "t.parquet: no readable parquet file",
+    ),
+    "gzip cut short": (
+        lambda p: written(
+            p, "t.csv.gz", lambda f: f.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 9)[:-12])
+        ),
+        "t.csv.gz: no readable csv file: .*[Tt]runcated",
     ),
     "an empty file": (lambda p: written(p, "t.csv", Path.touch), "t.csv: .*Empty CSV"),
     "a row too short": (
