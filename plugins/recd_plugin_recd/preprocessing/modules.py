@@ -171,7 +171,8 @@ class BoxCox(nn.Module):
         shifted = (values + self.lambda2).clamp(min=1e-6)
         if self.lambda1 == 0.0:
             return shifted.log(), offsets
-        return (shifted.pow(self.lambda1) - 1.0) / self.lambda1, offsets
+        # Of a power near 1 as it is, float32 would leave little when 1 is taken from it.
+        return torch.expm1(self.lambda1 * shifted.log()) / self.lambda1, offsets
 
 
 class Onehot(nn.Module):
