@@ -69,7 +69,8 @@ def cluster(
             scratch = work.path / f"partition-{number}"
             _sort(source, partition, options, work, scratch, budget, progress)
         if not work.table.exists():
-            raise DataError(f"{options.source}: no row to write; give --downsample-sessions more")
+            advice = "give --downsample-sessions more" if source.num_rows else "it has none"
+            raise DataError(f"{options.source}: no row to write; {advice}")
         report = make_report(source, options, work.table, time.monotonic() - began)
         if options.engine == "spark":
             stop_session()

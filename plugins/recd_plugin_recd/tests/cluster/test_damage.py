@@ -129,7 +129,7 @@ def test_a_time_that_is_no_number(source):
 def test_no_rows(source):
     for path in source.iterdir():
         pq.write_table(good(0), path)
-    assert "no row to write" in failure(source)
+    assert "no row to write; it has none" in failure(source)
 
 
 def test_a_target_that_cannot_be_written(source):
