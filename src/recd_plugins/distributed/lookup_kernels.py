@@ -70,6 +70,20 @@ def kept_tables(module: nn.Module) -> set[str]:
     }
 
 
+@contextmanager
+def without_kept_tables(module: Any, configs: str) -> Iterator[None]:
+    """While it is open, the module's list of tables lacks those whose files were kept."""
+    # Private, torchrec 1.6 to 1.9: the tables whose first values the base classes draw.
+    require_attributes(module, configs)
+    tables = getattr(module, configs)
+    kept = kept_tables(module)
+    setattr(module, configs, [table for table in tables if table.name not in kept])
+    try:
+        yield
+    finally:
+        setattr(module, configs, tables)
+
+
 def close_kernels(module: nn.Module) -> None:
     """Close the row kernels of this rank. Without any it does nothing.
 

@@ -41,7 +41,12 @@ from recd_plugins.distributed.exact_contexts import (
     set_stored_rows,
 )
 from recd_plugins.distributed.id_weights import IdWeights
-from recd_plugins.distributed.lookup_kernels import follow_state_dicts, kept_tables, lookups_with
+from recd_plugins.distributed.lookup_kernels import (
+    follow_state_dicts,
+    kept_tables,
+    lookups_with,
+    without_kept_tables,
+)
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
@@ -137,7 +142,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def reset_parameters(self) -> None:
         """As the base class, but for tables that have the rows of an earlier run."""
-        with _without_kept_tables(self, "_embedding_bag_configs"):
+        with without_kept_tables(self, "_embedding_bag_configs"):
             super().reset_parameters()
 
     def create_context(self) -> ExactBagContext:
@@ -305,7 +310,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
 
     def reset_parameters(self) -> None:
         """As the base class, but for tables that have the rows of an earlier run."""
-        with _without_kept_tables(self, "_embedding_configs"):
+        with without_kept_tables(self, "_embedding_configs"):
             super().reset_parameters()
 
     def _create_lookups(self) -> None:
@@ -407,20 +412,6 @@ def _plain_alone(shardings: Mapping[str, ParameterSharding], *, on_cpu: bool) ->
             or sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value
         )
     ]
-
-
-@contextmanager
-def _without_kept_tables(module: Any, configs: str) -> Iterator[None]:
-    """While it is open, the module's list of tables lacks those whose files were kept."""
-    # Private, torchrec 1.6 to 1.9: the tables whose first values the base classes draw.
-    require_attributes(module, configs)
-    tables = getattr(module, configs)
-    kept = kept_tables(module)
-    setattr(module, configs, [table for table in tables if table.name not in kept])
-    try:
-        yield
-    finally:
-        setattr(module, configs, tables)
 
 
 @contextmanager
