@@ -101,6 +101,7 @@ class _Cached(RowKernel):
         device = device or torch.device("cpu")
         config = self._config
         pin = device.type == "cuda"
+        arguments = fbgemm_arguments(config, device)
         self._slow = open_store(config, caches, self._pg, pin=pin)
         self._mover = RowMover(self._slow, pin=pin)
         self._emb_module = TablesInBackingStore(
@@ -109,11 +110,12 @@ class _Cached(RowKernel):
             self._feature_table_map,
             pooling_mode,
             self._slow,
+            arguments,
             self._prefetch_ids
             if any(caches[table.name].lookahead for table in config.embedding_tables)
             else None,
         )
-        self._fast = FastMemory(self._emb_module, fbgemm_arguments(config), device)
+        self._fast = FastMemory(self._emb_module, arguments, device)
         self._rows = RowCache(shards_of(config, caches), self._fast, self._mover)
         self._checks_bounds = (self._emb_module.that_checks_bounds(device),)
         self._prefetched: deque[tuple[Tensor, int, list[int], CachedBatch]] = deque()

@@ -57,11 +57,16 @@ _OTHERS = (
 _OF_BOUNDS = ("D_offsets", "bounds_check_warning", "rows_per_table")
 
 
-def fbgemm_arguments(config: GroupedEmbeddingConfig) -> dict[str, Any]:
+def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> dict[str, Any]:
     """FBGEMM's arguments for the update of the rows.
 
+    Args:
+        config: of the kernel's tables.
+        device: of the fast memory.
+
     Raises:
-        SetupError: rows would need more than one float32 of state, or none of this is known.
+        SetupError: rows would need more than one float32 of state, or none of this is known, or
+            the device's kernels do nothing with one.
     """
     names = ", ".join(dict.fromkeys(table.name for table in config.embedding_tables))
     params = config.fused_params or {}
@@ -87,6 +92,11 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig) -> dict[str, Any]:
             "which changes rows that no batch reads; take "
             f"{', '.join(known.name for known in _WEIGHT_DECAYS)}"
         )
+    if params.get("weight_decay") and device.type == "cpu":
+        raise SetupError(
+            f"cached tables {names} have weight_decay, with which FBGEMM's CPU kernels do nothing "
+            "where they pool: leave it out, or train on a GPU"
+        )
     return {name: params[name] for name in _ARGUMENTS if name in params}
 
 
@@ -111,6 +121,7 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         feature_table_map: the table of each feature.
         pooling_mode: of the kernel.
         slow: the memory.
+        arguments: of ``fbgemm_arguments``.
         lookahead: called by ``prefetch``; None: the tables do not look ahead.
     """
 
@@ -121,10 +132,11 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         feature_table_map: list[int],
         pooling_mode: PoolingMode,
         slow: BackingStore,
+        arguments: dict[str, Any],
         lookahead: Callable[[Tensor, list[int], torch.cuda.Stream | None], None] | None,
     ) -> None:
-        arguments = fbgemm_arguments(config)
         _check_fbgemm()
+        arguments = dict(arguments)
         bounds_check = (config.fused_params or {}).get("bounds_check_mode")
         if bounds_check is not None:
             arguments["bounds_check_mode"] = bounds_check

@@ -101,7 +101,10 @@ def unheeded_argument(
         if kind not in kinds:
             return f"FBGEMM's kernels of {kind.value} do nothing with {name}: leave it out"
         if device_type == "cpu":
-            return f"FBGEMM's CPU kernels do nothing with {name}: leave it out, or train on a GPU"
+            return (
+                f"FBGEMM's CPU kernels do nothing with {name} where they pool: leave it out, or "
+                "train on a GPU"
+            )
     return ""
 
 

@@ -134,6 +134,10 @@ def test_tables_that_got_one_kernel_and_should_not() -> None:
     [
         ({"optimizer": EmbOptimType.ADAM}, r"t0 have the optimizer ADAM"),
         ({"beta1": 0.9}, r"fused_params beta1"),
+        (
+            {"weight_decay": 0.1},
+            r"t0 have weight_decay, with which FBGEMM's CPU kernels do nothing",
+        ),
     ],
 )
 def test_optimizers_that_cannot_be_cached(params: dict[str, Any], message: str) -> None:
