@@ -13,7 +13,13 @@ from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 from recd_plugins.api import ExactnessError
 from recd_plugins.api.distributed import require_attributes
 
-_REFUSED_OPTIONS = ("weight_decay", "gradient_clipping", "max_norm", "weight_decay_mode")
+_REFUSED_OPTIONS = (
+    "weight_decay",
+    "gradient_clipping",
+    "max_norm",
+    "weight_decay_mode",
+    "regularization_mode",
+)
 
 
 class UpdateRule:

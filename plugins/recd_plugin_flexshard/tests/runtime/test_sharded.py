@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    CowClipDefinition,
+    WeightDecayMode,
+)
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 
 from recd_plugin_flexshard.runtime import RowTiers
@@ -121,6 +125,10 @@ def table(name: str = "t", features: str = "f", **arguments: Any) -> EmbeddingCo
 
 T = {"t": RowTiers([1])}
 SGD, ADAGRAD = cases.SGD, cases.ADAGRAD
+COWCLIP: dict[str, Any] = {
+    "cowclip_regularization": CowClipDefinition(),
+    "weight_decay_mode": WeightDecayMode.COWCLIP,
+}
 REFUSED: list[tuple[str, type[RecdError], Attempt]] = [
     ("planned as table_wise", SetupError, Attempt(T, SGD, [table()], "table_wise")),
     ("planned as data_parallel", SetupError, Attempt(T, SGD, [table()], "data_parallel")),
@@ -139,6 +147,16 @@ REFUSED: list[tuple[str, type[RecdError], Attempt]] = [
         "weight_decay",
         SetupError,
         Attempt(T, ADAGRAD | {"weight_decay": 0.1}, [table()], "row_wise"),
+    ),
+    (
+        "gradient_clipping=True",
+        ExactnessError,
+        Attempt(T, SGD | {"gradient_clipping": True}, [table()], "row_wise"),
+    ),
+    (
+        "regularization_mode=4",
+        ExactnessError,
+        Attempt(T, ADAGRAD | COWCLIP, [table()], "row_wise"),
     ),
     ("32-bit floats", SetupError, Attempt(T, SGD, [table(data_type=DataType.FP16)], "row_wise")),
     (
