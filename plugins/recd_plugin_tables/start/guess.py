@@ -191,8 +191,30 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
         )
     _check_names(survey, columns)
+    columns = _listed(survey, columns)
     columns = _hashed_alike(survey, _with_key(survey, columns, request))
     return Guesses(survey, tuple(columns), wanted.implicit)
+
+
+def _listed(survey: Survey, columns: list[Guess]) -> list[Guess]:
+    """The columns, where whole numbers are ids if a list has the same ones, as of an item."""
+    lists = [each.name for each in columns if "ids" in each.roles and each.seen.whole]
+
+    def is_listed(each: Guess) -> bool:
+        named = NUMBER_WORDS.search(words_of(each.seen.leaf.path[-1]))
+        return (
+            each.roles == ("number",)
+            and each.seen.has_gaps
+            and not named
+            and any(survey.share(name, each.name) > ALIKE for name in lists)
+        )
+
+    return [
+        Guess(each.seen, ("id",), f"{each.seen.distinct:,} whole numbers that a list has, too")
+        if is_listed(each)
+        else each
+        for each in columns
+    ]
 
 
 def _hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:

@@ -1,4 +1,4 @@
-"""Lists of the texts that another column is an id by, as the items that a user chose before."""
+"""Lists of the ids that another column has one of, as the items that a user chose before."""
 
 from __future__ import annotations
 
@@ -24,16 +24,24 @@ class Shared:
 
 
 def shared(guesses: Guesses) -> list[Shared]:
-    """Columns whose ids are the same, by the sample; numbers are equal by chance, and left out."""
+    """Columns whose ids are the same, by the sample; numbers without gaps are so by chance."""
     survey = guesses.survey
     features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
     found = {each.name: survey.elements(each.name) for each in features}
-    texts = {name: each.cast(pa.string()) for name, each in found.items() if is_text(each.type)}
+    texts = {
+        name: each.cast(pa.string())
+        for name, each in found.items()
+        if is_text(each.type) or survey[name].has_gaps
+    }
     ids = [each.name for each in features if "id" in each.roles and each.name in texts]
     numbered_alike: dict[str, list[str]] = {}
     for each in features:
         if "ids" in each.roles and each.name in texts and "integers" not in each.options:
-            shares = {name: survey.share(each.name, name) for name in ids}
+            shares = {
+                name: survey.share(each.name, name)
+                for name in ids
+                if is_text(found[name].type) == is_text(found[each.name].type)
+            }
             best = max(shares, key=lambda name: shares[name], default=None)
             if best is not None and shares[best] > ALIKE:
                 numbered_alike.setdefault(best, [best]).append(each.name)

@@ -86,6 +86,13 @@ class Seen:
         return self.length == 1 and self.values > 1 and self.distinct == self.values
 
     @property
+    def has_gaps(self) -> bool:
+        """Whether whole numbers leave most others out, so that two columns have none by chance."""
+        if not self.whole or self.least is None or self.largest is None:
+            return False
+        return self.largest - self.least > 2 * self.distinct
+
+    @property
     def is_list(self) -> bool:
         return is_list(plain(self.leaf.type))
 

@@ -211,6 +211,27 @@ def test_lists_of_the_ids_of_another_column_are_numbered_as_it(
     load_registry(tmp_path / "my.yaml")
 
 
+@pytest.mark.parametrize("gaps", [True, False])
+def test_whole_numbers_that_a_list_has_too_are_ids(tmp_path: Path, gaps: bool) -> None:
+    """Without gaps those of two columns would be equal by chance, as ages and numbers of them."""
+    films = [100 + (1 + 6 * gaps) * (row * 7 % 60) for row in range(600)]
+    columns = {
+        "film": films,
+        "seen": [[films[row - 1], films[row - 9]] for row in range(600)],
+        "price": [each + 1000 * (row % 2) for row, each in enumerate(films)],
+        "user": [row % 9 for row in range(600)],
+        "click": [row % 2 for row in range(600)],
+    }
+    path = write(tmp_path / "t.parquet", columns)
+    found = roles(path)
+    assert found["film"] == ("id" if gaps else "number")
+    assert found["price"] == "number"
+    assert CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")]).exit_code == 0
+    document = YAML(typ="safe").load((tmp_path / "my.yaml").read_text(encoding="utf-8"))
+    alike = [each for each in document["preprocessing"] if each.get("options", {}).get("shared")]
+    assert [each["features"] for each in alike] == [["film", "seen"]] * gaps
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_the_id_that_tells_rows_of_a_request_apart_is_a_key(tmp_path: Path, twice: bool) -> None:
     hotels = [f"h{row * 7 % 40}" for row in range(ROWS)]
