@@ -91,6 +91,13 @@ def test_stages_stand_under_the_step() -> None:
     assert not {"gemm_seconds", "step_peak_bytes"} & figures(result([0.5])).keys()
 
 
+def test_what_one_side_has_alone_stands_where_it_has_it() -> None:
+    more = replace(result([0.5]), collective_bytes={"all_gather": 20.0, "all_reduce": 500.0})
+    names = [*compared((result([0.5]), more)).units]
+    kinds = ["all_gather_bytes", "all_to_all_bytes", "all_reduce_bytes"]
+    assert names[2:6] == [*kinds, "collective_bytes"]
+
+
 def test_nan_is_not_agreement(tmp_path: Path) -> None:
     comparison = compared((result([0.5, 0.4]), result([0.5, math.nan])))
     assert math.isnan(comparison.loss_max_abs_diff("plugins"))

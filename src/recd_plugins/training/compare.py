@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,9 +46,10 @@ class Sides:
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of the figures that any side has, by name."""
+        """Units of the figures that any side has, by name, in the order that each side has."""
         found = [figures(result) for result in self.results.values()]
-        return {name: unit for side in found for name, (_, unit) in side.items()}
+        units = {name: unit for side in found for name, (_, unit) in side.items()}
+        return {name: units[name] for name in _merged(found)}
 
     def loss_max_abs_diff(self, side: str) -> float:
         """The largest difference of two losses of one step from the first side's; NaN is one."""
@@ -126,6 +127,18 @@ class Comparison(Sides):
                 f"; medians of {len(self.rounds)} rounds, and of ratios, the least to the most"
             )
         return table
+
+
+def _merged(sides: Sequence[Iterable[str]]) -> list[str]:
+    """Names of all sides; one that a side has alone stands behind what it has before it."""
+    names: list[str] = []
+    for side in sides:
+        place = 0
+        for name in side:
+            if name not in names:
+                names.insert(place, name)
+            place = names.index(name) + 1
+    return names
 
 
 def as_json(value: Spread | None, ratio: Spread | None) -> dict[str, Any]:
