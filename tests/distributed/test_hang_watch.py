@@ -78,7 +78,7 @@ def test_what_may_take_long_is_told_and_ends_nothing() -> None:
     ranks.beats(500, WAITING, WAITING, saving)
     ranks.watch.look()
     (line,) = ranks.said
-    assert line.endswith("for rank 2, which is still saving a checkpoint in step 21")
+    assert line.endswith("for rank 2, which is still saving a checkpoint after step 20")
 
 
 def test_what_does_not_go_on_is_ended_with_the_way_to_go_on() -> None:

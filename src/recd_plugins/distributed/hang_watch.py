@@ -20,6 +20,8 @@ _LOOKS = 10
 _MOST_SECONDS_BETWEEN_LOOKS = 5.0
 # Of that time: a rank that gave no sign for so long is said not to answer.
 _SILENCE = 0.25
+# What a rank does for the step that comes; all else is between two steps, or after the last one.
+_IN_A_STEP = ("training", "reading data")
 
 
 class HangError(SetupError):
@@ -201,7 +203,8 @@ class HangWatch:
             return f"{start} waits {_where(beat)}"
         text = f"{start} is {'still ' * beat.long}{beat.what}"
         if beat.step:
-            text += f" in step {beat.step + 1}"
+            in_step = beat.what in _IN_A_STEP
+            text += f" in step {beat.step + 1}" if in_step else f" after step {beat.step}"
         if beat.waits_for:
             text += f" and waits for {' and '.join(beat.waits_for)}"
         for process_id in beat.stuck:

@@ -68,7 +68,8 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         upstream_noise.silence()
         run = _Run(rank, world_size, job, interrupts)
         run.train()
-        return run.result()
+        with activity.doing("finishing the run"):
+            return run.result()
 
 
 def checkpoints_of(
