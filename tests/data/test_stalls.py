@@ -134,7 +134,7 @@ def test_the_first_steps_are_left_out_and_steps_that_take_no_batch(clock):
 def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
     pipeline = object.__new__(RowPipeline)
     monkeypatch.setattr(pipeline, "_dataset", SimpleNamespace(name="dataset"), raising=False)
-    for name in ("_placement", "_session"):
+    for name in ("_placement", "_session", "_makers"):
         monkeypatch.setattr(pipeline, name, None, raising=False)
     lowered = _empty_input()
     monkeypatch.setattr(pipeline, "_convert", lambda rows: clock.after(2.0, rows), raising=False)
