@@ -14,7 +14,8 @@ from recd_plugins.api.commands import OUTPUT_PATH
 from recd_plugins.api.files import write_text
 
 if TYPE_CHECKING:
-    from recd_plugin_tables.start.guess import Guesses, Wanted
+    from recd_plugin_tables.start.guess import Wanted
+    from recd_plugin_tables.start.guesses import Guesses
     from recd_plugin_tables.start.survey import Survey
 
 

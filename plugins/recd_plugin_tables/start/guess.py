@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.types as pt
@@ -12,10 +11,10 @@ from recd_plugin_tables.columns import KEYS, Role, feature_name
 from recd_plugin_tables.kinds import holds_nothing, possible_roles
 from recd_plugin_tables.leaves import plain
 from recd_plugin_tables.plan import OF_IMPORT
+from recd_plugin_tables.start.guesses import Guess, Guesses
 from recd_plugin_tables.start.names import (
     HISTORY_WORDS,
     ID_WORDS,
-    ITEM,
     LABEL,
     NUMBER_WORDS,
     RATING,
@@ -25,6 +24,7 @@ from recd_plugin_tables.start.names import (
     named_so,
     words_of,
 )
+from recd_plugin_tables.start.shared import hashed_alike, ids_of_lists
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugin_tables.start.times import is_timestamp, time_column, unit_of
 from recd_plugins.api import DataError
@@ -36,76 +36,6 @@ MOST_NUMBERS = 512
 # Whole numbers with so few values, or such a share of values of their own, are ids.
 _FEW_VALUES = 50
 _MANY_VALUES = 0.2
-
-
-#: Lists of which more texts than this are ids of another column are numbered as it is.
-ALIKE = 0.5
-
-
-@dataclass(frozen=True)
-class Guess:
-    """What a column is taken for.
-
-    Attributes:
-        seen: what the sample shows of it.
-        roles: what it is used for.
-        why: the reason, in words.
-        options: further options of the column.
-        history: whether it is a sequence that gets a pooling of its own.
-        long_tail: whether it is a number that a logarithm suits.
-    """
-
-    seen: Seen
-    roles: tuple[Role, ...]
-    why: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    history: bool = False
-    long_tail: bool = False
-
-    @property
-    def name(self) -> str:
-        """Of the leaf, as options name it."""
-        return self.seen.leaf.name
-
-    @property
-    def unused(self) -> bool:
-        return self.roles == ("unused",)
-
-    @property
-    def is_plain_id(self) -> bool:
-        """Whether it is an id, neither whose rows belong together nor of a time."""
-        return self.roles in (("id",), ("key", "id")) and not self.options.get("by")
-
-
-@dataclass(frozen=True)
-class Guesses:
-    """What the columns of a table are taken for.
-
-    Attributes:
-        survey: the sample.
-        columns: in the order of the table.
-        implicit: whether every row is a positive.
-    """
-
-    survey: Survey
-    columns: tuple[Guess, ...]
-    implicit: bool
-
-    def the(self, role: Role) -> Guess | None:
-        """The column of a role that one has at most."""
-        return next((guess for guess in self.columns if role in guess.roles), None)
-
-    @property
-    def item(self) -> Guess | None:
-        """The id that a user chose: by its name, or the one with most values."""
-        ids = [each for each in self.columns if each.is_plain_id]
-        named = named_so([each.seen for each in ids], ITEM, "id")
-        most = max(ids, key=lambda each: each.seen.distinct, default=None)
-        return next((each for each in ids if each.name == named), most)
-
-    def features(self, *roles: Role) -> list[Guess]:
-        """The columns of any of these roles, in order."""
-        return [guess for guess in self.columns if set(roles) & set(guess.roles)]
 
 
 @dataclass(frozen=True)
@@ -191,47 +121,9 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
         )
     _check_names(survey, columns)
-    columns = _listed(survey, columns)
-    columns = _hashed_alike(survey, _with_key(survey, columns, request))
+    columns = ids_of_lists(survey, columns)
+    columns = hashed_alike(survey, _with_key(survey, columns, request))
     return Guesses(survey, tuple(columns), wanted.implicit)
-
-
-def _listed(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """The columns, where whole numbers are ids if a list has the same ones, as of an item."""
-    lists = [each.name for each in columns if "ids" in each.roles and each.seen.whole]
-
-    def is_listed(each: Guess) -> bool:
-        named = NUMBER_WORDS.search(words_of(each.seen.leaf.path[-1]))
-        return (
-            each.roles == ("number",)
-            and each.seen.has_gaps
-            and not named
-            and any(survey.share(name, each.name) > ALIKE for name in lists)
-        )
-
-    return [
-        Guess(each.seen, ("id",), f"{each.seen.distinct:,} whole numbers that a list has, too")
-        if is_listed(each)
-        else each
-        for each in columns
-    ]
-
-
-def _hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """The columns, where whole numbers in a text are text if they are ids of a column of text."""
-    texts = [each.name for each in columns if "id" in each.roles and each.seen.is_text]
-
-    def is_text(each: Guess) -> bool:
-        return "integers" in each.options and any(
-            survey.share(each.name, text) > ALIKE for text in texts
-        )
-
-    return [
-        replace(each, options={k: v for k, v in each.options.items() if k != "integers"})
-        if is_text(each)
-        else each
-        for each in columns
-    ]
 
 
 def _check_names(survey: Survey, columns: list[Guess]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.kinds import holds_text
-from recd_plugin_tables.start.guess import Guess, Guesses
+from recd_plugin_tables.start.guesses import Guess, Guesses
 from recd_plugin_tables.start.shared import Shared, shared
 from recd_plugin_tables.start.towers import Towers, towers
 from recd_plugins.api import DataError

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from recd_plugin_tables.kinds import is_text
-from recd_plugin_tables.start.guess import ALIKE, Guesses
+from recd_plugin_tables.start.guesses import Guess, Guesses
+from recd_plugin_tables.start.names import NUMBER_WORDS, words_of
+from recd_plugin_tables.start.survey import Survey
+
+# Lists of which more than this share are ids of another column are numbered as it is.
+_ALIKE = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,47 @@ def shared(guesses: Guesses) -> list[Shared]:
                 if is_text(found[name].type) == is_text(found[each.name].type)
             }
             best = max(shares, key=lambda name: shares[name], default=None)
-            if best is not None and shares[best] > ALIKE:
+            if best is not None and shares[best] > _ALIKE:
                 numbered_alike.setdefault(best, [best]).append(each.name)
     return [
         Shared(tuple(names), len(pa.chunked_array([texts[name] for name in names]).unique()))
         for names in numbered_alike.values()
+    ]
+
+
+def ids_of_lists(survey: Survey, columns: list[Guess]) -> list[Guess]:
+    """The columns, where whole numbers are ids if a list has the same ones, as of an item."""
+    lists = [each.name for each in columns if "ids" in each.roles and each.seen.whole]
+
+    def is_listed(each: Guess) -> bool:
+        named = NUMBER_WORDS.search(words_of(each.seen.leaf.path[-1]))
+        return (
+            each.roles == ("number",)
+            and each.seen.has_gaps
+            and not named
+            and any(survey.share(name, each.name) > _ALIKE for name in lists)
+        )
+
+    return [
+        Guess(each.seen, ("id",), f"{each.seen.distinct:,} whole numbers that a list has, too")
+        if is_listed(each)
+        else each
+        for each in columns
+    ]
+
+
+def hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
+    """The columns, where whole numbers in a text are text if they are ids of a column of text."""
+    texts = [each.name for each in columns if "id" in each.roles and each.seen.is_text]
+
+    def is_text(each: Guess) -> bool:
+        return "integers" in each.options and any(
+            survey.share(each.name, text) > _ALIKE for text in texts
+        )
+
+    return [
+        replace(each, options={k: v for k, v in each.options.items() if k != "integers"})
+        if is_text(each)
+        else each
+        for each in columns
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recd_plugin_tables.columns import feature_name
-from recd_plugin_tables.start.guess import Guess, Guesses
+from recd_plugin_tables.start.guesses import Guess, Guesses
 
 
 @dataclass(frozen=True)
