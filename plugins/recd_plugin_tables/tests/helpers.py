@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recd_plugin_tables.table import Table
 from recd_plugins.api.reading import Piece
@@ -20,6 +22,12 @@ COLUMNS = {
     "price": {"as": "number", "missing": 0},
     "clicked": "label",
 }
+
+
+def write(path: Path, columns: dict[str, Any]) -> Path:
+    """A Parquet file."""
+    pq.write_table(pa.table(columns), path)
+    return path
 
 
 def clicks(num_rows: int = 60) -> pa.Table:
