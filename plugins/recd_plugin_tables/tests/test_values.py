@@ -81,7 +81,9 @@ def test_hashes_of_text_stay_what_they_are():
 @pytest.mark.parametrize(
     ("values", "shown"),
     [(pa.array([1.0, 2.5]), "2.5"), (pa.array([0.0, 2.0**63]), "e+18; a float as large"),
-     (pa.array([Decimal("1.0"), Decimal("1.5")]), "1.5"), (pa.array([1.0, math.inf]), "inf")],
+     (pa.array([Decimal("1.0"), Decimal("1.5")]), "1.5"), (pa.array([1.0, math.inf]), "inf"),
+     (pa.array([None, Decimal("1.5")], pa.decimal32(9, 2)), "1.50"),
+     (pa.array([Decimal(1), Decimal(2**63)]), "ids are of 64 bits; write it as text")],
 )  # fmt: skip
 def test_what_is_no_whole_number_is_no_id(values, shown):
     with pytest.raises(DataError, match=r"t: row 1: the value is .*" + shown.replace("+", r"\+")):
@@ -121,6 +123,8 @@ def test_times_of_every_type_are_microseconds():
     )
     for given, unit in cases:
         assert microseconds(cells(given), unit).to_pylist() == [micro], given
+        encoded = cells(cells(given).values.dictionary_encode())
+        assert microseconds(encoded, unit).to_pylist() == [micro], given
     assert microseconds(cells([dt.date(1970, 1, 2), None]), None).to_pylist() == [
         86_400 * 10**6,
         None,
@@ -131,6 +135,12 @@ def test_times_of_every_type_are_microseconds():
         microseconds(cells(["2024-05-01", "2024-05-01T00:00:00Z"]), None)
     with pytest.raises(DataError, match=r"no time since 1970 in s; set its unit: ms"):
         microseconds(cells([seconds * 1000]), None)
+    late = cells(pa.array([2**63], pa.uint64()))
+    assert microseconds(late, "ns").to_pylist() == [2**63 // 1000]
+    with pytest.raises(DataError, match=r"no time since 1970 in us"):
+        microseconds(late, "us")
+    with pytest.raises(DataError, match=r"row 1: .*'noon'; write times as"):
+        microseconds(cells(pa.array(["2024-05-01", "noon"]).dictionary_encode()), None)
 
 
 def test_numbers():
@@ -218,6 +228,22 @@ def test_labels():
     assert labels_of(cells([4, 2.5, 5]), use("label", positive_from=4)).tolist() == [1, 0, 1]
     assert labels_of(cells(["b", "c"]), use("label", positive=["b", "x"])).tolist() == [1, 0]
     assert labels_of(cells([1, 2, 3]), use("label", positive=[2, 3])).tolist() == [0, 1, 1]
+    hundredths = [Decimal(at).scaleb(-2) for at in range(1000)]
+    for at in (7, 70, 110, 430):
+        border = at / 100
+        for kind in (pa.float32(), pa.float64(), pa.decimal32(9, 2), pa.decimal128(20, 2)):
+            values = cells(
+                pa.array([float(each) for each in hundredths], kind)
+                if pa.types.is_floating(kind)
+                else pa.array(hundredths, kind)
+            )
+            above = labels_of(values, use("label", positive_from=border))
+            assert above.tolist() == [each >= at for each in range(1000)], (kind, border)
+            same = labels_of(values, use("label", positive=[border]))
+            assert same.tolist() == [each == at for each in range(1000)], (kind, border)
+    for rule in ({"positive_from": 2**53 + 1}, {"positive": [2**53 + 1]}):
+        with pytest.raises(DataError, match=r"row 1: .* not told from their neighbours"):
+            labels_of(cells([0, 2**53]), use("label", **rule))
     gap = labels_of(cells([None, "c"]), use("label", positive=["c"]))
     assert np.array_equal(gap, [np.nan, 1], equal_nan=True)
     with pytest.raises(DataError, match=r"row 2: the value is 2; .* positive_from: .* positive:"):

@@ -12,10 +12,9 @@ from recd_plugin_tables.kinds import is_bytes, is_text
 from recd_plugin_tables.leaves import list_parts
 from recd_plugin_tables.values.cells import Cells, as_numpy, nulls
 from recd_plugin_tables.values.hashing import text_id, text_ids
+from recd_plugin_tables.values.numbers import LARGEST_WHOLE
 from recd_plugin_tables.values.times import microseconds, part
 
-# Every integer up to here is a float64 that no other integer is rounded to.
-_EXACT = 2**53 - 1
 _LARGE = (
     "a float as large stands for several whole numbers; store ids as integers, and of text set "
     "source: {types: {column: uint64}}"
@@ -52,19 +51,14 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
     if pt.is_floating(kind):
         numbers = as_numpy(values.cast(pa.float64()), np.nan)
         empty = np.isnan(numbers)
-        wrong = ~empty & ~((np.abs(numbers) <= _EXACT) & (np.floor(numbers) == numbers))
+        wrong = ~empty & ~((np.abs(numbers) <= LARGEST_WHOLE) & (np.floor(numbers) == numbers))
         if wrong.any():
             at = int(wrong.argmax())
             large = np.floor(numbers[at]) == numbers[at] and np.isfinite(numbers[at])
             raise cells.wrong(at, _LARGE if large else _WHOLE)
         return pa.array(np.where(empty, 0, numbers).astype(np.int64), mask=empty)
     if pt.is_decimal(kind):
-        try:
-            return values.cast(pa.decimal128(38, kind.scale)).cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            rest = pc.not_equal(pc.round(values, 0), values).fill_null(False)
-            wrong = rest.to_numpy(zero_copy_only=False)
-            raise cells.wrong(int(wrong.argmax()), _WHOLE) from error
+        return _whole_decimals(cells)
     return values.cast(pa.int64())
 
 
@@ -112,6 +106,19 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
         lengths = np.diff(offsets) + lost
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), ids), dropped, num_nulls
+
+
+def _whole_decimals(cells: Cells) -> pa.Int64Array:
+    values = cells.values
+    try:
+        return values.cast(pa.decimal128(38, values.type.scale)).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        for at, value in enumerate(values.to_pylist()):
+            if value is not None and value != int(value):
+                raise cells.wrong(at, _WHOLE) from error
+            if value is not None and not -(2**63) <= value < 2**63:
+                raise cells.wrong(at, "ids are of 64 bits; write it as text") from error
+        raise
 
 
 _NULL = "give it a value, or set missing: to empty, drop or an id"

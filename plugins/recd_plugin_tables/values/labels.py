@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from recd_plugin_tables.columns import ColumnOptions
 from recd_plugin_tables.kinds import is_text
 from recd_plugin_tables.values.cells import Cells
-from recd_plugin_tables.values.numbers import numbers_of
+from recd_plugin_tables.values.numbers import LARGEST_WHOLE, numbers_of
 
 
 def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
@@ -32,9 +32,13 @@ def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     numbers = numbers_of(cells, options)
     empty = np.isnan(numbers)
     if options.positive_from is not None:
-        return np.where(empty, np.nan, numbers >= options.positive_from)
+        _check_told_apart(cells, numbers)
+        (start,) = _as_stored(values.type, [options.positive_from])
+        return np.where(empty, np.nan, numbers >= start)
     if options.positive is not None:
-        return np.where(empty, np.nan, np.isin(numbers, _as_numbers(cells, options.positive)))
+        _check_told_apart(cells, numbers)
+        chosen = _as_stored(values.type, _as_numbers(cells, options.positive))
+        return np.where(empty, np.nan, np.isin(numbers, chosen))
     wrong = ~empty & (numbers != 0) & (numbers != 1)
     if wrong.any():
         raise cells.wrong(
@@ -43,6 +47,22 @@ def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
             "above) or positive: [values]",
         )
     return numbers
+
+
+def _as_stored(kind: pa.DataType, chosen: list[float]) -> NDArray[np.float64]:
+    """What a column of this type holds where a user writes these: 0.7 is less as a float32."""
+    stored = {pa.float16(): np.float16, pa.float32(): np.float32}.get(kind, np.float64)
+    with np.errstate(over="ignore"):
+        return np.array(chosen).astype(stored).astype(np.float64)
+
+
+def _check_told_apart(cells: Cells, numbers: NDArray[np.float64]) -> None:
+    wrong = np.zeros(0) if pt.is_floating(cells.values.type) else np.abs(numbers) > LARGEST_WHOLE
+    if wrong.any():
+        raise cells.wrong(
+            int(wrong.argmax()),
+            "numbers beyond 2^53 are not told from their neighbours; make the label 0 or 1",
+        )
 
 
 def _as_numbers(cells: Cells, chosen: tuple[object, ...]) -> list[float]:

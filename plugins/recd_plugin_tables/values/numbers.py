@@ -12,6 +12,9 @@ from recd_plugin_tables.leaves import list_parts
 from recd_plugin_tables.values.cells import Cells, as_numpy
 from recd_plugin_tables.values.times import microseconds, part
 
+#: Every whole number up to here is a float64 that no other one is rounded to.
+LARGEST_WHOLE = 2**53 - 1
+
 
 def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     """A number a value. Times are days since 1970 unless ``by`` says else, durations seconds."""
@@ -28,6 +31,9 @@ def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
         return as_numpy(whole.cast(pa.int64()).cast(pa.float64(), safe=False), np.nan) / per_second
     if pt.is_boolean(kind):
         values = values.cast(pa.int8())
+    if pt.is_decimal(kind):
+        # By their text, as Arrow's own cast rounds twice: 0.70 would be less than 0.7.
+        values = values.cast(pa.string())
     # Integers beyond 2^53 are rounded, as they are once more to float32.
     return as_numpy(values.cast(pa.float64(), safe=False), np.nan)
 

@@ -33,6 +33,9 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
         DataError: text is no time, or numbers are none in this unit.
     """
     values = cells.values
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+        cells = Cells(values, cells.place)
     if pt.is_timestamp(values.type) or pt.is_date(values.type):
         zoneless = (
             values.cast(pa.timestamp(values.type.unit)) if pt.is_timestamp(values.type) else values
@@ -48,11 +51,13 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
         seconds = np.where(empty, 0, numbers) / per_second
         _check(cells, seconds, unit)
         return pa.array(np.rint(seconds * 10**6).astype(np.int64), mask=empty)
-    whole = as_numpy(values.cast(pa.int64()), 0)
+    whole = as_numpy(values if pt.is_uint64(values.type) else values.cast(pa.int64()), 0)
     _check(cells, whole / per_second, unit)
     if per_second <= 10**6:
-        return pa.array(whole * (10**6 // per_second), mask=empty)
-    return pa.array(whole // (per_second // 10**6), mask=empty)
+        micro = whole.astype(np.int64) * (10**6 // per_second)
+    else:
+        micro = (whole // (per_second // 10**6)).astype(np.int64)
+    return pa.array(micro, mask=empty)
 
 
 def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray[np.float64]:
