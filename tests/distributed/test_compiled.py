@@ -1,4 +1,4 @@
-"""Sharded modules that torch.compile would keep from learning run as they are."""
+"""Sharded modules that could not train compiled run as they are."""
 
 from __future__ import annotations
 
@@ -28,3 +28,10 @@ def test_it_is_left_out_where_its_tables_would_not_learn(
     sharded = compiled.left_uncompiled(Sharded(), on)
     model = torch.compile(nn.Sequential(sharded), backend="eager")
     assert model(torch.zeros(1)).item() == runs_compiled
+
+
+def test_coalesced_tables_are_left_out() -> None:
+    inside = Sharded()
+    inside.coalesced_groups = {"a": "b"}  # type: ignore[assignment]
+    model = torch.compile(compiled.left_uncompiled(nn.Sequential(inside), None), backend="eager")
+    assert not model(torch.zeros(1)).item()
