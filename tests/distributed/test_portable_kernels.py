@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -57,8 +57,10 @@ def kernel(
     shared: bool,
     optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     dense: bool = False,
+    rows: Sequence[int] = (),
 ) -> Any:
-    """One table a width; with ``shared``, the first has a second feature."""
+    """One table a width, of ``rows``; with ``shared``, the first has a second feature."""
+    rows = rows or [ROWS] * len(widths)
     tables = [
         ShardedEmbeddingTable(
             name=f"t{index}",
@@ -67,12 +69,14 @@ def kernel(
             embedding_dim=width,
             local_cols=width,
             num_embeddings=ROWS,
-            local_rows=ROWS,
+            local_rows=rows[index],
             data_type=DataType.FP32,
             pooling=pooling,
             compute_kernel=EmbeddingComputeKernel.FUSED,
-            local_metadata=_whole(width),
-            global_metadata=ShardedTensorMetadata([_whole(width)], torch.Size([ROWS, width])),
+            local_metadata=_whole(width, rows[index]),
+            global_metadata=ShardedTensorMetadata(
+                [_whole(width, rows[index])], torch.Size([rows[index], width])
+            ),
         )
         for index, width in enumerate(widths)
     ]
@@ -112,8 +116,8 @@ def state(module: Any) -> list[Tensor]:
     return [*(w.clone() for w in module.split_embedding_weights()), *states]
 
 
-def _whole(width: int) -> ShardMetadata:
-    return ShardMetadata(shard_offsets=[0, 0], shard_sizes=[ROWS, width], placement="rank:0/cpu")
+def _whole(width: int, rows: int = ROWS) -> ShardMetadata:
+    return ShardMetadata(shard_offsets=[0, 0], shard_sizes=[rows, width], placement="rank:0/cpu")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -329,6 +333,53 @@ def test_a_table_without_rows_here_has_none_of_any_id(pooling: PoolingType) -> N
     features = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
     with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
         module(features)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("widths", "rows"),
+    [
+        ([4, 8, 4], [ROWS, 0, ROWS]),
+        ([8, 4, 4], [0, ROWS, ROWS]),
+        ([4, 12, 8], [0, ROWS, ROWS]),
+        ([4, 8, 8], [ROWS, ROWS, 0]),
+        ([4, 8, 16], [ROWS, 0, 0]),
+        ([16, 8, 4], [0, 0, ROWS]),
+    ],
+)
+def test_a_table_without_rows_here_is_no_part_of_the_next(
+    widths: list[int], rows: list[int], optimizer: EmbOptimType
+) -> None:
+    """FBGEMM takes the width of the one for the other, and writes what is not theirs."""
+    torch.manual_seed(0)
+    there = [at for at, num_rows in enumerate(rows) if num_rows]
+    options: Any = {"weighted": False, "shared": False, "optimizer": optimizer}
+    mine = kernel(widths, PoolingType.SUM, rows=rows, **options)
+    alone = kernel([widths[at] for at in there], PoolingType.SUM, **options)
+    use_portable_lookups([mine])
+    for at, weight in zip(there, alone.split_embedding_weights(), strict=True):
+        mine.split_embedding_weights()[at].copy_(weight)
+    lengths = torch.tensor([[2, 1, 0, 3] if at in there else [0] * 4 for at in range(len(rows))])
+    ids = torch.randint(0, ROWS, (int(lengths.sum()),))
+    names = mine.config.feature_names()
+    features = KeyedJaggedTensor(names, ids, lengths=lengths.flatten())
+    only = KeyedJaggedTensor(
+        [f"f{at}" for at in range(len(there))], ids, lengths=lengths[there].flatten()
+    )
+    for _ in range(2):
+        outputs = mine(features).split(widths, 1)
+        expected = alone(only)
+        pooled = torch.cat([outputs[at] for at in there], 1)
+        torch.testing.assert_close(pooled, expected)
+        upstream = torch.randn_like(expected)
+        pooled.backward(upstream)
+        expected.backward(upstream)
+    got = [mine.split_embedding_weights()[at] for at in there]
+    torch.testing.assert_close(got, alone.split_embedding_weights())
+    states = mine.emb_module.split_optimizer_states()
+    of_others = alone.emb_module.split_optimizer_states()
+    assert len(of_others) == (0 if optimizer == EmbOptimType.EXACT_SGD else len(there))
+    torch.testing.assert_close([states[at] for at in there[: len(of_others)]], of_others)
 
 
 def test_state_dicts_are_unchanged() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -256,6 +257,21 @@ _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
 _KERNEL_SIZES = ("_config", "_local_rows", "_local_cols", "_feature_table_map", "_emb_module")
 
 
+def _part_tables(kernel: Any) -> None:
+    """Let FBGEMM tell a table that has no row on this rank from the one behind it.
+
+    Its CPU kernels know tables by where their rows begin among all. Such a table was a part of the
+    next one, whose width may be another, so that memory of others was written; the last one was
+    looked for behind the end of the sizes.
+    """
+    if 0 in kernel._local_rows:
+        begins = [0, *accumulate(max(1, rows) for rows in kernel._local_rows)]
+        tables = kernel.emb_module
+        tables.hash_size_cumsum = tables.hash_size_cumsum.new_tensor(
+            [*(begins[table] for table in kernel._feature_table_map), begins[-1]]
+        )
+
+
 def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
     """Make the lookups and kernels that fail on CPU those of this module, in place.
 
@@ -281,9 +297,11 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
             module.__class__ = PortableDenseEmbedding
         elif type(module) is BatchedDenseEmbeddingBag:
             require_attributes(module, *_KERNEL_SIZES)
+            _part_tables(module)
             module.__class__ = PortableDenseEmbeddingBag
         elif type(module) in _EMPTY:
             require_attributes(module, *_KERNEL_SIZES)
+            _part_tables(module)
             if sum(vars(module)["_local_rows"]) == 0:
                 module.__class__ = _EMPTY[type(module)]
             elif type(module) is BatchedFusedEmbeddingBag:
