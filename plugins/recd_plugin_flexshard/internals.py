@@ -33,6 +33,11 @@ INTERNALS = (
     Internal("torch.autograd:Variable", ("_execution_engine",), "the end of a backward pass"),
     Internal("torch.distributed", ("_shard",), "folding of tiers into state dicts"),
     Internal(
+        "torch.distributed._shard.sharded_tensor:ShardedTensor",
+        ("_process_group",),
+        "state dicts of tiers that are copied",
+    ),
+    Internal(
         "torch.nn:Module",
         ("_register_load_state_dict_pre_hook",),
         "following of state dicts that are loaded",

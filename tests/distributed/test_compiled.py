@@ -1,6 +1,8 @@
-"""Sharded modules that could not train compiled run as they are."""
+"""Sharded modules, which could not train compiled, run as they are."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,22 +18,22 @@ class Sharded(nn.Module):
         return values + (1 if torch.compiler.is_compiling() else 0)
 
 
-@pytest.mark.parametrize(
-    ("loses", "device", "runs_compiled"),
-    [(True, None, False), (True, "cpu", False), (True, "cuda", True), (False, "cpu", True)],
-)
-def test_it_is_left_out_where_its_tables_would_not_learn(
-    loses: bool, device: str | None, runs_compiled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "_LOSES_GRADIENTS", loses)
-    on = None if device is None else torch.device(device)
-    sharded = compiled.left_uncompiled(Sharded(), on)
+@pytest.fixture(autouse=True)
+def nothing_compiled_before() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("left_out", [True, False])
+def test_it_is_left_out(left_out: bool) -> None:
+    sharded = compiled.left_uncompiled(Sharded()) if left_out else Sharded()
     model = torch.compile(nn.Sequential(sharded), backend="eager")
-    assert model(torch.zeros(1)).item() == runs_compiled
+    assert model(torch.zeros(1)).item() == (not left_out)
 
 
-def test_coalesced_tables_are_left_out() -> None:
-    inside = Sharded()
-    inside.coalesced_groups = {"a": "b"}  # type: ignore[assignment]
-    model = torch.compile(compiled.left_uncompiled(nn.Sequential(inside), None), backend="eager")
-    assert not model(torch.zeros(1)).item()
+def test_a_graph_of_all_is_refused_with_the_reason() -> None:
+    sharded = compiled.left_uncompiled(Sharded())
+    model = torch.compile(nn.Sequential(sharded), backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="recd-plugins leaves sharded modules uncompiled"):
+        model(torch.zeros(1))

@@ -30,7 +30,7 @@ from recd_plugin_flexshard.runtime.merge import TieredAwaitable
 from recd_plugin_flexshard.runtime.overlay import Overlay
 from recd_plugin_flexshard.runtime.retier import Retiering, RetierReport
 from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
-from recd_plugin_flexshard.runtime.state import CopiedRows, FoldingOptimizer
+from recd_plugin_flexshard.runtime.state import CopiedRows, FoldingOptimizer, set_group
 from recd_plugin_flexshard.runtime.tracking import flex_lookup, hot_lookup
 from recd_plugin_flexshard.runtime.update_rule import update_rules
 from recd_plugin_flexshard.runtime.wire import Wire
@@ -106,6 +106,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             "_optim",
             "_model_parallel_name_to_sharded_tensor",
         )
+        assert env.process_group is not None
+        set_group(self._model_parallel_name_to_sharded_tensor, self._optim, env.process_group)
         if self._use_index_dedup:
             raise ExactnessError(
                 "use_index_dedup and tiers in one EmbeddingCollection: leave one of them away"

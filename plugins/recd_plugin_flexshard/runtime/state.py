@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -200,6 +200,18 @@ def _tables(rows: list[Tensor]) -> Tensor:
 def _local(tensor: ShardedTensor, like: Tensor) -> Tensor:
     shards = tensor.local_shards()
     return shards[0].tensor if shards else like[:0]
+
+
+def set_group(
+    weights: Mapping[str, ShardedTensor],
+    optimizer: CombinedOptimizer,
+    group: dist.ProcessGroup,
+) -> None:
+    """Make the tensors of state dicts those of the trainer's group, which a copy of them has."""
+    states = (tensor for by_name in optimizer.state.values() for tensor in by_name.values())
+    for tensor in (*weights.values(), *states):
+        if isinstance(tensor, ShardedTensor):
+            tensor._process_group = group
 
 
 def _optimizer_state(optimizer: CombinedOptimizer, table: str, weights: Tensor) -> Tensor:

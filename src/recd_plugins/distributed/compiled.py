@@ -1,4 +1,4 @@
-"""Sharded modules under torch.compile on CPU."""
+"""Sharded modules under torch.compile."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ import torch
 from torch import nn
 
 M = TypeVar("M", bound=nn.Module)
-#: Of the set with torch 2.11 tables that are compiled never learn, and TorchRec says nothing.
-_LOSES_GRADIENTS = torch.__version__.startswith("2.11.")
+_REASON = "recd-plugins leaves sharded modules uncompiled: docs/exactness.md"
 
 
-def left_uncompiled(sharded: M, device: torch.device | None) -> M:
-    """A sharded module that torch.compile leaves as it is where it could not train compiled.
+def left_uncompiled(sharded: M) -> M:
+    """A sharded module that torch.compile leaves as it is, in a model that it compiles.
 
-    TorchRec's awaitables turn what coalesced tables return back into bags as they are waited for,
-    and compiled code unpacks them too early.
+    Compiled with torch 2.11, its tables never learn on CPU. With any, deduplicated batches of
+    row-wise tables, coalesced and cached tables fail in TorchRec's assertions or in tracing.
     """
-    coalesces = any(getattr(each, "coalesced_groups", None) for each in sharded.modules())
-    if coalesces or (_LOSES_GRADIENTS and (device is None or device.type == "cpu")):
-        sharded.forward = torch.compiler.disable(sharded.forward)  # type: ignore[no-untyped-call]
+    sharded.forward = torch.compiler.disable(sharded.forward, reason=_REASON)  # type: ignore[no-untyped-call]
     return sharded

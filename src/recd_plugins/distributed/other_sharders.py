@@ -188,7 +188,7 @@ def _shard(
             if isinstance(module, FusedEmbeddingBagCollection)
             else None,
         )
-    return left_uncompiled(sharded, device)
+    return left_uncompiled(sharded)
 
 
 def _refuse_row_wise_means(

@@ -114,12 +114,12 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         follow_state_dicts(self)
         configs = module.embedding_bag_configs()
         shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
-        self.coalesced_groups = feature_groups(configs, coalesced)
+        self._groups = feature_groups(configs, coalesced)
         self._layout: BagLayout | None = None
-        if self.coalesced_groups is None:
+        if self._groups is None:
             self._divided_columns = divide_row_wise_tables_only(self, configs, shardings)
         else:
-            self._layout = BagLayout(self, configs, shardings, self.coalesced_groups)
+            self._layout = BagLayout(self, configs, shardings, self._groups)
             self._divided_columns = None
             # The layout divides. Private, torchrec 1.6 to 1.9.
             require_attributes(self, "_has_mean_pooling_callback")
@@ -173,11 +173,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             if not num_rows(features) and isinstance(ctx, ExactBagContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
             # Coalescing looks for those of each feature.
-            if (
-                variable
-                and self.coalesced_groups is None
-                and features.inverse_indices_or_none() is None
-            ):
+            if variable and self._groups is None and features.inverse_indices_or_none() is None:
                 raise ExactnessError(
                     f"{self.form.name}: the batch has stride_per_key_per_rank without "
                     f"inverse_indices of features {shortened(features.keys())}, which say what its "
@@ -187,7 +183,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 )
             if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)
-        if self.coalesced_groups is not None:
+        if self._groups is not None:
             if self._weighted and features.weights_or_none() is None:
                 raise ExactnessError(
                     "a weighted EmbeddingBagCollection with coalesced tables got a batch without "
@@ -196,9 +192,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 )
             assert isinstance(ctx, ExactBagContext)
             with torch.no_grad():
-                features, ctx.coalesced = coalesce_bags(
-                    maybe_td_to_kjt(features), self.coalesced_groups
-                )
+                features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
         elif isinstance(features, KeyedJaggedTensor):
             features = self.form.fit(features)
         awaitable = super().input_dist(ctx, features)
@@ -210,7 +204,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
         """As the base class; what train pipelines call too."""
-        if self.coalesced_groups is None:  # weights of coalesced tables stay on their rank
+        if self._groups is None:  # weights of coalesced tables stay on their rank
             self._id_weights.check_sent(input)
         set_stored_rows(ctx, input)
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
@@ -279,7 +273,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
         self.clipped.check_coalesced(coalesced)
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
-        self.coalesced_groups = feature_groups(module.embedding_configs(), coalesced)
+        self._groups = feature_groups(module.embedding_configs(), coalesced)
         self._is_new = True
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
@@ -298,7 +292,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         if self._on_cpu:
             use_portable_lookups(self._lookups)
         follow_state_dicts(self)
-        if self.coalesced_groups is not None and self._use_index_dedup:
+        if self._groups is not None and self._use_index_dedup:
             raise SetupError(
                 "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
                 "use_index_dedup away, as coalescing does the same"
@@ -344,15 +338,15 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             features = self.form.fit(self.form.ordered(features))
             if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
-        if self.coalesced_groups is not None:
+        if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             with torch.no_grad():
-                unique = coalesce_sequences(maybe_td_to_kjt(features), self.coalesced_groups)
+                unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
                 features, ctx.coalesced = unique
         return self.distribute(ctx, features)
 
     def _why_plain(self) -> str:
-        if self.coalesced_groups is not None:
+        if self._groups is not None:
             return "from which unique ids are taken"
         return "as TorchRec loses their gradient on CPU" if self._on_cpu else ""
 
@@ -389,11 +383,11 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """What TorchRec returns for a coalesced batch, unique rows, becomes that of all ids."""
-        if self.coalesced_groups is not None:
+        if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             assert ctx.coalesced is not None
             embeddings = CoalescedSequences(
-                embeddings, ctx.coalesced, self.coalesced_groups, self._need_indices
+                embeddings, ctx.coalesced, self._groups, self._need_indices
             )
         if getattr(ctx, "no_rows", False):  # it may be that of a module around this one
             embeddings.callbacks.append(without_rows)

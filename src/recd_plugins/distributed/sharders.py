@@ -117,7 +117,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
                 kernels=_as_planned(self._kernels, params, module.embedding_bag_configs()),
                 coalesced=self._coalesced,
             )
-        return left_uncompiled(sharded, device)
+        return left_uncompiled(sharded)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """TorchRec's, and on CPU the row-wise ones, which it leaves out there although they run.
@@ -204,7 +204,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
                 kernels=_as_planned(self._kernels, params, module.embedding_configs()),
                 coalesced=self._coalesced,
             )
-        return left_uncompiled(sharded, device)
+        return left_uncompiled(sharded)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """TorchRec's, and those of ``kernels`` on CPU too."""

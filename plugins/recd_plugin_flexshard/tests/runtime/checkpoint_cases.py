@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
@@ -201,6 +202,19 @@ def copy_into_state_dict(rank: int, world_size: int) -> float:
     for each in (job, plain):
         each.train(range(2))
     return largest_difference(job.everything(), plain.everything())
+
+
+def go_back_to_a_copy(rank: int, world_size: int, optimizer: Optimizer) -> float:
+    """Difference to what a state was when it was copied in memory, after it was loaded again."""
+    job = Job(optimizer, TIERS)
+    job.train(range(2))
+    kept = copy.deepcopy((job.dmp.state_dict(), job.optimizer.state_dict()))
+    want = job.everything()
+    job.train(range(2, 4))
+    assert largest_difference(job.everything(), want) > 0
+    job.dmp.load_state_dict(kept[0])
+    job.optimizer.load_state_dict(kept[1])
+    return largest_difference(job.everything(), want)
 
 
 def fill_in_place(rank: int, world_size: int, part: str, folder: Path) -> float:

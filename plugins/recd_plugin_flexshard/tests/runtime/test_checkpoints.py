@@ -15,6 +15,7 @@ from recd_plugin_flexshard.tests.runtime.checkpoint_cases import (
     copy_into_state_dict,
     fill_after_an_evaluation,
     fill_in_place,
+    go_back_to_a_copy,
     go_on_unsharded,
     load_and_go_on,
     load_into_larger_tables,
@@ -139,6 +140,10 @@ def test_parts_of_a_state_are_loaded_alone(optimizer: Optimizer) -> None:
 
 def test_weights_written_into_a_state_dict(tmp_path: Path) -> None:
     assert max(_run((2, 1), copy_into_state_dict)) <= TOLERANCE
+
+
+def test_a_copy_of_a_state_dict_is_loaded_back(optimizer: Optimizer) -> None:
+    assert _run((2, 2), go_back_to_a_copy, optimizer) == [0.0] * 4
 
 
 @pytest.mark.parametrize("part", ["weights", "state"])
