@@ -109,7 +109,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_histogram_of_reuse(path: Path) -> None:
-    histogram = read_reuse_histograms(path)["trace.pt"]
+    histogram = read_reuse_histograms(str(path))["trace.pt"]
     sizes = (histogram.batch_size, histogram.accesses, histogram.unique_rows)
     assert sizes == (100, 38_000, 20_000)
     assert histogram.upper.tolist() == [1, 2, 8, 16]

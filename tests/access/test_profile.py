@@ -56,8 +56,8 @@ def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # Several row groups a table.
     monkeypatch.setattr("recd_plugins.access.profile_file._LINES", 3)
     path = saved(tmp_path)
-    profile, loaded = AccessProfile.load(path), AccessProfile.load(path)
-    assert loaded.source == "x"
+    profile, loaded = AccessProfile.load(path), AccessProfile.load(str(path))
+    assert (loaded.source, loaded.path) == ("x", path)
     assert list(loaded.tables) == ["t", "u"]
     for name, table in loaded.tables.items():
         assert vars(table).keys() == vars(profile.tables[name]).keys()
@@ -69,7 +69,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_table_without_accesses(tmp_path: Path) -> None:
     nothing = table_access(rows=np.empty(0, np.int64), accesses=np.empty(0))
-    AccessProfile({"t": nothing}, "x").save(tmp_path / "p")
+    AccessProfile({"t": nothing}, "x").save(str(tmp_path / "p"))
     loaded = AccessProfile.load(tmp_path / "p").tables["t"]
     assert (loaded.length, loaded.tail_probability, loaded.covered(5)) == (0.0, 0.0, 0.0)
 

@@ -26,7 +26,7 @@ class AccessProfile:
     path: Path | None = None
 
     @classmethod
-    def load(cls, path: Path) -> AccessProfile:
+    def load(cls, path: str | Path) -> AccessProfile:
         """Read the Parquet file of a profile.
 
         Raises:
@@ -34,10 +34,10 @@ class AccessProfile:
         """
         from recd_plugins.access.profile_file import read_tables
 
-        tables, source = read_tables(path)
-        return cls(tables, source, path)
+        tables, source = read_tables(Path(path))
+        return cls(tables, source, Path(path))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write a Parquet file, whole or not at all, in place of one that is there.
 
         Raises:
@@ -45,7 +45,7 @@ class AccessProfile:
         """
         from recd_plugins.access.profile_file import write_tables
 
-        write_tables(self.tables, self.source, path)
+        write_tables(self.tables, self.source, Path(path))
 
     def merge(self, other: AccessProfile) -> AccessProfile:
         """What both have seen together; a table that only one has is taken as it is.

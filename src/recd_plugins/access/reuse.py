@@ -165,12 +165,13 @@ def _filled(
     return part * lower + (upper - lower) * part**power / power
 
 
-def read_reuse_histograms(path: Path) -> dict[str, ReuseHistogram]:
+def read_reuse_histograms(path: str | Path) -> dict[str, ReuseHistogram]:
     """The histograms of a file by their names.
 
     Raises:
         DataError: the file cannot be read or has another format; says the line.
     """
+    path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:

@@ -93,14 +93,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        folder: Path,
+        folder: str | Path,
         keep: int,
         identity: Mapping[str, Any] | None = None,
         allowed: Collection[str] = (),
         fitted: FittedState | None = None,
     ) -> None:
         self._fitted = fitted
-        self._folder = folder
+        self._folder = Path(folder)
         self._keep = keep
         self._identity = identity
         self._allowed = allowed

@@ -36,10 +36,12 @@ LENGTHS = torch.tensor([2, 0, 2, 1, 2, 0])
 WEIGHTS = torch.tensor([0.5, 2.0, 1.0, -1.0, 3.0, 0.25, 1.5])
 
 
-def bags(*, weighted: bool = False) -> EmbeddingBagCollection:
+def bags(*, weighted: bool = False, times: int = 1) -> EmbeddingBagCollection:
     torch.manual_seed(0)
     tables = [
-        EmbeddingBagConfig(name=f"t_{key}", embedding_dim=4, num_embeddings=5, feature_names=[key])
+        EmbeddingBagConfig(
+            name=f"t_{key}", embedding_dim=4, num_embeddings=5, feature_names=[key] * times
+        )
         for key in KEYS
     ]
     return EmbeddingBagCollection(tables=tables, is_weighted=weighted)
@@ -119,6 +121,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: _output(shard(bags(), True), _variable([[0, 1, 2], [0, -1, 2]])),
         lambda: _output(shard(bags(), True), _variable(None)),
         lambda: shard(processed, True)(batch()).wait(),
+        lambda: shard(bags(times=2), True),
     ]
     found = []
     for attempt in attempts:

@@ -47,11 +47,16 @@ def feature_groups(
     """The groups of a module; None where none of its tables is coalesced.
 
     Raises:
-        SetupError: a feature looks up a coalesced table and one that is not.
+        SetupError: a feature looks up a coalesced table and one that is not, or one of them twice.
     """
     tables: dict[str, list[str]] = {}
     for config in configs:
         for feature in config.feature_names:
+            if config.name in coalesced and config.feature_names.count(feature) > 1:
+                raise SetupError(
+                    f"table {config.name} is to be coalesced and has feature {feature} twice: name "
+                    "it once in feature_names, or leave the table out"
+                )
             tables.setdefault(feature, []).append(config.name)
     groups: dict[tuple[str, ...], list[str]] = {}
     others = []
