@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
 from recd_plugin_tables.sources.source import BATCH_ROWS
-from recd_plugins.api import optional_library
+from recd_plugins.api import DataError, optional_library
 
 
 class DeltaSource(BatchSource):
     """A Delta table as its last version has it.
 
     Raises:
-        DataError: it is none.
+        DataError: it is none, or its columns are mapped to others.
         SetupError: deltalake is not installed.
     """
 
@@ -27,8 +27,16 @@ class DeltaSource(BatchSource):
         )
         try:
             self._table = deltalake.DeltaTable(location)
+            mapped = self._table.metadata().configuration.get("delta.columnMapping.mode", "none")
         except self._errors as error:
             raise self._damaged(error) from error
+        if mapped != "none":
+            raise DataError(
+                f"{location}: its columns have other names in its files "
+                f"(delta.columnMapping.mode: {mapped}), which deltalake's reader does not heed, so "
+                "that values of one could be taken for those of another: write a copy without the "
+                "mapping"
+            )
 
     @property
     def num_rows(self) -> int | None:

@@ -35,6 +35,8 @@ class DuckDbSource(BatchSource):
         if not Path(location).is_file():
             raise DataError(f"{location}: no such file")
         self._duckdb = duckdb
+        #: Whether its rows may be those of other files than this one.
+        self._reads_others = True
         try:
             self._query = (query or "").strip().rstrip(
                 ";"
@@ -52,12 +54,24 @@ class DuckDbSource(BatchSource):
             return int(database.execute(f"SELECT count(*) FROM (\n{self._query}\n)").fetchone()[0])
 
     def identity(self) -> dict[str, Any]:
-        found = Path(self.location).stat()
+        # What was committed last stands in a file of its own until DuckDB moves it.
+        files = [Path(f"{self.location}{suffix}") for suffix in ("", ".wal")]
+        found = [file.stat() if file.is_file() else None for file in files]
         return {
             "format": "duckdb",
             "query": self._query,
-            "file": [found.st_size, found.st_mtime_ns],
+            "files": [stat and [stat.st_size, stat.st_mtime_ns] for stat in found],
+            "rows": self._digest() if self._reads_others else None,
         }
+
+    def _digest(self) -> str:
+        """Of all rows, whatever their order."""
+        _ = self.schema  # a wrong query is refused there
+        with self._connect() as database:
+            found = database.execute(
+                f"SELECT count(*), sum(hash(every)) FROM (\n{self._query}\n) AS every"
+            ).fetchone()
+        return " ".join(map(str, found))
 
     def read_schema(self) -> pa.Schema:
         with self._connect() as database:
@@ -71,9 +85,11 @@ class DuckDbSource(BatchSource):
     def _chosen(self, table: str | None) -> str:
         with self._connect() as database:
             found = database.execute(
-                "SELECT table_schema, table_name FROM information_schema.tables ORDER BY ALL"
+                "SELECT table_schema, table_name, table_type FROM information_schema.tables "
+                "ORDER BY ALL"
             ).fetchall()
-        names = [name if schema == "main" else f"{schema}.{name}" for schema, name in found]
+        kinds = {name if schema == "main" else f"{schema}.{name}": of for schema, name, of in found}
+        names = list(kinds)
         if table is None and len(names) == 1:
             table = names[0]
         if table is None or table not in names:
@@ -82,6 +98,7 @@ class DuckDbSource(BatchSource):
                 f"{self.location}: {asked}; set source: {{table: NAME}} to one of "
                 f"{', '.join(names) or 'none'}, or source: {{query: SELECT ...}}"
             )
+        self._reads_others = kinds[table] == "VIEW"
         return ".".join(map(_quoted, table.split(".", 1)))
 
 

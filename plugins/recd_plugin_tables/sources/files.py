@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import takewhile
@@ -17,6 +18,7 @@ from recd_plugins.api.tables import Location
 
 # The folder of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE = re.compile("-?[0-9]+")
 
 
 class FileSource(Source):
@@ -141,13 +143,18 @@ def _keys(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _key_column(words: Sequence[str | None], *, as_text: bool) -> pa.Array:
-    """What the files' folders say: numbers where all are, unless they are text."""
+    """What the files' folders say: numbers where all are, and none is another's, unless they are
+    text."""
     values = [None if word in (None, _NULL_KEY) else unquote(str(word)) for word in words]
-    if as_text:
+    distinct = {value for value in values if value is not None}
+    if as_text or not all(_WHOLE.fullmatch(value) for value in distinct):
+        return pa.array(values, pa.string())
+    numbers = {value: int(value) for value in distinct}
+    if len(set(numbers.values())) < len(distinct):  # as 0123 and 123 of a code
         return pa.array(values, pa.string())
     try:
-        return pa.array([None if value is None else int(value) for value in values], pa.int64())
-    except (ValueError, OverflowError):
+        return pa.array([None if value is None else numbers[value] for value in values], pa.int64())
+    except OverflowError:
         return pa.array(values, pa.string())
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +108,23 @@ def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):
     assert {row["shard"] for row in read(folder)} == {"own"}
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["03", "10"], [3, 10]),
+        (["-1", "1"], [-1, 1]),
+        (["0123", "123"], ["0123", "123"]),
+        (["1_0", "10"], ["1_0", "10"]),
+        (["9" * 20, "1"], ["9" * 20, "1"]),
+    ],
+)
+def test_keys_of_folders_stay_apart(tmp_path, keys, expected):
+    for key in keys:
+        (tmp_path / f"code={key}").mkdir()
+        pq.write_table(FLAT.slice(0, 1), tmp_path / f"code={key}" / "x.parquet")
+    assert {row["code"] for row in read(tmp_path)} == set(expected)
+
+
 def test_options_that_would_change_nothing_are_refused(tmp_path):
     path = write_feather(tmp_path)
     with pytest.raises(DataError, match=r"source.separator is for csv, tsv, and this is arrow"):
@@ -152,6 +171,41 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
         read(database, table="other")
     with pytest.raises(DataError, match=r"t.duckdb: cannot be read: .*nowhere"):
         read(database, query="SELECT * FROM nowhere")
+
+
+def test_rows_that_duckdb_has_elsewhere_are_other_rows(tmp_path):
+    import duckdb
+
+    path = write_duckdb(tmp_path)
+    pq.write_table(FLAT, tmp_path / "other.parquet")
+    view = tmp_path / "view.duckdb"
+    with duckdb.connect(view) as database:
+        database.execute(f"CREATE VIEW v AS SELECT * FROM '{tmp_path / 'other.parquet'}'")
+    query = SourceOptions(query=f"FROM '{tmp_path / 'other.parquet'}'")
+    sources = [open_source(path), open_source(view), open_source(path, options=query)]
+    before = [source.identity() for source in sources]
+    assert [source.identity() for source in sources] == before
+    # Killed after a commit, which is then not yet in the file.
+    insert = f"c = duckdb.connect('{path}'); c.execute('INSERT INTO t SELECT * FROM t')"
+    script = f"import duckdb, os; {insert}; os._exit(0)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert path.with_name("t.duckdb.wal").is_file()
+    pq.write_table(FLAT.slice(0, 11), tmp_path / "other.parquet")
+    for source, was in zip(sources, before, strict=True):
+        assert source.identity() != was
+    assert len(read(path)) == 24
+
+
+def test_a_delta_table_whose_columns_are_mapped_is_refused(tmp_path):
+    path = write_delta(tmp_path)
+    (log,) = (path / "_delta_log").glob("*.json")
+    log.write_text(
+        log.read_text().replace(
+            '"configuration":{', '"configuration":{"delta.columnMapping.mode":"name"'
+        )
+    )
+    with pytest.raises(DataError, match=r"other names in its files .*mode: name.*write a copy"):
+        read(path)
 
 
 def test_deleted_rows_of_a_delta_table_stay_away(tmp_path):
