@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
@@ -19,6 +20,7 @@ from recd_plugins.api.tables import Location
 # The folder of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 _WHOLE = re.compile("-?[0-9]+")
+_BLOCK = 1 << 22
 
 
 class FileSource(Source):
@@ -99,8 +101,19 @@ class FileSource(Source):
                     yield Rows(pa.RecordBatch.from_arrays(arrays, schema=schema), (origin,))
 
     def identity(self) -> dict[str, Any]:
-        files = [[file.below(self._root), file.size, file.changed] for file in self._files]
-        return {"format": self._format.name, "files": files}
+        return {"format": self._format.name, "files": self._versions}
+
+    @cached_property
+    def _versions(self) -> list[list[str | int | None]]:
+        """Of each file name, size and when it changed, or a digest where its store tells no times."""
+        return [
+            [
+                file.below(self._root),
+                file.size,
+                _digest(file) if file.changed is None else file.changed,
+            ]
+            for file in self._files
+        ]
 
     @cached_property
     def _inner(self) -> pa.Schema:
@@ -128,6 +141,14 @@ class FileSource(Source):
     def _schema(self, file: Location) -> pa.Schema:
         with format_errors(file, self._format.name):
             return check_names(str(file), self._format.schema(file)).remove_metadata()
+
+
+def _digest(file: Location) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with file.told(), file.open() as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _folders_above(root: Location, *, is_file: bool) -> list[str]:

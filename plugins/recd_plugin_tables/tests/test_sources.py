@@ -148,6 +148,14 @@ def test_files_of_a_store_are_read_as_those_of_a_disk():
         open_source("memory://table")
 
 
+def test_a_file_of_a_store_that_tells_no_times_is_known_by_its_contents():
+    store, found = fsspec.filesystem("memory"), []
+    for text in ("a,b\n1,2\n", "a,b\n1,2\n", "a,b\n1,3\n"):
+        store.pipe("/timeless/x.csv", text.encode())
+        found.append(open_source("memory://timeless/x.csv").identity())
+    assert found[0] == found[1] != found[2]
+
+
 def test_files_that_differ_in_the_width_of_numbers_are_one_table(tmp_path):
     pa.csv.write_csv(pa.table({"n": [1, 2]}), tmp_path / "a.csv")
     pa.csv.write_csv(pa.table({"n": [1.5, 2.5]}), tmp_path / "b.csv")
