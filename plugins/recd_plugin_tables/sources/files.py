@@ -105,7 +105,7 @@ class FileSource(Source):
 
     @cached_property
     def _versions(self) -> list[list[str | int | None]]:
-        """Of each file name, size and when it changed, or a digest where its store tells no times."""
+        """Name, size and time of change of each; a digest where its store tells no times."""
         return [
             [
                 file.below(self._root),
