@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugin_scars.runtime.host_memory import MemoryStore
@@ -41,7 +42,7 @@ def open_backing_store(
     """
     if isinstance(storage, MappedFile):
         return FileStore(
-            storage.folder,
+            Path(storage.folder),
             keep=storage.keep,
             name=name,
             num_rows=num_rows,

@@ -35,7 +35,7 @@ class MappedFile:
         keep: leave them there when the tables are closed.
     """
 
-    folder: Path
+    folder: str | Path
     keep: bool = False
 
 

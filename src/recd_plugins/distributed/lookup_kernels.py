@@ -19,6 +19,7 @@ from torchrec.distributed.embedding_types import (
     ShardedEmbeddingTable,
 )
 from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.asked_shards import tell_when_asked
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -26,6 +27,11 @@ from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 
 _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+_WITHOUT_CACHE = (
+    EmbeddingComputeKernel.DENSE,
+    EmbeddingComputeKernel.FUSED,
+    EmbeddingComputeKernel.FUSED_UVM,
+)
 
 
 class RowKernel:
@@ -230,8 +236,8 @@ def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
     ) -> nn.Module:
         if (own := _kernels_of(config, kernels)) is None:
             return stock(lookup, config, pg, device, env)
-        require_attributes(lookup, "_need_prefetch")
-        lookup._need_prefetch = True
+        require_attributes(lookup, "_emb_modules")
+        lookup.prefetch = partial(_prefetch, lookup)
         return own.sequences(config, pg, device)
 
     GroupedPooledEmbeddingsLookup._create_embedding_kernel = bags
@@ -241,6 +247,22 @@ def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
     finally:
         GroupedPooledEmbeddingsLookup._create_embedding_kernel = stock_bags
         GroupedEmbeddingsLookup._create_embedding_kernel = stock
+
+
+def _prefetch(
+    lookup: GroupedEmbeddingsLookup,
+    sparse_features: KeyedJaggedTensor,
+    forward_stream: torch.cuda.Stream | None = None,
+) -> None:
+    """As TorchRec's own, which asks kernels without a cache, too, and fails so on CPU."""
+    kernels = list(lookup._emb_modules)
+    features = sparse_features.split([kernel.config.num_features() for kernel in kernels])
+    for kernel, mine in zip(kernels, features, strict=True):
+        tables = kernel.emb_module
+        if kernel.config.compute_kernel not in _WITHOUT_CACHE and hasattr(tables, "prefetch"):
+            tables.prefetch(
+                indices=mine.values(), offsets=mine.offsets(), forward_stream=forward_stream
+            )
 
 
 def _kernels_of(

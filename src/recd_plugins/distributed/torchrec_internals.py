@@ -38,7 +38,7 @@ INTERNALS = (
         )
     ),
     Internal(
-        f"{_LOOKUPS}:GroupedEmbeddingsLookup", ("_need_prefetch",), "putting in kernels of plugins"
+        f"{_LOOKUPS}:GroupedEmbeddingsLookup", ("_emb_modules",), "putting in kernels of plugins"
     ),
     *(
         Internal(

@@ -78,6 +78,7 @@ class Case:
     turn: int
     # Whether the cached tables' ids are made unique before they are sent.
     coalesced: bool = False
+    uncached: tuple[str, ...] = ()
 
     def policy(self, table: str) -> CachePolicy:
         return POLICIES[(int(table[1]) + self.turn) % len(POLICIES)]
@@ -88,7 +89,9 @@ class Case:
     def caches(self, folder: Path) -> dict[str, TableCache]:
         tables = tables_of(ParityModel(PARTS))
         return {
-            table.name: self._cache(table.name, table.num_embeddings, folder) for table in tables
+            table.name: self._cache(table.name, table.num_embeddings, folder)
+            for table in tables
+            if table.name not in self.uncached
         }
 
     def _cache(self, table: str, num_embeddings: int, folder: Path) -> TableCache:
@@ -100,7 +103,7 @@ class Case:
             policy,
             num_cached[self.rows] / num_embeddings,
             hot_rows=None if policy == "lru" else hot_rows,
-            storage=MappedFile(folder) if self.in_file(table) else HostMemory(),
+            storage=MappedFile(str(folder)) if self.in_file(table) else HostMemory(),
             lookahead=self.lookahead,
         )
 
@@ -251,9 +254,8 @@ def _plan(
     sharders: list[ModuleSharder[Any]],
     caches: Mapping[str, TableCache],
 ) -> ShardingPlan:
-    kernel = "fused_uvm_caching" if caches else "fused"
-
-    def generator(index: int) -> Any:
+    def generator(index: int, table: str) -> Any:
+        kernel = "fused_uvm_caching" if table in caches else "fused"
         if sharding == "table_wise":
             return table_wise(rank=index % world_size, compute_kernel=kernel)
         if sharding == "row_wise":
@@ -264,7 +266,10 @@ def _plan(
     plan = {
         name: construct_module_sharding_plan(
             module,
-            {table.name: generator(index) for index, table in enumerate(tables_of(module))},
+            {
+                table.name: generator(index, table.name)
+                for index, table in enumerate(tables_of(module))
+            },
             sharder,
             local_size=world_size,
             world_size=world_size,

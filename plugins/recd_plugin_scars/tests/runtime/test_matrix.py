@@ -53,6 +53,20 @@ def test_parity(world_size: int, sharding: str) -> None:
         _assert_cached(case, differences)
 
 
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_parity_beside_tables_without_a_cache(sharding: str) -> None:
+    training = Training(sharding, "unique", "rowwise_adagrad")
+    cases = [
+        Case(training, "some", lookahead=True, turn=turn, uncached=uncached)
+        for turn, uncached in enumerate((("b0", "s1", "s3"), ("b1", "b2", "s0", "s2")))
+    ]
+    by_rank = run_on_ranks(run_cases, 2, cases)
+    for case, *differences in zip(cases, *by_rank, strict=True):
+        for difference in differences:
+            _assert_equal(case, difference)
+        _assert_cached(case, differences)
+
+
 def test_the_matrix_has_every_policy_and_storage() -> None:
     tables = ("b0", "b1", "b2", "s0", "s1", "s2", "s3")
     cases = [case for ranks, by in product((1, 2), SHARDINGS) for case in cases_of(ranks, by)]
