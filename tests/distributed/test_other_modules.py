@@ -11,8 +11,14 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.itep_embeddingbag import ITEPEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingEnv,
+)
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
 from torchrec.modules.itep_modules import GenericITEPModule
 
@@ -142,3 +148,42 @@ def test_pruning_is_refused_without_fbgemms_operators() -> None:
     )
     with pytest.raises(SetupError, match="sparse is a ITEPEmbeddingBagCollection, and the inst"):
         sharder.shard(module, {}, ShardingEnv(2, 0), cases.CPU, "sparse")
+
+
+@pytest.mark.parametrize(
+    ("device", "poolings", "why"),
+    [
+        ("cpu", (PoolingType.SUM, PoolingType.SUM), r"tables t0 .* for CUDA alone\. Shard them by"),
+        ("cuda", (PoolingType.MEAN, PoolingType.SUM), r"tables t0 .* divides those of other"),
+    ],
+)
+def test_fused_bags_by_rows_are_refused(
+    device: str, poolings: tuple[PoolingType, ...], why: str
+) -> None:
+    module = FusedEmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=f"t{index}",
+                embedding_dim=4,
+                num_embeddings=8,
+                feature_names=[f"f{index}"],
+                pooling=pooling,
+            )
+            for index, pooling in enumerate(poolings)
+        ],
+        optimizer_type=torch.optim.SGD,
+        optimizer_kwargs={"lr": 0.02},
+    )
+    params = EmbeddingModuleShardingPlan(
+        {
+            f"t{index}": ParameterSharding(by, "fused", ranks=[0])
+            for index, by in enumerate(("row_wise", "table_wise"))
+        }
+    )
+    sharder = next(
+        each
+        for each in build_sharders(prepared(registry()))
+        if each.module_type is FusedEmbeddingBagCollection
+    )
+    with pytest.raises(SetupError, match=why):
+        sharder.shard(module, params, ShardingEnv(1, 0), torch.device(device))

@@ -64,6 +64,8 @@ from recd_plugins.distributed.managed_collision import (
     why_all_rows_remapped,
 )
 from recd_plugins.distributed.mean_pooling import mean_pooled
+from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.distributed.wire import with_gradients
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
@@ -171,7 +173,13 @@ def _shard(
             "in-training pruning, which its builds for CUDA alone have: train it there, or give "
             "the tables as many rows as there are ids"
         )
+    on_cpu = device is None or device.type == "cpu"
+    if isinstance(module, FusedEmbeddingBagCollection):
+        _refuse_rows_of_fused_bags(name, module, params, on_cpu=on_cpu)
     sharded = sharder.shard(module, params, env, device, module_fqn)
+    if isinstance(sharded, ShardedFusedEmbeddingBagCollection) and on_cpu:
+        require_attributes(sharded, "_lookups")  # private, torchrec 1.6 to 1.9
+        use_portable_lookups(sharded._lookups)
     if isinstance(sharded, ShardedFeatureProcessedEmbeddingBagCollection):
         keep_form(sharded)
     if isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
@@ -209,6 +217,32 @@ def _refuse_row_wise_means(
             "split by rows and pooled by weighted means, whose weights come too late for TorchRec: "
             "leave their sharding to the planner, or pool by sums"
         )
+
+
+def _refuse_rows_of_fused_bags(
+    name: str,
+    module: FusedEmbeddingBagCollection,
+    params: EmbeddingModuleShardingPlan,
+    *,
+    on_cpu: bool,
+) -> None:
+    """Refuse shardings by rows that TorchRec does not offer, or in which it divides too much."""
+    by_rows = {table for table, each in params.items() if each.sharding_type in _ROW_WISE}
+    means = [
+        config.name
+        for config in module.embedding_bag_configs()
+        if config.name in by_rows and config.pooling == PoolingType.MEAN
+    ]
+    for tables, why in (
+        (sorted(by_rows) if on_cpu else [], "for CUDA alone"),
+        (means, "wrong where bags are means: it divides those of other tables, too"),
+    ):
+        if tables:
+            raise SetupError(
+                f"{name}: tables {', '.join(tables)} of a FusedEmbeddingBagCollection are split by "
+                f"rows, which is {why}. Shard them by tables or columns, or make the module an "
+                "EmbeddingBagCollection"
+            )
 
 
 def why_plain(module: nn.Module) -> str:
