@@ -335,6 +335,20 @@ def test_a_table_without_rows_here_has_none_of_any_id(pooling: PoolingType) -> N
         module(features)
 
 
+def test_weights_of_tables_without_rows_here_have_a_gradient() -> None:
+    """Else a rank would sum no gradient of what makes them, and the others wait for it."""
+    module = kernel([4, 8], PoolingType.SUM, weighted=True, shared=False, rows=[0, 0])
+    use_portable_lookups([module])
+    weights = torch.empty(0, requires_grad=True)
+    nothing = KeyedJaggedTensor(
+        ["f0", "f1"], torch.empty(0, dtype=torch.int64), weights, lengths=torch.zeros(4).int()
+    )
+    pooled = module(nothing)
+    assert pooled.tolist() == [[0.0] * 12] * 2
+    pooled.sum().backward()
+    assert weights.grad is not None
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("widths", "rows"),

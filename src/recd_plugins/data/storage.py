@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
 
+from recd_plugins.data.table_folders import MARKS, refuse_table, tables_above
 from recd_plugins.errors import DataError, RecdError, SetupError
 
 #: What a file is told from another one in its place by: its time of change, in nanoseconds.
@@ -110,6 +112,7 @@ class Location:
         """
         try:
             found = _find_local(self.path, suffix) if self.local else self._find_stored(suffix)
+            self._refuse_part_of_table(found)
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self}: cannot be listed: {error}") from error
         if found is None:
@@ -178,6 +181,19 @@ class Location:
                 raise meant from error
             raise
 
+    def _refuse_part_of_table(self, found: list[Location] | None) -> None:
+        path = str(self.path) if self.local is None else self.local.absolute().as_posix()
+        if not found or found[0].path == self.path:
+            return
+        for folder, mark in product(tables_above(path), MARKS):
+            place = f"{folder}/{mark}"
+            there = self.local is not None and Path(place).exists()
+            if self.local is None:
+                with suppress(DataError):
+                    there = bool(Location(place, self.storage)._find_stored(""))
+            if there:
+                refuse_table(folder, [mark])
+
     def _find_stored(self, suffix: str) -> list[Location] | None:
         with self.told():
             files, path = self._file_system(reaching=True)
@@ -193,6 +209,7 @@ class Location:
         for info in infos:
             below = info.path.removeprefix(root).lstrip("/")
             parts = below.split("/")
+            refuse_table(top, parts)
             if (
                 info.type == pafs.FileType.File
                 and below.endswith(suffix)
@@ -347,6 +364,9 @@ def _find_local(path: Any, suffix: str) -> list[Location] | None:
         return None
     found: list[Path] = []
     for folder, folders, files in os.walk(path, onerror=_raise):
+        inside = Path(folder).relative_to(path).parts
+        for name in (*folders, *files):
+            refuse_table(str(path), [*inside, name])
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         for inner in (Path(folder, name) for name in folders):
             if inner.is_symlink():

@@ -233,7 +233,10 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
             shape = [sum(stride * width for stride, width in strides)]
         else:
             shape = [features.stride(), sum(widths)]
-        return torch.zeros(shape, device=features.device(), requires_grad=True)
+        zeros = torch.zeros(shape, device=features.device(), requires_grad=True)
+        # Weights of a feature processor get a gradient, as on the ranks that it is summed with.
+        weights = features.weights_or_none()
+        return zeros if weights is None else zeros + weights.sum() * 0
 
 
 class EmptyEmbedding(BatchedFusedEmbedding):
