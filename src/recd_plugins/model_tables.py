@@ -120,11 +120,29 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
     yield from visit("", model)
 
 
+def _refuse_tied_and_frozen(path: str, module: nn.Module) -> None:
+    names: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            raise SetupError(
+                f"{name} of {path or 'the model'} is frozen (requires_grad=False), which the "
+                "kernels of TorchRec do not heed: they would train it. Give its table an optimizer "
+                "with a learning rate of 0"
+            )
+        first = names.setdefault(id(parameter), name)
+        if first != name:
+            raise SetupError(
+                f"{first} and {name} of {path or 'the model'} are one weight, of which sharding "
+                "would make two that train apart: give one table the features of both"
+            )
+
+
 def refuse_shared_tables(model: nn.Module) -> None:
     """Refuse tables that several modules have: each would be sharded to a table of its own.
 
     Raises:
-        SetupError: an embedding module is at two paths, or has a parameter of another module.
+        SetupError: an embedding module is at two paths, or has a parameter of another module, or
+            one twice; or a table is frozen, and TorchRec would train it.
     """
     paths: dict[int, str] = {}
     others: list[tuple[str, nn.Parameter]] = []
@@ -138,6 +156,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
         inside = inside or has_tables
         if not inside:
             others.extend(module.named_parameters(path, recurse=False))
+        if has_tables:
+            _refuse_tied_and_frozen(path, module)
         for parameter in module.parameters() if has_tables else ():
             first = paths.setdefault(id(parameter), path)
             if first != path:

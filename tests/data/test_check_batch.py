@@ -132,7 +132,7 @@ class Numbered(Reader):
             yield Rows(data, (Origin("numbers", 0, size),))
         if self.options.fail:
             raise ValueError("no number is left")
-    def state_dict(self): return {}
+    def state_dict(self): return None if self.options.fail else {}
     def load_state_dict(self, state): ...
 
 class Runs(Converter):
@@ -198,6 +198,10 @@ def test_a_loader_names_the_plugin(
     registry = load_registry(path, plugins_dir=tmp_path / "plugins")
     with pytest.raises(PluginError, match=message):
         list(build_dataloader(registry, rank=0, world_size=1))
+    if "fail" in options:
+        loader = build_dataloader(registry, rank=0, world_size=1)
+        with pytest.raises(PluginError, match=r"^nu.numbers: state_dict of a reader returned None"):
+            loader.state_dict()
 
 
 def test_a_reader_yields_rows() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -111,6 +112,25 @@ class Two(nn.Module):
 def test_a_table_of_two_modules_is_refused(shares: str) -> None:
     with pytest.raises(SetupError, match=r"first\.bags and second\.bags share a table"):
         recd_plugins.wrap(Two(shares))
+
+
+def test_two_tables_of_one_weight_are_refused() -> None:
+    model = Model()
+    tables = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=4, num_embeddings=9, feature_names=[f"f{i}"])
+        for i in range(2)
+    ]
+    model.bags = EmbeddingBagCollection(tables=tables)
+    model.bags.embedding_bags["t1"].weight = model.bags.embedding_bags["t0"].weight
+    with pytest.raises(SetupError, match=r"t0\.weight and .*t1\.weight of bags are one weight"):
+        recd_plugins.wrap(model)
+
+
+def test_a_frozen_table_is_refused() -> None:
+    model = Model()
+    model.bags.embedding_bags["t_f0"].weight.requires_grad_(False)
+    with pytest.raises(SetupError, match=r"t_f0\.weight of bags is frozen .* learning rate of 0"):
+        recd_plugins.wrap(model)
 
 
 def test_a_table_that_is_a_layers_weight_is_refused() -> None:

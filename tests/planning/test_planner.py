@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -336,6 +337,14 @@ def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCapture
         ({"a": ParameterConstraints()}, "name a, which is none of its tables; its tables: b"),
         ({"b": "row_wise"}, "constraints of table b are 'row_wise'; expected torchrec's Param"),
         (5, "constraints are 5; expected torchrec's ParameterConstraints by table name"),
+        (
+            {"b": ParameterConstraints(sharding_types=[ShardingType.ROW_WISE])},
+            "constraints returned sharding_types [<ShardingType.ROW_WISE: 'row_wise'>] for table b",
+        ),
+        (
+            {"b": ParameterConstraints(compute_kernels="fused")},
+            "constraints returned compute_kernels 'fused' for table b; expected a list of texts",
+        ),
         (
             {"b": ParameterConstraints(pooling_factors=[-1.0])},
             "constraints returned pooling_factors [-1.0] for table b; expected finite numbers",

@@ -106,6 +106,8 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
         ("trains_twice", "made 2 backward passes in 1 calls, each of which trains one batch: tab"),
         ("is_one_behind", "returned the labels of another batch in call 2: expected the output of"),
         ("skips", "progress ended with 1 of 2 batches that it had taken and not trained"),
+        ("evaluates", "progress left the model in evaluation mode in call 1, in which no later"),
+        ("stops_early", "progress ended after 1 calls, and batches are left: it raises StopIter"),
         ("is_stale", "TrainPipelineSemiSync looks up the rows of a batch before"),
     ],
 )

@@ -149,7 +149,7 @@ def _profile_text(
     chosen = choose([f"t_{name}" for name in names], tables)
     features = [name.removeprefix("t_") for name in chosen]
     with row_progress(f"reading {source.name}", rows) as advance:
-        pieces = text_pieces(source, names, features, rows)
+        pieces = text_pieces(source, names if columns else (), features, rows)
         return profile_pieces(pieces, features, str(source), advance)
 
 

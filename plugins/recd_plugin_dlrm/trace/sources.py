@@ -40,10 +40,10 @@ def text_pieces(
 
     Args:
         path: see ``read_text``, as for ``columns``.
-        features: the columns to take.
+        features: the columns to take; without columns, what the ids are called.
         rows: read the first so many; None: all.
     """
-    places = {name: columns.index(name) for name in features}
+    places = {name: columns.index(name) if columns else 0 for name in features}
     left = rows
     for numbers in read_text(path, columns):
         taken = numbers[:left]

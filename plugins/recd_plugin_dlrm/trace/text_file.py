@@ -25,10 +25,10 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]
 
     Args:
         path: the file; gzip where it ends in .gz.
-        columns: names of the numbers of a line; with one, lines mean nothing.
+        columns: names of the numbers of a line; without any, lines mean nothing.
 
     Returns:
-        int64 ``[n, columns]`` each.
+        int64 ``[n, columns]`` each, ``[n, 1]`` without columns.
 
     Raises:
         DataError: the file cannot be read, is damaged or has no numbers; something in it is no
@@ -39,7 +39,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]
     try:
         check_regular(path)
         with _open(path) as file:
-            for text in _pieces(file, by_line=len(columns) > 1):
+            for text in _pieces(file, by_line=bool(columns)):
                 ids = _parse(path, text, lines, columns)
                 lines += text.count(b"\n")
                 if len(ids):
@@ -79,10 +79,9 @@ def _pieces(file: BinaryIO, *, by_line: bool) -> Iterator[bytes]:
 
 def _parse(path: Path, text: bytes, lines: int, columns: Sequence[str]) -> NDArray[np.int64]:
     out = np.empty((len(text) + 1) // 2, np.int64)
-    checked = len(columns) if len(columns) > 1 else 0
-    num, wrong, place = parse_ids(np.frombuffer(text, np.uint8), checked, out)
+    num, wrong, place = parse_ids(np.frombuffer(text, np.uint8), len(columns), out)
     if wrong == FINE:
-        return out[:num].reshape(-1, len(columns))
+        return out[:num].reshape(-1, max(1, len(columns)))
     line_number = lines + text.count(b"\n", 0, place) + 1
     where = f"{path}: line {line_number:,}"
     if wrong == OTHER_COLUMNS:

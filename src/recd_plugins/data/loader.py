@@ -117,7 +117,13 @@ class DataLoader:
         has reached.
         """
         with plugin_call(self._dataset, "state_dict of a reader"):
-            return self._reader.state_dict()
+            state = self._reader.state_dict()
+        if not isinstance(state, dict):
+            raise PluginError(
+                f"{self._dataset.name}: state_dict of a reader returned {state!r:.80}; expected a "
+                "dict, the position after the last batch"
+            )
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._at_start = False

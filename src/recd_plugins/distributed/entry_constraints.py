@@ -106,9 +106,20 @@ def _constraints(
             expected="torchrec's ParameterConstraints",
         )
         for name, of_table in constraints.items():
+            _check_words(plugin.name, name, of_table)
             _check_numbers(plugin.name, name, of_table)
         found |= constraints
     return found
+
+
+def _check_words(plugin: str, table: str, constraints: ParameterConstraints) -> None:
+    for name in ("sharding_types", "compute_kernels"):
+        words = getattr(constraints, name)
+        if isinstance(words, str) or any(type(word) is not str for word in words or ()):
+            raise PluginError(
+                f"{plugin}: constraints returned {name} {words!r} for table {table}; expected a "
+                "list of texts, as [ShardingType.ROW_WISE.value]"
+            )
 
 
 def _check_numbers(plugin: str, table: str, constraints: ParameterConstraints) -> None:

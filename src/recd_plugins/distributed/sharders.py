@@ -263,8 +263,11 @@ def build_sharders(
         given = SharderArguments(dict(params), kernels, prepared.coalesced, codecs)
         where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
         of_entry = entry.plugin.sharders(given)
-        if not isinstance(of_entry, Sequence):
-            raise PluginError(f"{where}: sharders returned {of_entry!r:.80}; expected a list")
+        is_list = isinstance(of_entry, Sequence) and not isinstance(of_entry, str)
+        if not (is_list and all(isinstance(each, ModuleSharder) for each in of_entry)):
+            raise PluginError(
+                f"{where}: sharders returned {of_entry!r:.80}; expected a list of ModuleSharders"
+            )
         for sharder in of_entry:
             name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
             if first is sharder:

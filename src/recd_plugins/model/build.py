@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -101,11 +101,29 @@ def model_of(plugin: Model, features: ModelFeatures) -> nn.Module:
 def model_code(registry: Registry, model: nn.Module) -> Iterator[None]:
     """A context in which the registry's model runs: what code of a plugin fails at names it."""
     entry = next(iter(registry.entries("model")), None)
-    with nullcontext() if entry is None else plugin_code(entry.plugin, "forward", type(model)):
+    if entry is None:
         yield
+        return
+    try:
+        with plugin_code(entry.plugin, "forward", type(model)):
+            yield
+    except (RuntimeError, AssertionError) as error:
+        for said, meant in _OF_FORWARD.items():
+            if said in str(error):
+                raise PluginError(f"{entry.plugin.name}: {meant} ({error})") from error
+        raise
 
 
-def _check_output(plugin: Model, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
+# What TorchRec and torch say of a forward that cannot be trained, after it has returned.
+_OF_FORWARD = {
+    "Invalid PipelinedForward usage": "forward calls a module of tables more than once, and a "
+    "pipeline has one batch of ids for each: call it once, and use twice what it returns",
+    "modified by an inplace operation": "forward changes in place what its gradients are made of: "
+    "make a new tensor",
+}
+
+
+def _check_output(plugin: Model, module: nn.Module, args: Any, output: Any) -> None:
     """Refuse what no run can train on; tensors with a graph would keep it to the run's end."""
     expected = args[0].labels
     match output:
@@ -120,6 +138,8 @@ def _check_output(plugin: Model, module: nn.Module, args: Any, output: Any) -> N
                 found = "another loss to show than to train by"
             elif not _same(labels, expected):
                 found = "other labels than those of the batch"
+            elif module.training and torch.is_grad_enabled() and not loss.requires_grad:
+                found = "a loss without its graph, by which nothing learns"
             else:
                 return
         case _:

@@ -16,10 +16,11 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins import registry as parsed
 from recd_plugins.distributed.lookup_kernels import kept_tables
+from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError
 from recd_plugins.generators import generators_kept, seed_generators
-from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
+from recd_plugins.interfaces import Dataset, FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import tables_of
@@ -31,6 +32,7 @@ from recd_plugins.planning.prepare_entries import prepare_parts
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
@@ -91,7 +93,7 @@ def assemble(
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
-    schema = registry.dataset.schema()
+    schema = _schema(registry.dataset)
     check_model_fits(registry, schema)
     prepared, setting = _prepared(registry, schema, side, device, topology)
     model = prepared.model
@@ -146,6 +148,17 @@ def assemble(
     if setting is not None:
         predicted = predict_step(prepared, dmp, tables, profile, device, topology)
     return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
+
+
+def _schema(dataset: Dataset) -> FeatureSchema:
+    with plugin_call(dataset, "schema"):
+        schema = dataset.schema()
+    if not isinstance(schema, FeatureSchema):
+        raise PluginError(
+            f"{dataset.name}: schema returned {schema!r:.80}; expected a FeatureSchema"
+        )
+    check_agreement("looking at the data", {f"schema of {dataset.name}": schema})
+    return schema
 
 
 def makers(registry: Registry) -> list[str]:

@@ -32,13 +32,18 @@ class PipelinePromise:
         self._batches = batches
         self._labels: deque[Tensor] = deque()
         self._taken = self._done = self._backwards = 0
+        self._trains, self._is_at_end = model.training, False
         self._before = self._writes()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._is_at_end = True
+            raise
         self._taken += 1
         if self._taken <= _LOOKED_AT:
             self._labels.append(batch.labels)
@@ -65,6 +70,11 @@ class PipelinePromise:
                 "loss"
             )
         self._done += 1
+        if self._trains and not self._model.training:
+            raise self._broken(
+                f"left the model in evaluation mode in call {self._done}, in which no later batch "
+                "would be trained: model.train() is missing"
+            )
         if self._done > self._taken:
             raise self._broken(f"returned {self._done} times, and took {self._taken} batches")
         if self._labels and not torch.equal(output[2].cpu(), self._labels.popleft().cpu()):
@@ -88,6 +98,11 @@ class PipelinePromise:
             raise self._broken(
                 f"ended with {self._taken - self._done} of {self._taken} batches that it had taken "
                 "and not trained"
+            )
+        if not self._is_at_end:
+            raise self._broken(
+                f"ended after {self._done} calls, and batches are left: it raises StopIteration "
+                "when there are no more"
             )
         if self._done and self._before is not None and self._before == self._writes():
             raise self._broken(

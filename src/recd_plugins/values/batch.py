@@ -31,6 +31,11 @@ class Batch(Pipelineable):
     ikjts: tuple[InverseKeyedJaggedTensor, ...] = ()
     partials: tuple[PartialInverseKeyedJaggedTensor, ...] = ()
 
+    def __post_init__(self) -> None:
+        # What yields them is at its end when they are looked at.
+        object.__setattr__(self, "ikjts", tuple(self.ikjts))
+        object.__setattr__(self, "partials", tuple(self.partials))
+
     @property
     def batch_size(self) -> int:
         return self.labels.shape[0]

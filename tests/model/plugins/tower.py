@@ -120,6 +120,12 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             if fault == "counts_stored_ids":
                 logits = logits + batch.sequence_features.values().numel()
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+            if fault == "no_graph":
+                loss = loss.detach()
+            if fault == "in_place":
+                batch.labels.mul_(1)
+            if fault == "looks_up_twice":
+                self.sequences(batch.sequence_features)
             if fault == "one_row_less":
                 return loss, (loss.detach(), logits.detach()[1:], batch.labels[1:])
             if fault == "other_labels":

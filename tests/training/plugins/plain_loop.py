@@ -48,6 +48,8 @@ class PlainLoop:
 
     def progress(self, batches: Iterator[Any], /) -> Any:
         """A step."""
+        if self.fault == "stops_early" and self.outputs:
+            raise StopIteration
         batch = next(batches, None)
         if batch is None or (self.fault == "ends_once" and self.ended):
             self.ended = True
@@ -67,6 +69,8 @@ class PlainLoop:
             self.optimizer.zero_grad()
             self.model(batch)[0].backward()
         self.outputs.append(output)
+        if self.fault == "evaluates":
+            self.model.eval()
         if self.fault == "gives_the_loss":
             return output[0]
         return self.outputs[-2:][0] if self.fault == "is_one_behind" else output

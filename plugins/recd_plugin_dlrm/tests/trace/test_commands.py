@@ -133,7 +133,7 @@ def test_rows_and_pieces_of_text_do_not_change_ids(
     (folder / "ids.txt").write_text(" ".join(map(str, numbers)))
     for size in (7, 64, 1 << 20):
         monkeypatch.setattr(text_file, "_BYTES", size)
-        read = np.concatenate(list(text_file.read_text(folder / "ids.txt", ["id"])))
+        read = np.concatenate(list(text_file.read_text(folder / "ids.txt", [])))
         assert read[:, 0].tolist() == numbers.tolist()
         pairs = folder / "pairs.txt"
         pairs.write_text("\n".join(f"{a} {b}" for a, b in numbers[:998].reshape(-1, 2)))
@@ -218,6 +218,8 @@ def test_lines_of_other_columns_are_named(folder: Path) -> None:
     (folder / "ids.txt").write_text("1 2\n3 4 5")
     said = failed("profile", "ids.txt", "-o", "p.parquet", "--columns", "a,b")
     assert "line 2 has 3 numbers" in said
+    said = failed("profile", "ids.txt", "-o", "p.parquet", "--columns", "a")
+    assert "line 1 has 2 numbers, and --columns names 1: a" in said
     assert "an empty name" in failed("profile", "ids.txt", "-o", "p", "--columns", "a,,b")
 
 
