@@ -88,18 +88,21 @@ class DuckDbSource(BatchSource):
                 "SELECT table_schema, table_name, table_type FROM information_schema.tables "
                 "ORDER BY ALL"
             ).fetchall()
-        kinds = {name if schema == "main" else f"{schema}.{name}": of for schema, name, of in found}
-        names = list(kinds)
+        names = {
+            name if schema == "main" else f"{schema}.{name}": (schema, name, kind)
+            for schema, name, kind in found
+        }
         if table is None and len(names) == 1:
-            table = names[0]
+            (table,) = names
         if table is None or table not in names:
             asked = f"no table {table}" if table else "several tables" if names else "no table"
             raise DataError(
                 f"{self.location}: {asked}; set source: {{table: NAME}} to one of "
                 f"{', '.join(names) or 'none'}, or source: {{query: SELECT ...}}"
             )
-        self._reads_others = kinds[table] == "VIEW"
-        return ".".join(map(_quoted, table.split(".", 1)))
+        *path, kind = names[table]
+        self._reads_others = kind == "VIEW"
+        return ".".join(map(_quoted, path))
 
 
 def _quoted(name: str) -> str:

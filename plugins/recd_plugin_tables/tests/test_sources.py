@@ -177,6 +177,13 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
     assert [row["double"] for row in read(database, query=query)] == [-2] * 4 + [6] * 4
     with pytest.raises(DataError, match=r"no table other; .* one of t"):
         read(database, table="other")
+    import duckdb
+
+    with duckdb.connect(database) as connection:
+        connection.execute('CREATE TABLE "we.ird" AS SELECT 7 AS a')
+        connection.execute("CREATE SCHEMA s; CREATE TABLE s.t AS SELECT 8 AS a")
+    assert read(database, table="we.ird") == [{"a": 7}]
+    assert read(database, table="s.t") == [{"a": 8}]
     with pytest.raises(DataError, match=r"t.duckdb: cannot be read: .*nowhere"):
         read(database, query="SELECT * FROM nowhere")
 
