@@ -23,6 +23,14 @@ from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.registry.loader import read_yaml, short_repr
 from recd_plugins.words import did_you_mean, shortened
 
+# What TorchRec and torch say of a forward that cannot be trained, after it has returned.
+_OF_FORWARD = {
+    "Invalid PipelinedForward usage": "forward calls a module of tables more than once, and a "
+    "pipeline has one batch of ids for each: call it once, and use twice what it returns",
+    "modified by an inplace operation": "forward changes in place what its gradients are made of: "
+    "make a new tensor",
+}
+
 
 def build_model(registry: Registry, schema: FeatureSchema) -> nn.Module:
     """The model of the registry's ``model:`` section, without pooling modules.
@@ -112,15 +120,6 @@ def model_code(registry: Registry, model: nn.Module) -> Iterator[None]:
             if said in str(error):
                 raise PluginError(f"{entry.plugin.name}: {meant} ({error})") from error
         raise
-
-
-# What TorchRec and torch say of a forward that cannot be trained, after it has returned.
-_OF_FORWARD = {
-    "Invalid PipelinedForward usage": "forward calls a module of tables more than once, and a "
-    "pipeline has one batch of ids for each: call it once, and use twice what it returns",
-    "modified by an inplace operation": "forward changes in place what its gradients are made of: "
-    "make a new tensor",
-}
 
 
 def _check_output(plugin: Model, module: nn.Module, args: Any, output: Any) -> None:
