@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -67,11 +68,12 @@ def test_weighted_means_are_refused_as_no_two_kinds_of_them_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coalesced", "fused"),
-    [((), False), (("a",), False), ((), True)],
-    ids=["plain", "coalesced", "fused"],
+    ("kind", "coalesced", "fused"),
+    [
+        *product((ShardingType.TABLE_WISE, ShardingType.ROW_WISE), ((), ("a",)), (False,)),
+        (ShardingType.TABLE_WISE, (), True),  # by rows it is refused as it is sharded
+    ],
 )
-@pytest.mark.parametrize("kind", [ShardingType.TABLE_WISE, ShardingType.ROW_WISE])
 def test_means_of_batches_with_weights_are_refused(
     kind: ShardingType, coalesced: tuple[str, ...], fused: bool
 ) -> None:

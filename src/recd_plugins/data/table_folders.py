@@ -26,8 +26,8 @@ def refuse_table(root: str, below: Sequence[str]) -> None:
         if kind is not None:
             raise DataError(
                 f"{'/'.join([root.rstrip('/'), *below[:at]])}: a table of {kind}, whose files may "
-                "hold rows that are not in it any more: the dataset tables.table reads those of "
-                "Delta and Iceberg as they are (recd init); else write its rows as Parquet"
+                "hold rows that are not in it any more: recd init reads tables of Delta and "
+                "Iceberg as they are; else write its rows as Parquet"
             )
 
 

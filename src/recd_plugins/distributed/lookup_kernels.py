@@ -27,11 +27,11 @@ from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 
 _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-_WITHOUT_CACHE = (
+_WITHOUT_CACHE = {
     EmbeddingComputeKernel.DENSE,
     EmbeddingComputeKernel.FUSED,
     EmbeddingComputeKernel.FUSED_UVM,
-)
+}
 
 
 class RowKernel:
@@ -258,9 +258,10 @@ def _prefetch(
     kernels = list(lookup._emb_modules)
     features = sparse_features.split([kernel.config.num_features() for kernel in kernels])
     for kernel, mine in zip(kernels, features, strict=True):
-        tables = kernel.emb_module
-        if kernel.config.compute_kernel not in _WITHOUT_CACHE and hasattr(tables, "prefetch"):
-            tables.prefetch(
+        # A group's own kernel is fused, whatever that of its tables.
+        planned = {table.compute_kernel for table in kernel.config.embedding_tables}
+        if not planned <= _WITHOUT_CACHE and hasattr(kernel.emb_module, "prefetch"):
+            kernel.emb_module.prefetch(
                 indices=mine.values(), offsets=mine.offsets(), forward_stream=forward_stream
             )
 
