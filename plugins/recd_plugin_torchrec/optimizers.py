@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from recd_plugins.api import Optimizer, PluginOptions, RowUpdate, Table
 
@@ -17,7 +17,16 @@ class FusedOptimizer(Optimizer):
     class Options(PluginOptions):
         """Rate."""
 
-        learning_rate: float = Field(ge=_LEAST, le=_MOST, description="Learning rate.")
+        learning_rate: float = Field(
+            ge=0, le=_MOST, description="Learning rate; 0 keeps the tables as they are."
+        )
+
+        @field_validator("learning_rate")
+        @classmethod
+        def _is_not_0_to_kernels(cls, rate: float) -> float:
+            if 0 < rate < _LEAST:
+                raise ValueError(f"{rate} is 0 as a float32, which kernels compute with")
+            return rate
 
     #: Of ``torchrec.optim``.
     optimizer: ClassVar[str]

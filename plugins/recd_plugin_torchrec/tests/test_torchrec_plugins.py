@@ -10,6 +10,7 @@ from pydantic import ValidationError
 import recd_plugin_torchrec
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.data_parallel import DataParallel
+from recd_plugin_torchrec.optimizers import Sgd
 from recd_plugin_torchrec.planner import Planner
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.table_wise import TableWise
@@ -88,3 +89,9 @@ def test_plugins_are_read_without_torch() -> None:
         "assert not {'torch', 'torchrec', 'fbgemm_gpu'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_rate_of_0_keeps_a_table_and_what_becomes_0_is_refused() -> None:
+    assert Sgd.Options(learning_rate=0).model_dump() == {"learning_rate": 0}
+    with pytest.raises(ValidationError, match="1e-40 is 0 as a float32"):
+        Sgd.Options(learning_rate=1e-40)
