@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,21 +12,12 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.distributed.kernel_cases import OPTIMIZERS, ROWS, kernel
 from torch import Tensor, nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 from torchrec.distributed.batched_embedding_kernel import (
-    BatchedDenseEmbedding,
-    BatchedDenseEmbeddingBag,
-    BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
 )
-from torchrec.distributed.embedding_types import (
-    EmbeddingComputeKernel,
-    GroupedEmbeddingConfig,
-    ShardedEmbeddingTable,
-)
-from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.one_table import fits_one_table
@@ -38,64 +29,6 @@ from recd_plugins.distributed.portable_kernels import (
     use_portable_lookups,
 )
 from recd_plugins.errors import DataError
-
-ROWS = 7
-
-
-OPTIMIZERS = [
-    EmbOptimType.EXACT_SGD,
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    EmbOptimType.EXACT_ADAGRAD,
-]
-
-
-def kernel(
-    widths: list[int],
-    pooling: PoolingType,
-    *,
-    weighted: bool,
-    shared: bool,
-    optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    dense: bool = False,
-    rows: Sequence[int] = (),
-) -> Any:
-    """One table a width, of ``rows``; with ``shared``, the first has a second feature."""
-    rows = rows or [ROWS] * len(widths)
-    tables = [
-        ShardedEmbeddingTable(
-            name=f"t{index}",
-            embedding_names=[f"f{index}"] + (["g"] if shared and index == 0 else []),
-            feature_names=[f"f{index}"] + (["g"] if shared and index == 0 else []),
-            embedding_dim=width,
-            local_cols=width,
-            num_embeddings=ROWS,
-            local_rows=rows[index],
-            data_type=DataType.FP32,
-            pooling=pooling,
-            compute_kernel=EmbeddingComputeKernel.FUSED,
-            local_metadata=_whole(width, rows[index]),
-            global_metadata=ShardedTensorMetadata(
-                [_whole(width, rows[index])], torch.Size([rows[index], width])
-            ),
-        )
-        for index, width in enumerate(widths)
-    ]
-    config = GroupedEmbeddingConfig(
-        data_type=DataType.FP32,
-        pooling=pooling,
-        is_weighted=weighted,
-        has_feature_processor=False,
-        compute_kernel=EmbeddingComputeKernel.FUSED,
-        embedding_tables=tables,
-        fused_params={"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3},
-    )
-    kinds: dict[tuple[bool, bool], Any] = {
-        (False, False): BatchedFusedEmbeddingBag,
-        (False, True): BatchedFusedEmbedding,
-        (True, False): BatchedDenseEmbeddingBag,
-        (True, True): BatchedDenseEmbedding,
-    }
-    return kinds[dense, pooling == PoolingType.NONE](config, device=torch.device("cpu"))
 
 
 def pair(
@@ -114,10 +47,6 @@ def state(module: Any) -> list[Tensor]:
     """Weights and optimizer state, table by table."""
     states = [tensor for table in module.emb_module.split_optimizer_states() for tensor in table]
     return [*(w.clone() for w in module.split_embedding_weights()), *states]
-
-
-def _whole(width: int, rows: int = ROWS) -> ShardMetadata:
-    return ShardMetadata(shard_offsets=[0, 0], shard_sizes=[rows, width], placement="rank:0/cpu")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -323,77 +252,6 @@ def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
         features = KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.tensor([1, 1]))
         with pytest.raises(DataError, match=rf"table t[01]: id {wrong} of feature f[01] "):
             module(features)
-
-
-@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
-def test_a_table_without_rows_here_has_none_of_any_id(pooling: PoolingType) -> None:
-    module = kernel([4], pooling, weighted=False, shared=False)
-    module._local_rows = [0]
-    use_portable_lookups([module])
-    features = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
-    with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
-        module(features)
-
-
-def test_weights_of_tables_without_rows_here_have_a_gradient() -> None:
-    """Else a rank would sum no gradient of what makes them, and the others wait for it."""
-    module = kernel([4, 8], PoolingType.SUM, weighted=True, shared=False, rows=[0, 0])
-    use_portable_lookups([module])
-    weights = torch.empty(0, requires_grad=True)
-    nothing = KeyedJaggedTensor(
-        ["f0", "f1"], torch.empty(0, dtype=torch.int64), weights, lengths=torch.zeros(4).int()
-    )
-    pooled = module(nothing)
-    assert pooled.tolist() == [[0.0] * 12] * 2
-    pooled.sum().backward()
-    assert weights.grad is not None
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    ("widths", "rows"),
-    [
-        ([4, 8, 4], [ROWS, 0, ROWS]),
-        ([8, 4, 4], [0, ROWS, ROWS]),
-        ([4, 12, 8], [0, ROWS, ROWS]),
-        ([4, 8, 8], [ROWS, ROWS, 0]),
-        ([4, 8, 16], [ROWS, 0, 0]),
-        ([16, 8, 4], [0, 0, ROWS]),
-    ],
-)
-def test_a_table_without_rows_here_is_no_part_of_the_next(
-    widths: list[int], rows: list[int], optimizer: EmbOptimType
-) -> None:
-    """FBGEMM takes the width of the one for the other, and writes what is not theirs."""
-    torch.manual_seed(0)
-    there = [at for at, num_rows in enumerate(rows) if num_rows]
-    options: Any = {"weighted": False, "shared": False, "optimizer": optimizer}
-    mine = kernel(widths, PoolingType.SUM, rows=rows, **options)
-    alone = kernel([widths[at] for at in there], PoolingType.SUM, **options)
-    use_portable_lookups([mine])
-    for at, weight in zip(there, alone.split_embedding_weights(), strict=True):
-        mine.split_embedding_weights()[at].copy_(weight)
-    lengths = torch.tensor([[2, 1, 0, 3] if at in there else [0] * 4 for at in range(len(rows))])
-    ids = torch.randint(0, ROWS, (int(lengths.sum()),))
-    names = mine.config.feature_names()
-    features = KeyedJaggedTensor(names, ids, lengths=lengths.flatten())
-    only = KeyedJaggedTensor(
-        [f"f{at}" for at in range(len(there))], ids, lengths=lengths[there].flatten()
-    )
-    for _ in range(2):
-        outputs = mine(features).split(widths, 1)
-        expected = alone(only)
-        pooled = torch.cat([outputs[at] for at in there], 1)
-        torch.testing.assert_close(pooled, expected)
-        upstream = torch.randn_like(expected)
-        pooled.backward(upstream)
-        expected.backward(upstream)
-    got = [mine.split_embedding_weights()[at] for at in there]
-    torch.testing.assert_close(got, alone.split_embedding_weights())
-    states = mine.emb_module.split_optimizer_states()
-    of_others = alone.emb_module.split_optimizer_states()
-    assert len(of_others) == (0 if optimizer == EmbOptimType.EXACT_SGD else len(there))
-    torch.testing.assert_close([states[at] for at in there[: len(of_others)]], of_others)
 
 
 def test_state_dicts_are_unchanged() -> None:

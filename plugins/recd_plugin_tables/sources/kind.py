@@ -25,7 +25,6 @@ _MARKS = {
     "iceberg": ["metadata/*.metadata.json"],
     "huggingface": ["dataset_dict.json", "state.json"],
     "lance": ["_versions"],
-    "hudi": [".hoodie"],
 }
 
 
@@ -89,10 +88,7 @@ def _of_library(root: Location) -> str | None:
         return "lance"
     if root.local is not None and not root.local.is_dir():
         return None
-    found = next((kind for kind, names in _MARKS.items() for n in names if _has(root, n)), None)
-    if found == "hudi":
-        raise DataError(f"{root}: a Hudi table, which is not read; write its snapshot as Parquet")
-    return found
+    return next((kind for kind, names in _MARKS.items() for n in names if _has(root, n)), None)
 
 
 def _has(root: Location, name: str) -> bool:
