@@ -20,6 +20,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.one_table import fits_one_table, look_up_bags, refuse_outside
+from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
 
@@ -307,7 +308,9 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
             _part_tables(module)
             if sum(vars(module)["_local_rows"]) == 0:
                 module.__class__ = _EMPTY[type(module)]
-            elif type(module) is BatchedFusedEmbeddingBag:
+                continue
+            use_row_wise_adagrad(module.emb_module)
+            if type(module) is BatchedFusedEmbeddingBag:
                 module.__class__ = PortableEmbeddingBag
             elif fits_one_table(module.emb_module):
                 module.__class__ = PortableEmbedding

@@ -207,6 +207,22 @@ INTERNALS = (
         ),
         "lookup of all its tables as one",
     ),
+    Internal(
+        "fbgemm_gpu.split_table_batched_embeddings_ops_training:SplitTableBatchedEmbeddingBagsCodegen",
+        (
+            *("optimizer", "optimizer_args", "weights_precision", "output_dtype", "weights_host"),
+            *(
+                "momentum1_host",
+                "momentum1_offsets",
+                "learning_rate_tensor",
+                "_indices",
+                "_offsets",
+            ),
+            "_used_rowwise_adagrad_with_counter",
+            "_used_rowwise_adagrad_with_global_weight_decay",
+        ),
+        "row-wise Adagrad on CPU with a backward pass of ours",
+    ),
     # torch
     Internal(
         "torch.distributed.optim.apply_optimizer_in_backward:_apply_optimizer_in_backward",

@@ -80,7 +80,7 @@ _RULES: tuple[tuple[Stage, str], ...] = (
     ),
     (
         "lookup",
-        r"\[lookup\]|split_embedding|dense_embedding|Split\w*LookupFunction|DenseLookupFunction"
+        r"\[lookup\]|split_embedding|dense_embedding|\w*LookupFunction"
         r"|bounds_check_indices|generate_vbe_metadata|_TierLookup(Backward)?$"
         r"|aten::_?embedding|Embedding(Bag)?Backward",
     ),
