@@ -15,7 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from recd_plugins.api.distributed import unique_ids
+from recd_plugins.api.distributed import unique_ids, use_row_wise_adagrad
 
 #: What a rank does by itself, in words.
 WORKS = {
@@ -77,6 +77,7 @@ class Lookup:
             learning_rate=0.01,
             device=device,
         )
+        use_row_wise_adagrad(kernel)  # as tables of ours learn
         rows = torch.randint(self.rows, (self.ids,), generator=torch.Generator().manual_seed(0))
         # Bags of one id, as those of sequences are.
         rows, offsets = rows.to(device), torch.arange(self.ids + 1, device=device)

@@ -14,7 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 
 from recd_plugins.api import SetupError
-from recd_plugins.api.distributed import require_attributes
+from recd_plugins.api.distributed import require_attributes, use_row_wise_adagrad
 
 # Private, fbgemm 1.6 to 1.9: what a kernel knows of its tables.
 _OF_TABLES = (
@@ -80,6 +80,7 @@ class FastMemory:
             **arguments,
             bounds_check_mode=BoundsCheckMode.NONE,
         )
+        use_row_wise_adagrad(self.kernel)
         require_attributes(self.kernel, *_OF_TABLES, f"weights_{self._memory}")
         self.kernel.weights_offsets.zero_()
         self.kernel.momentum1_offsets.zero_()

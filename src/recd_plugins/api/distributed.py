@@ -23,6 +23,7 @@ from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, ro
 from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.rank_agreement import tell_all
+from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.values.channels import Channel, CollectiveKind, resolve_group
@@ -59,4 +60,5 @@ __all__ = [
     "torchrun_rank",
     "torchrun_ranks_per_node",
     "unique_ids",
+    "use_row_wise_adagrad",
 ]

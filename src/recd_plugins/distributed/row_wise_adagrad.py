@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,20 +87,31 @@ class RowWiseAdagradLookupFunction(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        weights: Tensor,  # noqa: ARG004  they have rows require a gradient
+        weights: Tensor,
         rows: Tensor,
         kernel: Any,
         id_weights: Tensor | None,
     ) -> Tensor:
-        ctx.kernel, ctx.rate = kernel, np.float32(float(kernel.learning_rate_tensor))
-        # As the kernel looked them up, after its check of bounds.
-        ctx.ids, ctx.offsets, ctx.id_weights = kernel._indices, kernel._offsets, id_weights
+        # As the kernel has them now, which may get others before the backward pass.
+        ctx.lookup = _Lookup(
+            ids=kernel._indices,  # after its check of bounds
+            offsets=kernel._offsets,
+            id_weights=id_weights,
+            mean=kernel.pooling_mode == PoolingMode.MEAN,
+            columns=kernel.D_offsets,
+            weights=weights.detach(),
+            weight_starts=kernel.weights_offsets,
+            momentum=kernel.momentum1_host.detach(),
+            momentum_starts=kernel.momentum1_offsets,
+            rate=float(kernel.learning_rate_tensor),
+            eps=kernel.optimizer_args.eps,
+        )
         return rows.view_as(rows)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
-        _learn(ctx.kernel, ctx.ids, ctx.offsets, ctx.id_weights, gradients, ctx.rate)
+        ctx.lookup.learn(gradients)
         return None, None, None, None
 
 
@@ -129,45 +141,60 @@ def use_row_wise_adagrad(kernel: Any) -> None:
         kernel.__class__ = RowWiseAdagrad
 
 
-def _learn(
-    kernel: Any,
-    ids: Tensor,
-    offsets: Tensor,
-    id_weights: Tensor | None,
-    gradients: Tensor,
-    rate: np.float32,
-) -> None:
-    num_features = len(kernel.D_offsets) - 1
-    num_bags = (len(offsets) - 1) // num_features
-    starts = offsets[::num_bags] if num_bags else offsets.new_zeros(num_features + 1)
-    unique, counts, places = unique_ids(ids, starts.diff().tolist())
-    of_features = np.asarray(counts)
-    weights = np.empty(0, np.float32) if id_weights is None else id_weights.float().numpy()
-    mean = kernel.pooling_mode == PoolingMode.MEAN and id_weights is None
-    ends, bags = np.empty(len(unique), np.int64), np.empty(len(ids), np.int32)
-    of = np.empty(len(ids) if mean or id_weights is not None else 0, np.float32)
-    bags_by_row(places.numpy(), of_features, offsets.numpy(), weights, mean, ends, bags, of)
+@dataclass(frozen=True)
+class _Lookup:
+    """What rows were looked up, and what they learn by; as ``learn_rows`` has it."""
 
-    # Before threads start, which have no mode without gradients.
-    arguments = (
-        unique.numpy(),
-        of_features,
-        ends,
-        bags,
-        of,
-        gradients.contiguous().numpy(),
-        kernel.D_offsets.numpy(),
-        kernel.weights_host.detach().numpy(),
-        kernel.weights_offsets.numpy(),
-        kernel.momentum1_host.detach().numpy(),
-        kernel.momentum1_offsets.numpy(),
-        rate,
-        np.float32(kernel.optimizer_args.eps),
-    )
-    parts = min(torch.get_num_threads(), 1 + len(unique) // _ROWS_PER_THREAD)
-    if parts == 1:
-        learn_rows(*arguments, 0, 1)
-        return
-    with ThreadPoolExecutor(parts) as threads:
-        for _ in threads.map(lambda part: learn_rows(*arguments, part, parts), range(parts)):
-            pass
+    ids: Tensor
+    offsets: Tensor
+    id_weights: Tensor | None
+    mean: bool
+    columns: Tensor
+    weights: Tensor
+    weight_starts: Tensor
+    momentum: Tensor
+    momentum_starts: Tensor
+    rate: float
+    eps: float
+
+    def learn(self, gradients: Tensor) -> None:
+        """Update the rows by gradients of the bags, ``[B, columns]``."""
+        num_features = len(self.columns) - 1
+        num_bags = (len(self.offsets) - 1) // num_features
+        firsts = torch.arange(num_features + 1) * num_bags
+        unique, counts, places = unique_ids(
+            self.ids, self.offsets.index_select(0, firsts).diff().tolist()
+        )
+        of_features, ends = np.asarray(counts), np.empty(len(unique), np.int64)
+        id_weights = np.empty(0, np.float32)
+        if self.id_weights is not None:
+            id_weights = self.id_weights.float().numpy()
+        mean = self.mean and self.id_weights is None
+        bags = np.empty(len(self.ids), np.int32)
+        of = np.empty(len(self.ids) if mean or self.id_weights is not None else 0, np.float32)
+        bags_by_row(
+            places.numpy(), of_features, self.offsets.numpy(), id_weights, mean, ends, bags, of
+        )
+        # Before threads start, which have no mode without gradients.
+        arguments = (
+            unique.numpy(),
+            of_features,
+            ends,
+            bags,
+            of,
+            gradients.contiguous().numpy(),
+            self.columns.numpy(),
+            self.weights.data_ptr(),
+            self.weight_starts.numpy(),
+            self.momentum.data_ptr(),
+            self.momentum_starts.numpy(),
+            np.float32(self.rate),
+            np.float32(self.eps),
+        )
+        parts = min(torch.get_num_threads(), 1 + len(unique) // _ROWS_PER_THREAD)
+        if parts == 1:
+            learn_rows(*arguments, 0, 1)
+            return
+        with ThreadPoolExecutor(parts) as threads:
+            for _ in threads.map(lambda part: learn_rows(*arguments, part, parts), range(parts)):
+                pass

@@ -11,7 +11,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from recd_plugins.sparse.memory import prefetch
+from recd_plugins.sparse.memory import float32_at, prefetch
 
 f32 = np.float32
 #: Scalars that FBGEMM squares side by side: a vector register of AVX2. The order of a sum is part
@@ -167,9 +167,10 @@ def learn_rows(
         of: the same; empty where each id counts 1.
         gradients: float32 ``[B, columns]``, of bags.
         columns: ``[F + 1]``, where those of a feature begin.
-        weights: float32, all tables one after the other.
-        weight_starts: ``[F]``, where the table of a feature begins there.
-        momentum: float32, a number of each row, likewise.
+        weights: address of all tables, one after the other, float32. An array would do, but a
+            tensor that was one can not be resized.
+        weight_starts: int64 ``[F]``, where the table of a feature begins there.
+        momentum: address of a number of each row, likewise.
         momentum_starts: ``[F]``.
         rate, eps: float32.
         part, parts: which of how many equal parts of the rows of each feature.
@@ -186,9 +187,10 @@ def learn_rows(
         column = columns[feature]
         width = columns[feature + 1] - column
         total[:] = 0
-        table, state = weights[weight_starts[feature] :], momentum[momentum_starts[feature] :]
+        table_at = weights + weight_starts[feature] * 4
+        state_at = momentum + momentum_starts[feature] * 4
+        table, state = float32_at(table_at), float32_at(state_at)
         gradients_at = gradients.ctypes.data + column * 4
-        table_at, state_at = table.ctypes.data, state.ctypes.data
         begins = first + counts[feature] * part // parts
         stops = first + counts[feature] * (part + 1) // parts
         first += counts[feature]

@@ -103,6 +103,8 @@ def _address_of(typing_context: Any, pointer: Any) -> Any:  # noqa: ARG001
 int32_at: Any = _pointer_to(types.int32)
 #: The same with 64-bit integers.
 int64_at: Any = _pointer_to(types.int64)
+#: The same with 32-bit floats.
+float32_at: Any = _pointer_to(types.float32)
 #: The address that a pointer was made of.
 address_of: Any = intrinsic(_address_of)
 #: differing_words(left, right): bit i is set where the i-th of 64 words from two addresses differ.
