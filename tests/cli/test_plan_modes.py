@@ -78,6 +78,26 @@ def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('question.say("planning replicas")', "1 / 0"), "Replicas: plan failed at "),
+        (("return PlanAnswer(", "PlanAnswer("), "Replicas: plan returned None, no PlanAnswer"),
+        (("lambda: found", "lambda: 1 / 0"), "Replicas: as_json of the answer failed at "),
+        (('path.write_text("x")', "1 / 0"), "Replicas: plot of the answer failed at "),
+        (('if options["copies"] < 1', "if 1 / 0"), "Replicas: check failed at "),
+    ],
+)
+def test_what_a_mode_does_wrong_is_said_of_it(
+    folder: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in MODE
+    (folder / "plugins" / "acme.py").write_text(MODE.replace(*change), encoding="utf-8")
+    result = plan("--replicas", "--json", "r.json", "--plot", "r.svg")
+    assert result.exit_code == 1, result.output
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--copies", "2"], "--copies is for --replicas"),

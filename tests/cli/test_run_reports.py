@@ -84,3 +84,13 @@ def test_a_report_that_is_none_is_refused(
         result = recd(*arguments)
         assert result.exit_code == 1
         assert message in " ".join(result.output.split())
+
+
+def test_what_a_report_does_wrong_is_said_of_it(folder: Path) -> None:
+    (written,) = [line for line in MARKDOWN.splitlines() if "def write(" in line]
+    Path("plugins/acme.py").write_text(
+        MARKDOWN.replace(written, f"{written}\n        1 / 0"), encoding="utf-8"
+    )
+    result = recd("run", "registry.yaml", "--steps", "1", "--markdown", "run.md")
+    assert result.exit_code == 1, result.output
+    assert "Markdown: write failed at " in " ".join(result.output.split())

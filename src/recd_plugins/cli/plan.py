@@ -17,12 +17,15 @@ from recd_plugins.cli.options import (
     tell_broken,
     topology_options,
 )
+from recd_plugins.cli.part_call import part_call
 from recd_plugins.cli.plan_modes import PlanModes
+from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
 from recd_plugins.output_console import output_console
-from recd_plugins.planning.plan_mode import PlanMode, PlanQuestion
+from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.planning.tables_plan import TablesPlan
+from recd_plugins.plugin_modules import qualified
 
 
 class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -130,7 +133,8 @@ def plan(
         raise click.UsageError(
             "--calibrate measures this machine: leave out --topology and --nodes"
         )
-    mode.check(options, largest)
+    with part_call(mode, "check"):
+        mode.check(options, largest)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE
@@ -141,16 +145,21 @@ def plan(
     console, status = output_console(), Console(stderr=True).status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)
     if calibrate_path is not None:
-        with status:
+        with status, part_call(mode, "calibrate"):
             spec, measured = mode.calibrate(question, calibrate_path)
         console.print(measured)
         question = replace(question, spec=spec)
-    with status:
+    with status, part_call(mode, "plan"):
         answer = mode.plan(question)
+    if not isinstance(answer, PlanAnswer):
+        raise PluginError(f"{qualified(type(mode))}: plan returned {answer!r}, no PlanAnswer")
     if json_path is not None:
-        write_json(json_path, answer.as_json())
+        with part_call(mode, "as_json of the answer"):
+            written = answer.as_json()
+        write_json(json_path, written)
     if plot_path is not None:
-        answer.plot(plot_path)
+        with part_call(mode, "plot of the answer"):
+            answer.plot(plot_path)
     console.print(answer.text)
 
 

@@ -18,6 +18,7 @@ from recd_plugins.cli.options import (
     OUTPUT,
     SETTINGS,
 )
+from recd_plugins.cli.part_call import part_call
 from recd_plugins.cli.run_reports import RunCommand, reports_of
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
@@ -285,7 +286,8 @@ def run(
                 if json_path is not None:
                     write_json(json_path, report)
                 for asked_for, path in reports:
-                    asked_for.write(path, report)
+                    with part_call(asked_for, "write"):
+                        asked_for.write(path, report)
             finally:  # files may not either
                 for each in filter(None, shown):
                     output_console().print(each)
