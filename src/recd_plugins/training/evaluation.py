@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity
 from recd_plugins.data.every_row import EveryRow
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.prepared import Prepared, Registry
@@ -23,8 +25,17 @@ from recd_plugins.values.model_input import ModelInput
 
 
 def splits_of(registry: Registry) -> tuple[Split, ...]:
-    """The splits that a run reads."""
+    """The splits that a run reads.
+
+    Raises:
+        PluginError: the dataset has none to train on, or others than there are.
+    """
     splits = registry.dataset.splits()
+    if not isinstance(splits, (tuple, list)) or not {"train"} <= {*splits} <= {*get_args(Split)}:
+        raise PluginError(
+            f"{registry.dataset.name}: splits returned {splits!r:.200}; return "
+            "('train',) or ('train', 'test')"
+        )
     return splits if registry.training.evaluate else ("train",)
 
 

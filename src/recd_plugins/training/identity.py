@@ -58,7 +58,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
             **_plugin(registry.dataset),
             "wrap": [_plugin(entry.plugin) for entry in registry.wrappers],
         },
-        "data": {"schema": _schema(schema), **registry.dataset.identity()},
+        "data": {"schema": _schema(schema), **_of_data(registry.dataset)},
         "converter": _plugin(registry.converter),
         "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
         "ingestion": registry.ingestion and _plugin(registry.ingestion.plugin),
@@ -232,6 +232,14 @@ def _plugin(plugin: Plugin) -> dict[str, Any]:
         with plugin_call(plugin, "identity"):
             if identity := _own_identity(plugin):
                 said["identity"] = identity
+    return said
+
+
+def _of_data(dataset: Dataset) -> dict[str, Any]:
+    with plugin_call(dataset, "identity"):
+        said = _own_identity(dataset)
+        if not isinstance(said, dict):
+            raise TypeError(f"it returned {said!r:.200}; expected a mapping")
     return said
 
 
