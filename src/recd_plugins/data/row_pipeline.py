@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
+from weakref import ref
 
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
@@ -56,6 +57,7 @@ class RowPipeline:
         self._preprocess = transforms.preprocess
         self._placement = transforms.placement
         self._num_embeddings = transforms.num_embeddings
+        self._before: ref[Batch] | None = None
 
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
         """What batches of a reader become, read when it is asked for, with the seconds it took."""
@@ -84,6 +86,12 @@ class RowPipeline:
         with plugin_call(self._converter, "convert"):
             batch = self._converter.convert(rows, self._schema)
         check_batch(self._converter, batch, len(rows), self._schema)
+        if self._before is not None and self._before() is batch:
+            raise PluginError(
+                f"{self._converter.name}: convert returned the batch of the rows before once more: "
+                "return a Batch of its own for each call"
+            )
+        self._before = ref(batch)
         check_numbers(batch, self._schema, rows)
         return batch
 
