@@ -169,6 +169,7 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
                 world_size=ranks,
                 parts=candidates[side].prepared.checked_parts,
                 gloo=job.device == "cpu",
+                learns_by_fbgemm=job.device == "cpu" and candidates[side].learns_by_fbgemm,
             ),
             [sides[side][0][size] for sides in by_rank],
             fitted=size != sizes[1],

@@ -48,23 +48,27 @@ class Lookup:
         dim: columns.
         rows: of each table, that these ids are spread over evenly.
         tables: as many.
+        by_fbgemm: whether rows learn as in TorchRec's own sharders, on a CPU.
     """
 
     ids: int
     dim: int
     rows: int
     tables: int = 1
+    by_fbgemm: bool = False
 
     def __str__(self) -> str:
         where = f"{self.tables} x {self.rows:,} rows"
-        return f"lookup of {self.ids:,} ids, dim {self.dim}, in {where}, and back"
+        how = " by FBGEMM" if self.by_fbgemm else ""
+        return f"lookup of {self.ids:,} ids, dim {self.dim}, in {where}, and back{how}"
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Calls, bytes, ids, rows that learn, and tables."""
+        """Calls, bytes, ids, rows that learn, tables, and rows that learn by FBGEMM."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
+        learn = self.tables * touched
         num_bytes = self.ids * self.dim * _SCALAR_BYTES
-        return 1.0, num_bytes, self.ids, self.tables * touched, self.tables
+        return 1.0, num_bytes, self.ids, learn, self.tables, learn * self.by_fbgemm
 
     def on(self, device: torch.device) -> Callable[[], object]:
         """What does it once, on tensors that are there."""
@@ -77,7 +81,8 @@ class Lookup:
             learning_rate=0.01,
             device=device,
         )
-        use_row_wise_adagrad(kernel)  # as tables of ours learn
+        if not self.by_fbgemm:
+            use_row_wise_adagrad(kernel)  # as tables of ours learn
         rows = torch.randint(self.rows, (self.ids,), generator=torch.Generator().manual_seed(0))
         # Bags of one id, as those of sequences are.
         rows, offsets = rows.to(device), torch.arange(self.ids + 1, device=device)
@@ -167,6 +172,8 @@ LOOKUPS = (
     Lookup(1 << 16, 16, 1 << 8),
     Lookup(1 << 14, 128, 1 << 8),
     Lookup(1 << 11, 16, 1 << 16, tables=16),
+    Lookup(1 << 14, 16, 1 << 20, by_fbgemm=True),
+    Lookup(1 << 14, 128, 1 << 17, by_fbgemm=True),
 )
 #: On a processor and on a GPU. Operations decide what the first takes, bytes what narrow ones do,
 #: and of the smallest that there is one at all.

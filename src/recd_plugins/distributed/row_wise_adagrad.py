@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from recd_plugins.distributed.coalesced.unique import unique_ids
@@ -115,6 +115,18 @@ class RowWiseAdagradLookupFunction(torch.autograd.Function):
         return None, None, None, None
 
 
+def learns_by_fbgemm(model: nn.Module) -> bool:
+    """Whether FBGEMM's own row-wise Adagrad updates rows of a sharded model on a CPU."""
+    return any(
+        type(each) is SplitTableBatchedEmbeddingBagsCodegen and _is_row_wise(each)
+        for each in model.modules()
+    )
+
+
+def _is_row_wise(kernel: Any) -> bool:
+    return bool(kernel.use_cpu and kernel.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+
+
 def use_row_wise_adagrad(kernel: Any) -> None:
     """Let an FBGEMM kernel of row-wise Adagrad on CPU learn by our loops, in place.
 
@@ -124,9 +136,7 @@ def use_row_wise_adagrad(kernel: Any) -> None:
     Raises:
         SetupError: FBGEMM has other internals than 1.6 to 1.9.
     """
-    if type(kernel) is not SplitTableBatchedEmbeddingBagsCodegen or not kernel.use_cpu:
-        return
-    if kernel.optimizer != EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+    if type(kernel) is not SplitTableBatchedEmbeddingBagsCodegen or not _is_row_wise(kernel):
         return
     require_attributes(kernel, *_OF_KERNEL)
     arguments = kernel.optimizer_args

@@ -11,7 +11,11 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.distributed.sharders import stock_sharders
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+    stock_sharders,
+)
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
@@ -46,6 +50,13 @@ class Candidate:
     def tables(self) -> list[Table]:
         """The embedding tables of the model."""
         return tables_of(self.prepared.model)
+
+    @property
+    def learns_by_fbgemm(self) -> bool:
+        """Whether FBGEMM's own row-wise Adagrad updates rows on a CPU, as TorchRec has it."""
+        ours = ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
+        is_row_wise = self.prepared.registry.training.optimizer == "rowwise_adagrad"
+        return is_row_wise and not any(isinstance(each, ours) for each in self.sharders)
 
     def as_plain(self) -> Candidate:
         """The same without plugins, fed plain KJTs: the baseline of ``recd run --compare``."""

@@ -268,6 +268,7 @@ def report_side(
             wire=training.wire,
             overlapped=overlapped,
             gloo=spec.device == "cpu",
+            learns_by_fbgemm=spec.device == "cpu" and candidate.learns_by_fbgemm,
         )
         return predict_stages(works, costs, overlapped=overlapped)
 

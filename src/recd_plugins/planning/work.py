@@ -74,6 +74,7 @@ def work_of_step(
     wire: str = "fp32",
     overlapped: bool = False,
     gloo: bool = False,
+    learns_by_fbgemm: bool = False,
 ) -> list[Work]:
     """The work of each rank.
 
@@ -90,6 +91,7 @@ def work_of_step(
         overlapped: as for ``predict_stages``; links carry gradients of dense layers once a node,
             and on gloo ids of all modules come at once.
         gloo: whether it is gloo that sends, whose reduce-scatter is an all-reduce.
+        learns_by_fbgemm: whether rows learn by FBGEMM's own row-wise Adagrad on a CPU.
     """
     local = local_world_size or world_size
     step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
@@ -130,6 +132,8 @@ def work_of_step(
         add(EVERY_RANK, {"collectives": of_parts + sum(kinds.values())})
     if joined and input_dists:
         add(EVERY_RANK, {"collectives": -_OF_IDS * (input_dists - 1)})
+    if learns_by_fbgemm:
+        totals["rows_updated_by_fbgemm"] += totals["rows_updated"]
     # Ranks of a node share its link where it is gloo that sends.
     waited_for = _waited_for(totals["bytes_across_nodes"], output, local if gloo else 1)
     add(EVERY_RANK, {"bytes_waited_for": waited_for})

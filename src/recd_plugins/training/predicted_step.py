@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.pipeline import is_overlapped
+from recd_plugins.distributed.row_wise_adagrad import learns_by_fbgemm
 from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.compute import measure_compute
@@ -78,5 +79,6 @@ def predict_step(
         wire=registry.training.wire,
         overlapped=overlapped,
         gloo=spec.device == "cpu",
+        learns_by_fbgemm=learns_by_fbgemm(dmp),
     )
     return PredictedStep(predict_stages(works, spec.costs, overlapped=overlapped), works)

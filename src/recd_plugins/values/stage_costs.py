@@ -31,6 +31,10 @@ class LookupCost(StageCost):
     rows_updated: Seconds = Field(
         default=0.0, description="For a row that learns, whatever number of ids it has."
     )
+    rows_updated_by_fbgemm: Seconds = Field(
+        default=0.0,
+        description="Beside that, where FBGEMM's own row-wise Adagrad does it on a CPU.",
+    )
     tables_looked_up: Seconds = Field(default=0.0, description="For a table or a shard of one.")
     rows_looked_up: Seconds = Field(
         default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
