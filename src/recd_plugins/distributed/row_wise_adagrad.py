@@ -119,7 +119,10 @@ def learns_by_fbgemm(model: nn.Module) -> bool:
     """Whether FBGEMM's own row-wise Adagrad updates rows of a sharded model on a CPU."""
     return any(
         type(each) is SplitTableBatchedEmbeddingBagsCodegen and _is_row_wise(each)
-        for each in model.modules()
+        for part in model.modules()
+        # A private list (torchrec 1.6 to 1.9), which modules() does not go through.
+        for lookup in getattr(part, "_lookups", ())
+        for each in lookup.modules()
     )
 
 
