@@ -159,14 +159,13 @@ def test_what_is_left_to_fbgemm_still_learns() -> None:
         each(ids, offsets).sum().backward()
     assert_same_bits(stock, ours)
     stock, ours = pair([8])
-    gradients = []
-    for each in (stock, ours):
-        weights = torch.ones(len(ids)).requires_grad_()
-        each(ids, offsets, per_sample_weights=weights).sum().backward()
-        gradients.append(weights.grad)
+    weights = [torch.ones(len(ids)).requires_grad_() for _ in range(2)]
+    for each, of_ids in zip((stock, ours), weights, strict=True):
+        each(ids, offsets, per_sample_weights=of_ids).sum().backward()
     assert_same_bits(stock, ours)
-    assert gradients[0] is not None
-    assert torch.equal(*gradients)
+    assert weights[0].grad is not None
+    assert weights[1].grad is not None
+    assert torch.equal(weights[0].grad, weights[1].grad)
     with torch.no_grad():
         assert torch.equal(ours(ids, offsets), stock(ids, offsets))
 
