@@ -26,6 +26,9 @@ FOLDER = ROOT / "build" / "torchrec"
 #: Runs of pytest by name. The plugins are those with kernels and sharded modules of their own.
 RUNS: dict[str, list[str]] = {
     "internals": ["tests/test_internals.py"],
+    "kernels": [
+        f"tests/distributed/test_{name}.py" for name in ("row_wise_adagrad", "portable_kernels")
+    ],
     "parity": [
         f"tests/distributed/test_{name}.py"
         for name in ("parity", "pooling_parity", "other_modules", "drop_in")
