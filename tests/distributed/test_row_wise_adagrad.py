@@ -186,3 +186,74 @@ def test_updates_with_more_to_them_are_left_to_fbgemm(options: dict[str, Any]) -
     stock = kernel([8], **options)
     use_row_wise_adagrad(stock)
     assert type(stock) is SplitTableBatchedEmbeddingBagsCodegen
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-50])
+@pytest.mark.parametrize("gradient", [0.0, 1e-30])
+def test_what_is_divided_by_zero_is_what_fbgemm_makes_of_it(eps: float, gradient: float) -> None:
+    stock, ours = pair([8], eps=eps)
+    ids, offsets = torch.arange(6), torch.arange(7)
+    for each in (stock, ours):
+        output = each(ids, offsets)
+        upstream = torch.ones_like(output)
+        upstream[3] = gradient
+        output.backward(upstream)
+    for expected, got in zip(state(stock), state(ours), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_output_may_be_changed_in_place() -> None:
+    stock, ours = pair([8, 4])
+    ids, offsets = batch(6, 3)
+    for each in (stock, ours):
+        output = each(ids, offsets)
+        output.mul_(2)
+        output[:, :2] = 0
+        output.sum().backward()
+    assert_same_bits(stock, ours)
+
+
+def _set(tensor: Tensor) -> None:
+    tensor.data.copy_(tensor.flip(0))
+    with torch.no_grad():
+        tensor.copy_(tensor.flip(0))
+
+
+@pytest.mark.parametrize("changed", ["ids", "offsets", "weights of ids", "weights", "momentum"])
+def test_what_changes_before_the_backward_pass_is_told(changed: str) -> None:
+    """By autograd, in its words."""
+    for each in pair([8]):
+        ids, offsets = batch(6, 3)
+        weights = torch.rand(len(ids))
+        output = each(ids, offsets, per_sample_weights=weights)
+        _set(
+            {
+                "ids": ids,
+                "offsets": offsets,
+                "weights of ids": weights,
+                "weights": each.weights_host,
+                "momentum": each.momentum1_host,
+            }[changed]
+        )
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            output.sum().backward()
+
+
+def test_a_graph_is_gone_after_its_backward_pass() -> None:
+    for each in pair([8]):
+        output = each(*batch(6, 3)).sum()
+        output.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            output.backward()
+
+
+def test_arguments_by_position_and_weights_of_another_tensor() -> None:
+    stock, ours = pair([8])
+    ids, offsets = batch(6, 3)
+    other = torch.rand_like(stock.weights_host)
+    for each in (stock, ours):
+        each(ids, offsets, None, torch.ones(1)).sum().backward()
+        output = each(ids, offsets)
+        each.weights_host.data = other.clone()
+        output.sum().backward()
+    assert_same_bits(stock, ours)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ _OF_KERNEL = (
     "D_offsets",
     "hash_size_cumsum",
     "learning_rate_tensor",
+    "placeholder_autograd_tensor",
     "_used_rowwise_adagrad_with_counter",
     "_used_rowwise_adagrad_with_global_weight_decay",
     "_indices",
@@ -60,59 +60,84 @@ class RowWiseAdagrad(SplitTableBatchedEmbeddingBagsCodegen):
         indices: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None = None,
-        **more: Any,
+        *more: Any,
+        **others: Any,
     ) -> Tensor:
         """As FBGEMM's, whose backward pass is taken, too, where rows are not pooled, weights of ids
         need a gradient, features share a table, or batches come with sizes by feature."""
         if (
-            any(value is not None for value in more.values())
+            any(value is not None for value in (*more, *others.values()))
             or self.is_nobag
             or not torch.is_grad_enabled()
             or (per_sample_weights is not None and per_sample_weights.requires_grad)
             or not self.hash_size_cumsum.diff().all()  # a feature after another of its table
         ):
-            output: Tensor = super().forward(indices, offsets, per_sample_weights, **more)
-            return output
-        with torch.no_grad():
-            rows = super().forward(indices, offsets, per_sample_weights)
+            return self.looked_up(indices, offsets, per_sample_weights, *more, **others)
         learned: Tensor = RowWiseAdagradLookupFunction.apply(  # type: ignore[no-untyped-call]
-            self.weights_host, rows, self, per_sample_weights
+            self.placeholder_autograd_tensor, self, indices, offsets, per_sample_weights
         )
         return learned
 
+    def looked_up(self, *arguments: Any, **options: Any) -> Tensor:
+        """What FBGEMM's kernel gives."""
+        output: Tensor = super().forward(*arguments, **options)
+        return output
+
 
 class RowWiseAdagradLookupFunction(torch.autograd.Function):
-    """What was looked up; in the backward pass its rows learn."""
+    """A lookup by FBGEMM; in the backward pass its rows learn."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        weights: Tensor,
-        rows: Tensor,
-        kernel: Any,
+        needs_gradient: Tensor,  # noqa: ARG004  so that the rows do, as FBGEMM's
+        kernel: RowWiseAdagrad,
+        indices: Tensor,
+        offsets: Tensor,
         id_weights: Tensor | None,
     ) -> Tensor:
-        # As the kernel has them now, which may get others before the backward pass.
-        ctx.lookup = _Lookup(
-            ids=kernel._indices,  # after its check of bounds
-            offsets=kernel._offsets,
-            id_weights=id_weights,
-            mean=kernel.pooling_mode == PoolingMode.MEAN,
-            columns=kernel.D_offsets,
-            weights=weights.detach(),
-            weight_starts=kernel.weights_offsets,
-            momentum=kernel.momentum1_host.detach(),
-            momentum_starts=kernel.momentum1_offsets,
-            rate=float(kernel.learning_rate_tensor),
-            eps=kernel.optimizer_args.eps,
+        rows = kernel.looked_up(indices, offsets, id_weights)
+        # Saved as FBGEMM's are: whoever changes one before the backward pass is told.
+        ctx.save_for_backward(
+            kernel._indices,  # after its check of bounds
+            kernel._offsets,
+            id_weights,
+            kernel.weights_host,
+            kernel.momentum1_host,
+            kernel.D_offsets,
+            kernel.weights_offsets,
+            kernel.momentum1_offsets,
         )
-        return rows.view_as(rows)
+        ctx.means = kernel.pooling_mode == PoolingMode.MEAN and id_weights is None
+        ctx.rate = float(kernel.learning_rate_tensor)
+        ctx.eps = kernel.optimizer_args.eps
+        return rows
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
-        ctx.lookup.learn(gradients)
-        return None, None, None, None
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, ...]:
+        ids, offsets, id_weights, weights, momentum, columns, *starts = ctx.saved_tensors
+        num_features = len(columns) - 1
+        firsts = torch.arange(num_features + 1) * ((len(offsets) - 1) // num_features)
+        unique, counts, places = unique_ids(ids, offsets.index_select(0, firsts).diff().tolist())
+        of_features, ends = np.asarray(counts), np.empty(len(unique), np.int64)
+        of_ids = np.empty(0, np.float32) if id_weights is None else id_weights.float().numpy()
+        bags = np.empty(len(ids), np.int32)
+        of = np.empty(len(ids) if ctx.means or len(of_ids) else 0, np.float32)
+        bags_by_row(places.numpy(), of_features, offsets.numpy(), of_ids, ctx.means, ends, bags, of)
+        arguments = (
+            *(unique.numpy(), of_features, ends, bags, of),
+            *(gradients.contiguous().numpy(), columns.numpy()),
+            *(weights.data_ptr(), starts[0].numpy(), momentum.data_ptr(), starts[1].numpy()),
+            *(np.float32(ctx.rate), np.float32(ctx.eps)),
+        )
+        parts = min(torch.get_num_threads(), 1 + len(unique) // _ROWS_PER_THREAD)
+        if parts == 1:
+            learn_rows(*arguments, 0, 1)
+        else:
+            with ThreadPoolExecutor(parts) as threads:
+                list(threads.map(lambda part: learn_rows(*arguments, part, parts), range(parts)))
+        return (None,) * 5
 
 
 def learns_by_fbgemm(model: nn.Module) -> bool:
@@ -152,62 +177,3 @@ def use_row_wise_adagrad(kernel: Any) -> None:
         and not kernel._used_rowwise_adagrad_with_global_weight_decay
     ):
         kernel.__class__ = RowWiseAdagrad
-
-
-@dataclass(frozen=True)
-class _Lookup:
-    """What rows were looked up, and what they learn by; as ``learn_rows`` has it."""
-
-    ids: Tensor
-    offsets: Tensor
-    id_weights: Tensor | None
-    mean: bool
-    columns: Tensor
-    weights: Tensor
-    weight_starts: Tensor
-    momentum: Tensor
-    momentum_starts: Tensor
-    rate: float
-    eps: float
-
-    def learn(self, gradients: Tensor) -> None:
-        """Update the rows by gradients of the bags, ``[B, columns]``."""
-        num_features = len(self.columns) - 1
-        num_bags = (len(self.offsets) - 1) // num_features
-        firsts = torch.arange(num_features + 1) * num_bags
-        unique, counts, places = unique_ids(
-            self.ids, self.offsets.index_select(0, firsts).diff().tolist()
-        )
-        of_features, ends = np.asarray(counts), np.empty(len(unique), np.int64)
-        id_weights = np.empty(0, np.float32)
-        if self.id_weights is not None:
-            id_weights = self.id_weights.float().numpy()
-        mean = self.mean and self.id_weights is None
-        bags = np.empty(len(self.ids), np.int32)
-        of = np.empty(len(self.ids) if mean or self.id_weights is not None else 0, np.float32)
-        bags_by_row(
-            places.numpy(), of_features, self.offsets.numpy(), id_weights, mean, ends, bags, of
-        )
-        # Before threads start, which have no mode without gradients.
-        arguments = (
-            unique.numpy(),
-            of_features,
-            ends,
-            bags,
-            of,
-            gradients.contiguous().numpy(),
-            self.columns.numpy(),
-            self.weights.data_ptr(),
-            self.weight_starts.numpy(),
-            self.momentum.data_ptr(),
-            self.momentum_starts.numpy(),
-            np.float32(self.rate),
-            np.float32(self.eps),
-        )
-        parts = min(torch.get_num_threads(), 1 + len(unique) // _ROWS_PER_THREAD)
-        if parts == 1:
-            learn_rows(*arguments, 0, 1)
-            return
-        with ThreadPoolExecutor(parts) as threads:
-            for _ in threads.map(lambda part: learn_rows(*arguments, part, parts), range(parts)):
-                pass

@@ -141,7 +141,8 @@ def bags_by_row(
         first += counts[feature]
 
 
-@numba.njit(cache=True, nogil=True)
+# As FBGEMM: what is divided by 0 is infinite, and rows behind it learn.
+@numba.njit(cache=True, nogil=True, error_model="numpy")
 def learn_rows(
     ids: Any,
     counts: Any,

@@ -218,6 +218,7 @@ INTERNALS = (
                 "_indices",
                 "_offsets",
             ),
+            "placeholder_autograd_tensor",
             "_used_rowwise_adagrad_with_counter",
             "_used_rowwise_adagrad_with_global_weight_decay",
         ),
