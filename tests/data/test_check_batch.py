@@ -37,6 +37,11 @@ def partial_of(*keys: str) -> PartialInverseKeyedJaggedTensor:
     return PartialInverseKeyedJaggedTensor.from_kjt(kjt(*keys))
 
 
+def with_lengths(lengths: list[int], num_ids: int) -> KeyedJaggedTensor:
+    ids = torch.zeros(num_ids, dtype=torch.int64)
+    return KeyedJaggedTensor(["user", "item"], ids, lengths=torch.tensor(lengths), stride=4)
+
+
 def variable_kjt() -> KeyedJaggedTensor:
     """Over unique rows, which only TorchRec's modules expand."""
     return KeyedJaggedTensor(
@@ -94,6 +99,18 @@ def test_stretches_outside_of_what_is_stored_are_refused(offset: int, length: in
         (replace(GOOD, kjt=kjt("user", "item", rows=3)), "returned 3 rows of user, item for 4"),
         (replace(GOOD, kjt=kjt("user", "item", dtype=torch.int32)), "item as torch.int32; ids are"),
         (replace(GOOD, kjt=variable_kjt()), "a kjt with a variable batch per feature"),
+        (
+            replace(GOOD, labels=torch.zeros(4).requires_grad_()),
+            "plain returned labels that require a gradient: detach them",
+        ),
+        (
+            replace(GOOD, kjt=with_lengths([1] * 8, 9)),
+            "plain returned 9 ids of user, item whose lengths are 1 to 1 and add up to 8",
+        ),
+        (
+            replace(GOOD, kjt=with_lengths([-1, 2, *[1] * 6], 7)),
+            "plain returned 7 ids of user, item whose lengths are -1 to 2 and add up to 7",
+        ),
         (replace(GOOD, labels=torch.zeros(4, 1)), r"labels as torch.float32 [4, 1]; expected"),
         (
             replace(GOOD, dense_features=torch.zeros(4, 1).double()),

@@ -44,6 +44,17 @@ class DropsARow(Preprocessing):
         return values[: offsets[-2]], offsets[:-1]
 
 
+class KeepsABuffer(Preprocessing):
+    """Returns a part of one tensor, whatever it is called for."""
+
+    name = "test.keeps_a_buffer"
+    buffer = torch.empty(100, dtype=torch.int64)
+
+    def transform(self, values, offsets):
+        self.buffer[: len(values)] = values
+        return self.buffer[: len(values)], offsets
+
+
 LISTS = {
     "a": [[1, 2], [1, 2], [3], []],
     "b": [[5], [5], [6, 7], [6, 7]],
@@ -169,6 +180,16 @@ def test_a_step_that_returns_no_jagged_ids_is_named(result, message):
         Preprocess({"a": [step], "b": [step]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))
     assert str(caught.value).startswith("test.returns: transform of a, b returned ")
     assert message in str(caught.value)
+
+
+def test_a_step_that_returns_memory_that_is_still_in_use_is_named():
+    step, batch = KeepsABuffer(PluginOptions()), make_batch(deduplicated=False)
+    after = Preprocess({"a": [step]})(batch)  # nobody has what it returned for a batch before
+    assert lists_of(after) == LISTS
+    del after
+    assert lists_of(Preprocess({"a": [step]})(batch)) == LISTS
+    with pytest.raises(PluginError, match=r"^test\.keeps_a_buffer: transform of c returned memory"):
+        Preprocess({"a": [step], "c": [step]})(batch)
 
 
 def test_what_a_step_raises_is_preceded_by_its_name_and_place():

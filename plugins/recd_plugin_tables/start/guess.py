@@ -211,8 +211,8 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
 
 
 def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
-    if seen.binary:
-        return Guess(seen, ("label",), why)
+    if seen.binary or (seen.whole and {seen.least, seen.largest} <= {0, 1}):
+        return Guess(seen, ("label",), why)  # in what was looked at, it may be 0 everywhere
     name = seen.leaf.name
     if seen.largest is None:
         raise DataError(

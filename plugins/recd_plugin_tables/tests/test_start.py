@@ -373,6 +373,16 @@ def test_a_label_of_many_values_is_said_to_have_a_border(
     assert said not in CliRunner().invoke(main, [*command, "--positive-from", "1"]).output
 
 
+def test_a_label_that_is_0_in_all_rows_looked_at_is_a_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.parquet"), {**impressions(), "clicked": np.zeros(ROWS, np.int64)})
+    made = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--label", "clicked"])
+    assert made.exit_code == 0, made.output
+    assert "clicked: label" in Path("my.yaml").read_text(encoding="utf-8")
+
+
 def test_a_duration_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     watched = pa.array(np.arange(ROWS) * 1_000, pa.duration("ms"))

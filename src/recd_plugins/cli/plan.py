@@ -155,12 +155,11 @@ def plan(
         raise PluginError(f"{qualified(type(mode))}: plan returned {answer!r}, no PlanAnswer")
     if json_path is not None:
         with part_call(mode, "as_json of the answer"):
-            written = answer.as_json()
-        write_json(json_path, written)
+            write_json(json_path, answer.as_json())
     if plot_path is not None:
         with part_call(mode, "plot of the answer"):
             answer.plot(plot_path)
-    console.print(answer.text)
+    console.print(answer.text, markup=False)
 
 
 def _refuse_others(mode: PlanMode, given: list[str]) -> None:

@@ -290,7 +290,7 @@ def run(
                         asked_for.write(path, report)
             finally:  # files may not either
                 for each in filter(None, shown):
-                    output_console().print(each)
+                    output_console().print(each, markup=False)
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from recd_plugins.errors import DataError, PluginError, Problem, RecdError, Regi
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.jagged import offsets_of
+
+#: What steps returned last, while somebody has it.
+_RETURNED: WeakKeyDictionary[Preprocessing, ref[Tensor]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -116,7 +120,23 @@ def apply_step(
             f"{step.name}: transform {of} changed the lengths of rows; its scope is id, so each "
             "value becomes one value: give it the scope row"
         )
+    _refuse_reuse(step, of, new_values, values)
     return new_values, new_offsets
+
+
+def _refuse_reuse(step: Preprocessing, of: str, new: Tensor, values: Tensor) -> None:
+    """Refuse memory that what the step returned before is still in."""
+    memory = new.untyped_storage().data_ptr()
+    if not new.numel() or memory == values.untyped_storage().data_ptr():
+        return
+    before = _RETURNED.get(step)
+    kept = before() if before is not None else None
+    if kept is not None and kept is not new and kept.untyped_storage().data_ptr() == memory:
+        raise PluginError(
+            f"{step.name}: transform {of} returned memory that holds what it returned before: "
+            "return tensors of their own with each call"
+        )
+    _RETURNED[step] = ref(new)
 
 
 def _elsewhere(new: Tensor, values: Tensor) -> bool:

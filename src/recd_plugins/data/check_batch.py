@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Converter, Dataset, FeatureSchema, Rows
-from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
 
 
@@ -65,10 +66,23 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
                 f"{converter.name} returned ids of {', '.join(keys)} as {sparse.values().dtype}; "
                 "ids are torch.int64"
             )
+        if not isinstance(sparse, PartialInverseKeyedJaggedTensor):
+            _check_lengths(converter, sparse)
         features += keys
     for partial in batch.partials:
         _check_stretches(converter, partial)
     _check_names(converter, features, schema)
+
+
+def _check_lengths(
+    converter: Converter, sparse: KeyedJaggedTensor | InverseKeyedJaggedTensor
+) -> None:
+    lengths, num_ids = sparse.lengths(), sparse.values().numel()
+    if (lengths < 0).any() or int(lengths.sum()) != num_ids:
+        raise PluginError(
+            f"{converter.name} returned {num_ids} ids of {', '.join(sparse.keys())} whose lengths "
+            f"are {int(lengths.min())} to {int(lengths.max())} and add up to {int(lengths.sum())}"
+        )
 
 
 def _check(converter: Converter, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -77,6 +91,8 @@ def _check(converter: Converter, name: str, tensor: Tensor, shape: tuple[int, ..
             f"{converter.name} returned {name} as {tensor.dtype} {list(tensor.shape)}; expected "
             f"torch.float32 {list(shape)}"
         )
+    if tensor.requires_grad:
+        raise PluginError(f"{converter.name} returned {name} that require a gradient: detach them")
 
 
 def _check_stretches(converter: Converter, partial: PartialInverseKeyedJaggedTensor) -> None:
