@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.jagged import offsets_of
 
-#: What steps returned last, while somebody has it.
-_RETURNED: WeakKeyDictionary[Preprocessing, ref[Tensor]] = WeakKeyDictionary()
+#: What steps returned last, while somebody has it; by id, as a plugin may be no key of a mapping.
+_RETURNED: dict[int, ref[Tensor]] = {}
 
 
 @contextmanager
@@ -129,14 +129,14 @@ def _refuse_reuse(step: Preprocessing, of: str, new: Tensor, values: Tensor) -> 
     memory = new.untyped_storage().data_ptr()
     if not new.numel() or memory == values.untyped_storage().data_ptr():
         return
-    before = _RETURNED.get(step)
+    before = _RETURNED.get(id(step))
     kept = before() if before is not None else None
     if kept is not None and kept is not new and kept.untyped_storage().data_ptr() == memory:
         raise PluginError(
             f"{step.name}: transform {of} returned memory that holds what it returned before: "
             "return tensors of their own with each call"
         )
-    _RETURNED[step] = ref(new)
+    _RETURNED[id(step)] = ref(new)
 
 
 def _elsewhere(new: Tensor, values: Tensor) -> bool:

@@ -28,7 +28,6 @@ _OF_KERNEL = (
     "weights_precision",
     "output_dtype",
     "use_cpu",
-    "dims",
     "is_nobag",
     "pooling_mode",
     "weights_host",
