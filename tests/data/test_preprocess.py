@@ -48,7 +48,7 @@ class KeepsABuffer(Preprocessing):
     """Returns a part of one tensor, whatever it is called for."""
 
     name = "test.keeps_a_buffer"
-    __hash__ = None  # as that of a dataclass
+    __hash__ = None  # type: ignore[assignment]  # as that of a dataclass
     buffer = torch.empty(100, dtype=torch.int64)
 
     def transform(self, values, offsets):
