@@ -30,6 +30,9 @@ class Meter:
     def step_seconds(self) -> list[float]:
         return self.seconds
 
+    def stalls(self) -> None:
+        return None
+
 
 def test_it_is_said_once_and_names_the_stage(capsys: pytest.CaptureFixture[str]) -> None:
     profile: Any = Profile()
@@ -65,3 +68,13 @@ def test_faster_is_off_too() -> None:
     found = Prediction(PREDICTED, 0.05, None)
     assert found.off
     assert "off by 2.0x: --breakdown shows in which stage" in str(found)
+
+
+def test_what_waits_for_data_is_told_apart() -> None:
+    assert "takes 210.0 ms, of which 30.0 wait for data, and was predicted" in str(
+        Prediction(PREDICTED, 0.21, None, 0.03)
+    )
+    for measured, waiting in ((0.21, 0.01), (0.14, 0.03), (0.05, 0.03)):
+        found = Prediction(PREDICTED, measured, None, waiting)
+        assert "wait" not in str(found)
+        assert found.as_json()["waiting_seconds"] == waiting

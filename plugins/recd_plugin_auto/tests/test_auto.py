@@ -34,6 +34,7 @@ from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import TopologySpec, load_topology
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.identity import identity_of
+from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, StageCosts
 
 AUTO = [{"use": "auto"}]
 NO_COMPUTE = Compute(Operations(), Operations(), 0)
@@ -257,6 +258,21 @@ def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
     assert {name for name, kind in kinds.items() if kind == "data_parallel"} == replicated
     assert found.planner is not None
     assert found.seconds.total < found.planner
+
+
+@pytest.mark.parametrize("milliseconds", [1e-6, 5.0])
+def test_tables_are_on_every_rank_where_that_spares_collectives(
+    make_registry, milliseconds: float
+) -> None:
+    spec = load_topology("machine", nodes=1, ranks=2)
+    costs = StageCosts(
+        all_to_all=AllToAllCost(collectives=milliseconds / 1e3, bytes_in_node=1e-9),
+        all_reduce=AllReduceCost(bytes_reduced=1e-9),
+    )
+    auto = with_plugins(make_registry(sharding=AUTO), spec.model_copy(update={"costs": costs}))
+    pooled = [each for each in chosen_of(auto.prepared).groups if each.pooled]
+    replicated = [str(each.offer) == "torchrec.planner {replicate: true}" for each in pooled]
+    assert all(replicated) == (milliseconds == 5.0)
 
 
 def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:

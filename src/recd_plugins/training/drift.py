@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from recd_plugins.data.pace import STALL_TARGET
 from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.meter import Meter
 from recd_plugins.values.stages import STAGES, Stage, StageTimes
@@ -27,11 +28,13 @@ class Prediction:
         predicted: by stage.
         measured_seconds: of a step, the median.
         stages: as they were profiled, where they were.
+        waiting_seconds: of a step, for data; a prediction takes that to read as the demo's.
     """
 
     predicted: StageTimes
     measured_seconds: float
     stages: StageTimes | None
+    waiting_seconds: float = 0.0
 
     @property
     def factor(self) -> float:
@@ -57,13 +60,17 @@ class Prediction:
             "seconds": self.predicted.total,
             "stages": self.predicted.as_dict(),
             "measured_seconds": self.measured_seconds,
+            "waiting_seconds": self.waiting_seconds,
             "factor": self.factor,
             "most_off": self.most_off,
         }
 
     def __str__(self) -> str:
+        waiting = ""
+        if self.factor > MOST_OFF and self.waiting_seconds > STALL_TARGET * self.measured_seconds:
+            waiting = f", of which {self.waiting_seconds * 1e3:,.1f} wait for data,"
         line = (
-            f"a step takes {self.measured_seconds * 1e3:,.1f} ms and was predicted to take "
+            f"a step takes {self.measured_seconds * 1e3:,.1f} ms{waiting} and was predicted to take "
             f"{self.predicted.total * 1e3:,.1f}"
         )
         if not self.off:
@@ -107,4 +114,6 @@ class Drift:
         seconds = meter.step_seconds()
         if not seconds:
             return None
-        return Prediction(self._predicted, statistics.median(seconds), stages)
+        waits = meter.stalls()
+        waiting = 0.0 if waits is None else sum(waits.seconds.values())
+        return Prediction(self._predicted, statistics.median(seconds), stages, waiting)

@@ -64,9 +64,10 @@ class RegistryQuestion(ChoiceQuestion):
     def offers(self, tables: Sequence[Table]) -> Sequence[Offer]:
         """See ``ChoiceQuestion.offers``."""
         found: list[Offer] = []
+        setting = replace(self.setting, costs=self.costs)
         for cls in self.registry.offering:
             try:
-                offered = list(cls.offers(tables, self.setting))
+                offered = list(cls.offers(tables, setting))
             except RecdError:
                 raise
             except PLUGIN_FAILURES as error:
