@@ -167,6 +167,12 @@ def test_trace_writes_hook_calls_to_stderr(folder, monkeypatch, capsys):
     assert "register_preprocessing" in capsys.readouterr().err
 
 
+def test_what_a_file_prints_is_no_part_of_what_a_command_prints(folder, capsys):
+    write(folder, "one.py", 'print("hello")\n' + PLUGIN.format(name="acme.one"))
+    _ = PluginManager(folder).plugins
+    assert tuple(capsys.readouterr()) == ("", "hello\n")
+
+
 def test_finding_plugins_imports_no_torch():
     """Built-in plugins included: ``recd validate`` runs on machines without it."""
     code = (

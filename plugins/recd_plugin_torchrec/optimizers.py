@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from recd_plugins.api import Optimizer, PluginOptions, RowUpdate, Table
 
@@ -78,6 +78,12 @@ class RowWiseAdagrad(FusedOptimizer):
         weight_decay_mode: Literal["l2", "decouple"] = Field(
             default="l2", description="Whether the decay is of the gradient (l2) or of the update."
         )
+
+        @model_validator(mode="after")
+        def _decays(self) -> Self:
+            if "weight_decay_mode" in self.model_fields_set and not self.weight_decay:
+                raise ValueError("weight_decay_mode is about weight_decay, which is 0; name it too")
+            return self
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
         """With FBGEMM's name of the mode; without a decay there is none."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from recd_plugin_torchrec.coalescing import CoalesceOptions, CoalescingSharding, saves
 from recd_plugins.api import Setting, Table
 
-# Of lengths, ids and embeddings, and of the gradients that come back.
+# Of lengths, ids and embeddings, and of gradients that come back.
 _COLLECTIVES = 4
 
 
@@ -50,24 +50,21 @@ class Planner(CoalescingSharding):
 
 
 def _some_are_small(tables: Sequence[Table], setting: Setting) -> bool:
-    """Whether to sum up a table's gradients may take no longer than to send embeddings of it.
+    """Whether gradients may be summed up in less time than embeddings are sent.
 
-    A rank sends them in collectives, which it does without where every table is replicated.
+    Of one of the tables; or of all of them in the latency of the collectives that this spares.
     """
     if setting.device_type != "cpu" or setting.world_size == 1:
         return False
     profile, batch_size = replace(setting.data.profile(), distinct={}), setting.batch_size
-    latency, byte = 0.0, 0.0
-    if setting.costs is not None:
-        latency = _COLLECTIVES * setting.costs.all_to_all.collectives
-        byte = setting.costs.all_reduce.bytes_reduced
-
-    def reduced(table: Table) -> float:
-        """Rows whose gradients are summed up in that latency."""
-        row = 4 * table.embedding_dim * byte
-        return latency / row if row else 0.0
 
     def sent(table: Table) -> float:
         return (profile.rows if table.pooled else profile.ids)(table, batch_size)
 
-    return any(table.num_embeddings < sent(table) + reduced(table) for table in tables)
+    if any(table.num_embeddings < sent(table) for table in tables):
+        return True
+    if setting.costs is None:
+        return False
+    reduced = sum(4 * table.embedding_dim * table.num_embeddings for table in tables)
+    latency = _COLLECTIVES * setting.costs.all_to_all.collectives
+    return reduced * setting.costs.all_reduce.bytes_reduced < latency

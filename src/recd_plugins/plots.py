@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Of sides or parts that stand next to each other.
 COLORS = ("#2563a8", "#d9822b", "#3a8f5c", "#8a5fb0", "#b6bcc6")
+# Where there are more.
+_MORE_COLORS = ("#c25b6a", "#7fa8d4", "#e8c15a")
 #: Of what the others are compared with.
 GREY = COLORS[-1]
 
@@ -39,7 +41,7 @@ def plot_style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=COLORS)}):
+    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=[*COLORS, *_MORE_COLORS])}):
         yield
 
 

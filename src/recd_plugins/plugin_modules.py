@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -55,7 +56,8 @@ class Package:
             PluginError: it does not import.
         """
         try:
-            module: ModuleType = self.entry_point.load()
+            with redirect_stdout(sys.stderr):
+                module: ModuleType = self.entry_point.load()
         except PLUGIN_FAILURES as error:
             raise PluginError(
                 f"{self.origin}: entry point {self.name} = {self.entry_point.value} failed to "
@@ -166,7 +168,8 @@ def load_file(name: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with redirect_stdout(sys.stderr):  # a command's own output may be read by a program
+            spec.loader.exec_module(module)
     except PLUGIN_FAILURES as error:
         del sys.modules[name]
         raise PluginError(

@@ -44,6 +44,11 @@ def register_shardings():
 #: What a chooser does wrong, and how that is told.
 WRONG = {
     "return 5": (PluginError, r"acme\.alike: choose returned 5; expected a Choice"),
+    "return Alike(5, 1.0)": (PluginError, "choose returned has offered=5; expected pairs of an Offer"),
+    "return Alike([(Offer('acme.half', {}), ['t_user'])], 1.0)": (
+        PluginError,
+        r"acme\.alike: chose acme\.half, which offers nothing",
+    ),
     "raise DataError('not today')": (RegistryError, r"registry\.yaml:5 sharding\[0\]: not today"),
     "1 / 0": (PluginError, r"acme\.alike: choose failed at .*alike\.py:\d+: ZeroDivisionError"),
 }
@@ -55,7 +60,7 @@ def written(folder: Path, sharding: str, body: str | None = None) -> Path:
         start, rest = code.split("    def choose(self, question):\n")
         end = rest.partition("\n\n\n")[2]
         code = f"{start}    def choose(self, question):\n        {body}\n\n\n{end}"
-        code = code.replace("import Choice,", "import Choice, DataError,")
+        code = code.replace("import Choice,", "import Choice, DataError, Offer,")
     (folder / "acme_alike.py").write_text(code, encoding="utf-8")
     (folder / "acme_halves.py").write_text(OTHERS, encoding="utf-8")
     registry = folder / "registry.yaml"

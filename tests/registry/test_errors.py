@@ -101,6 +101,10 @@ def test_a_missing_file(tmp_path):
             "r.yaml:6 training.checkpoint.evry: unknown key; did you mean every?",
         ),
         (
+            HEAD + "training: {checkpoint: {every: 5}}\n",
+            "r.yaml:4 training.checkpoint: every without path write no checkpoint",
+        ),
+        (
             HEAD + "training: {batch_size: 0}\n",
             "r.yaml:4 training.batch_size: input should be greater than 0, got 0",
         ),

@@ -27,7 +27,7 @@ sharding:
   - {use: acme.stock, tables: ["t_[ui]*"]}
   - {use: acme.stock, tables: [t_history]}
 cache: []
-training: {batch_size: 64, learning_rate: 1e-3, checkpoint: {every: 5}}
+training: {batch_size: 64, learning_rate: 1e-3, checkpoint: {path: there, every: 5}}
 """
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 import recd_plugin_torchrec
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.data_parallel import DataParallel
-from recd_plugin_torchrec.optimizers import Sgd
+from recd_plugin_torchrec.optimizers import RowWiseAdagrad, Sgd
 from recd_plugin_torchrec.planner import Planner
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.table_wise import TableWise
@@ -95,3 +95,10 @@ def test_a_rate_of_0_keeps_a_table_and_what_becomes_0_is_refused() -> None:
     assert Sgd.Options(learning_rate=0).model_dump() == {"learning_rate": 0}
     with pytest.raises(ValidationError, match="1e-40 is 0 as a float32"):
         Sgd.Options(learning_rate=1e-40)
+
+
+def test_a_mode_of_a_decay_that_there_is_not_is_refused() -> None:
+    options = {"learning_rate": 0.1, "weight_decay_mode": "decouple"}
+    with pytest.raises(ValidationError, match="weight_decay_mode is about weight_decay, which is"):
+        RowWiseAdagrad.Options.model_validate(options)
+    assert RowWiseAdagrad.Options(**options, weight_decay=0.1).weight_decay_mode == "decouple"

@@ -56,18 +56,23 @@ class CheckedPart(TablePart):
             result = getattr(asked, method)(*arguments)
             if isinstance(result, Iterator):
                 result = tuple(result)
-            right = is_right(result)
         except RecdError:
             with at_entry(self.path, self.entry):
                 raise
-        except _WrongNumberError as error:
-            raise self.error(f"{self.entry.plugin.name}: {what} returned {error}") from error
         except PLUGIN_FAILURES as error:
             failure = plugin_failure(type(self.entry.plugin), what, error, type(asked))
             raise self.error(str(failure)) from error
+        why = ""
+        try:
+            right = is_right(result)
+        except _WrongNumberError as error:
+            raise self.error(f"{self.entry.plugin.name}: {what} returned {error}") from error
+        except PLUGIN_FAILURES as error:  # as of what cannot be iterated over, or pickled
+            right, why = False, f" ({type(error).__name__}: {error})"
         if not right:
             raise self.error(
-                f"{self.entry.plugin.name}: {what} returned {result!r:.200}; expected {expected}"
+                f"{self.entry.plugin.name}: {what} returned {result!r:.200}; expected "
+                f"{expected}{why}"
             )
         return result
 

@@ -30,6 +30,13 @@ class CheckpointSpec(Spec):
             raise ValueError("is a URL; checkpoints go into a folder that all ranks share")
         return path
 
+    @model_validator(mode="after")
+    def _has_a_path(self) -> Self:
+        given = self.model_fields_set
+        if given and "path" not in given:  # path: null says that there is to be none
+            raise ValueError(f"{' and '.join(sorted(given))} without path write no checkpoint")
+        return self
+
 
 class ScheduleSpec(Spec):
     """How all learning rates rise and fall with the steps."""

@@ -18,7 +18,7 @@ from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
-from recd_plugins.interfaces import Choice, Chooser, Setting, Table
+from recd_plugins.interfaces import Choice, Chooser, Offer, Setting, Table
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
 from recd_plugins.planning.choosing.entries import chooser_of, with_offers
@@ -164,7 +164,27 @@ def _find(
             raise
     if not isinstance(choice, Choice):
         raise PluginError(f"{plugin.name}: choose returned {choice!r}; expected a Choice")
+    if not _are_offers(choice.offered):
+        raise PluginError(
+            f"{plugin.name}: the Choice that choose returned has offered={choice.offered!r:.200}; "
+            "expected pairs of an Offer and names of tables"
+        )
+    offering = {cls.name for cls in registry.offering}
+    if unknown := sorted({offer.use for offer, _ in choice.offered} - offering):
+        raise PluginError(f"{plugin.name}: chose {', '.join(unknown)}, which offers nothing")
     return _Found(choice, question.profile(choice.offered))
+
+
+def _are_offers(offered: object) -> bool:
+    return isinstance(offered, Sequence) and all(
+        isinstance(each, Sequence)
+        and len(each) == 2
+        and isinstance(each[0], Offer)
+        and isinstance(each[1], Sequence)
+        and not isinstance(each[1], str)
+        and all(isinstance(name, str) for name in each[1])
+        for each in offered
+    )
 
 
 def _costs(setting: Setting, name: str) -> StageCosts:
