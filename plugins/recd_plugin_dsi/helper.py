@@ -126,8 +126,9 @@ class Helper:
 
 
 def serve() -> Connection:
-    """The connection of the process, for code that runs in it. Ctrl-C is the trainer's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The connection of the process, for code that runs in it; signals are the trainer's."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # or Ray's processes would keep it open
     return Connection(descriptor)

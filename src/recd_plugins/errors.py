@@ -26,7 +26,7 @@ class SetupError(RecdError):
 
 
 class RunInterrupted(RecdError):
-    """A run that Ctrl-C or SIGTERM ended before its time.
+    """A run that Ctrl-C, SIGTERM or SIGHUP ended before its time.
 
     Attributes:
         signal: its number; the exit code of the command is 128 more.

@@ -41,7 +41,8 @@ def plot_style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": cycler(color=[*COLORS, *_MORE_COLORS])}):
+    colors = cycler(color=[*COLORS, *_MORE_COLORS])
+    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": colors}):
         yield
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import signal
 import threading
 from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
@@ -59,8 +60,18 @@ def kill_stopped_below(process: int) -> None:
 
 
 def start_fork_server() -> None:
-    """Start what processes are forked from, unless this process has it already."""
-    forkserver._forkserver.ensure_running()
+    """Start what processes are forked from, unless this process has it already.
+
+    It stays where a terminal goes, as do what is forked from it and what tracks their memory.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        forkserver._forkserver.ensure_running()  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        forkserver._forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def share_fork_server() -> None:

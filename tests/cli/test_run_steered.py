@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
 import re
+import select
 import signal
+import subprocess
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -143,6 +147,33 @@ def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) ->
     now, before = progress(tmp_path, STEPS), progress(whole, STEPS)
     assert now == before
     assert rows(tmp_path) == rows(whole)
+
+
+def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
+    registry = write(tmp_path)
+    ours, terminal = os.openpty()
+    program = subprocess.Popen(
+        [forked.RECD, "run", registry],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(terminal)
+    while not list(tmp_path.glob("checkpoints/step-*")):
+        assert program.poll() is None
+        if select.select([ours], [], [], 0.005)[0]:
+            os.read(ours, 1 << 16)
+    started = psutil.Process(program.pid).children(recursive=True)
+    os.close(ours)
+    assert program.wait(120) == 128 + signal.SIGHUP
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert not alive
+    (newest,) = re.findall(r"step-(\d+)", str(max(tmp_path.glob("checkpoints/step-*"))))
+    assert 10 <= int(newest) < STEPS
+    report = programs.report_of("run", registry, "--resume")
+    assert report["first_step"] == int(newest)
 
 
 def test_early_stopping_and_what_follows(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def register_shardings():
 #: What a chooser does wrong, and how that is told.
 WRONG = {
     "return 5": (PluginError, r"acme\.alike: choose returned 5; expected a Choice"),
-    "return Alike(5, 1.0)": (PluginError, "choose returned has offered=5; expected pairs of an Offer"),
+    "return Alike(5, 1.0)": (PluginError, "has offered=5; expected pairs of an Offer"),
     "return Alike([(Offer('acme.half', {}), ['t_user'])], 1.0)": (
         PluginError,
         r"acme\.alike: chose acme\.half, which offers nothing",

@@ -109,7 +109,7 @@ def test_a_result_of_another_type_is_refused(method: str) -> None:
         ),
         ("activation_bytes", math.inf, "returned inf; expected bytes, from 0 on"),
         ("activation_bytes", -1e12, "expected bytes, from 0 on"),
-        ("figures", {"a": {1}}, r"figures returned .*; expected JSON values by name \(.* set is not JSON"),
+        ("figures", {"a": {1}}, r"returned .*; expected JSON values by name \(.* set is not JSON"),
         ("observe", lambda: None, "observe returned .*; expected what pickle takes .*pickle"),
     ],
 )

@@ -98,7 +98,7 @@ def start_server() -> None:
 
 
 class _Process(ForkServerProcess):
-    """A worker that leaves Ctrl-C and SIGTERM to the trainer and ends with it."""
+    """A worker that leaves signals to the trainer and ends with it."""
 
     def start(self) -> None:
         self._environ, self._folder = dict(os.environ), Path.cwd()
@@ -112,7 +112,7 @@ class _Process(ForkServerProcess):
             sys.modules["__main__"] = main
 
     def run(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         end_with_parent()
         # The server has those of its own start.

@@ -28,7 +28,7 @@ from recd_plugins.distributed.rank_process import (
 )
 from recd_plugins.distributed.signals import passed_on
 from recd_plugins.errors import RankError, RecdError, SetupError
-from recd_plugins.processes import kill_stopped_below
+from recd_plugins.processes import kill_stopped_below, start_fork_server
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -136,6 +136,8 @@ class Ranks:
 
     def __enter__(self) -> Self:
         context = _context(self._setup.backend)
+        if context.get_start_method() == "forkserver":
+            start_fork_server()
         # Here, not in a rank: one that is stopped would take it along.
         self._store = store = _open_store(self._setup.timeout)
         setup = replace(self._setup, port=store.port)
@@ -200,7 +202,7 @@ class Ranks:
             raise
 
     def asked_to_end(self) -> AbstractContextManager[None]:
-        """A context in which Ctrl-C and SIGTERM are passed on to the ranks."""
+        """A context in which signals that end a run are passed on to the ranks."""
         return passed_on(self._processes)
 
     def close(self) -> None:

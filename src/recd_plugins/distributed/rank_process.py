@@ -57,8 +57,9 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
 
     A request is a pickled ``(function, args)``, an answer a pickled result or ``Failure``.
     """
-    # Ctrl-C reaches the whole terminal; the parent ends the ranks.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole terminal, and so does its end; the parent ends the ranks.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # A rank whose parent was killed must not go on training.
     end_with_parent()
     share_fork_server()

@@ -1,8 +1,10 @@
-"""Ctrl-C and SIGTERM, which the process that started ranks passes on to them."""
+"""Signals that end a run, which the process that started ranks passes on to them."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,20 +14,33 @@ from types import FrameType
 
 from recd_plugins.errors import RunInterrupted, SetupError
 
-#: Those that ask a run to end.
-ENDING = (signal.SIGINT, signal.SIGTERM)
+#: Those that ask a run to end: Ctrl-C, what systemd and Slurm send, and a terminal that has gone.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _BEFORE = "the run was ended before its first step"
 
 
 def say_that_it_ends(number: int) -> None:
     """Say on stderr what comes of the first signal, and of a second."""
+    leave_lost_terminal()
     print(
         f"\n{signal.Signals(number).name}: every rank finishes its step, and a checkpoint is "
         "written where training.checkpoint.path is set; a second one ends the run at once",
         file=sys.stderr,
         flush=True,
     )
+
+
+def leave_lost_terminal() -> None:
+    """Let what this process prints go nowhere, where it is for a terminal that has gone.
+
+    To write there would fail, and end the process.
+    """
+    for output in (1, 2):
+        if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, output)
+            os.close(nowhere)
 
 
 @contextmanager
@@ -73,6 +88,7 @@ def after_training() -> Iterator[None]:
         if got:
             raise RunInterrupted.by(number, "the run was ended while its figures were written")
         got = number
+        leave_lost_terminal()
         print(
             f"\n{signal.Signals(number).name}: training is over, and its figures are still "
             "written; a second one ends the run at once",

@@ -136,7 +136,7 @@ class RunInterruption:
     Attributes:
         rank: of this process.
         step: optimizer steps done; a checkpoint of them is written where the run keeps some.
-        by: the signal's name, ``SIGINT`` or ``SIGTERM``.
+        by: the signal's name, ``SIGINT``, ``SIGTERM`` or ``SIGHUP``.
     """
 
     rank: int

@@ -70,8 +70,8 @@ class Prediction:
         if self.factor > MOST_OFF and self.waiting_seconds > STALL_TARGET * self.measured_seconds:
             waiting = f", of which {self.waiting_seconds * 1e3:,.1f} wait for data,"
         line = (
-            f"a step takes {self.measured_seconds * 1e3:,.1f} ms{waiting} and was predicted to take "
-            f"{self.predicted.total * 1e3:,.1f}"
+            f"a step takes {self.measured_seconds * 1e3:,.1f} ms{waiting} and was predicted to "
+            f"take {self.predicted.total * 1e3:,.1f}"
         )
         if not self.off:
             return line

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: every rank ends after the same step."""
+"""Signals that end a run: every rank ends after the same step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ import torch.distributed as dist
 
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.distributed.rank_process import LAUNCHED
-from recd_plugins.distributed.signals import ENDING, say_that_it_ends
+from recd_plugins.distributed.signals import (
+    ENDING,
+    leave_lost_terminal,
+    say_that_it_ends,
+)
 
 # Ranks agree about so often: often enough for a person, too seldom to be felt.
 _SECONDS_BETWEEN_ASKING = 1.0
@@ -45,9 +49,8 @@ def this_command(registry: Path, *, resume: bool) -> str:
 class Interrupts:
     """A context in which signals ask this rank to end, and all ranks find out together.
 
-    Ranks that ``recd run`` started leave Ctrl-C to it, and are told by SIGTERM; it does nothing
-    to them after the context. Under torchrun a
-    second signal ends the process at once.
+    Ranks that ``recd run`` started leave the others to it, and are told by SIGTERM, which does
+    nothing to them after the context. Under torchrun a second signal ends the process at once.
 
     Args:
         rank: of this process.
@@ -124,6 +127,7 @@ class Interrupts:
 
     def _receive(self, number: int) -> None:
         now = time.monotonic()
+        leave_lost_terminal()
         if not self._got:
             self._got, self._first = number, now
             if self._rank == 0 and not self._launched:

@@ -61,7 +61,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
 
     Raises:
         RecdError: the registry, the data or the checkpoint does not allow it.
-        RunInterrupted: Ctrl-C or SIGTERM ended it before its time.
+        RunInterrupted: Ctrl-C, SIGTERM or SIGHUP ended it before its time.
     """
     with Interrupts(rank, world_size) as interrupts:
         activity.start()
