@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from recd_plugins import Registry
-from recd_plugins.errors import NoPlanError, RecdError
-from recd_plugins.planning.candidates import with_plugins
+from recd_plugins.errors import DataError, NoPlanError, RecdError
+from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.plan_report import COMPONENTS, PlanReport
 from recd_plugins.planning.report_text import compressed, render, size_text
@@ -133,6 +133,17 @@ def test_the_largest_batch(make_registry) -> None:
     # Per row: activations of 5000 bytes, of which poolings' are divided, and what lookups hold.
     assert made.plugins.largest_batch_size > 1.5 * made.plain.largest_batch_size
     assert "rows more do not fit" in text(made)
+
+
+def test_data_that_ends_before_memory_does(make_registry, monkeypatch) -> None:
+    def ends(registry: Registry, *_: object) -> Candidate:
+        if registry.training.batch_size > 512:
+            raise DataError("too few rows")
+        return with_plugins(registry)
+
+    monkeypatch.setattr("recd_plugins.planning.study.with_plugins", ends)
+    with pytest.raises(DataError, match=r"too few rows\. 512 rows a rank fit, as more might: "):
+        report(make_registry(), load_topology("machine", ranks=2), None)
 
 
 def test_the_plain_plan_may_not_fit(make_registry) -> None:

@@ -74,19 +74,24 @@ class Study:
         self, what: str, candidates: _Candidates, batch_size: int | None, start: int
     ) -> SideReport:
         largest = step = None
+        fitting = 0
         topology = self.spec.to_torchrec()
 
         def fits(rows: int) -> bool:
+            nonlocal fitting
             self.say(f"looking for the largest batch {what}: {rows:,} rows a rank")
             try:
                 candidate = candidates(rows)
             except DataError as error:
-                raise DataError(
-                    f"looking for the largest batch {what}, at {rows:,} rows a rank: {error}; or "
-                    "name a batch size"
-                ) from error
+                advice = "; or name a batch size"
+                if fitting:
+                    advice = f". {fitting:,} rows a rank fit, as more might: name a batch size"
+                said = f"looking for the largest batch {what}, at {rows:,} rows a rank"
+                raise DataError(f"{said}: {error}{advice}") from error
             kept = candidate.activation_bytes(self.compute, rows)
-            return candidate.fits(topology, rows, kept)
+            found = candidate.fits(topology, rows, kept)
+            fitting = max(fitting, rows * found)
+            return found
 
         if batch_size is None:
             largest, step = largest_batch(fits, start=start)
