@@ -8,7 +8,9 @@ from matplotlib.figure import Figure
 from recd_plugins.errors import RecdError
 from recd_plugins.files import (
     check_writable,
+    new_file,
     read_note,
+    without_remains,
     write_figure,
     write_json,
     write_note,
@@ -65,3 +67,31 @@ def test_a_picture_is_whole_or_not_there(tmp_path):
     with pytest.raises(RecdError, match=r"p\.doc: cannot be written"):
         write_figure(tmp_path / "p.doc", figure)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_what_another_program_wrote_meanwhile_stays(tmp_path):
+    path = tmp_path / "scores.csv"
+
+    def write() -> None:
+        with new_file(path, replaces=False) as temporary:
+            temporary.write_text("mine")
+            path.write_text("theirs")
+
+    with pytest.raises(RecdError, match="another program has written it meanwhile; it stays"):
+        write()
+    assert path.read_text() == "theirs"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_remains_of_a_process_that_was_killed(tmp_path):
+    path = tmp_path / "scores.csv"
+
+    def write() -> None:
+        with without_remains(path) as token:
+            new_file(path, token=token).__enter__().write_text("half")  # never left
+            assert list(tmp_path.iterdir())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert not list(tmp_path.iterdir())

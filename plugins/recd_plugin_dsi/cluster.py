@@ -151,7 +151,9 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     except EOFError as error:
         return host, {"message": f"Ray did not start:\n{error}"}
     if kind == "failed":
-        return host, {"message": f"Ray did not start: {fields['message']}"}
+        why = fields["message"]
+        hint = "; set TMPDIR to a shorter folder" if "AF_UNIX path length" in why else ""
+        return host, {"message": f"Ray did not start: {why}{hint}"}
     return host, {**fields, "token": token}
 
 

@@ -38,6 +38,8 @@ class PredictJob(TrainedJob):
         kind: its format.
         keep: columns of the table that it has besides.
         batch_size: rows that a rank scores at a time; None: as many as in training.
+        token: as ``new_file`` takes it.
+        replaces: likewise.
     """
 
     table: str = ""
@@ -45,6 +47,8 @@ class PredictJob(TrainedJob):
     kind: str = "parquet"
     keep: tuple[str, ...] = ()
     batch_size: int | None = None
+    token: str = ""
+    replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,7 +163,10 @@ class _Output:
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._writer is None:
-            file = score_file(self._job.output, self._job.kind, batch.schema)
+            job = self._job
+            file = score_file(
+                job.output, job.kind, batch.schema, token=job.token, replaces=job.replaces
+            )
             self._writer = self._stack.enter_context(file)
         self._writer.write(batch)
 

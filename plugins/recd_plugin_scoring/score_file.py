@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.files import new_file
+from recd_plugins.api.files import finite, new_file
 
 
 class ScoreWriter(ABC):
@@ -29,8 +29,17 @@ class ScoreWriter(ABC):
 
 
 @contextmanager
-def score_file(path: Path, kind: str, schema: pa.Schema) -> Iterator[ScoreWriter]:
+def score_file(
+    path: Path, kind: str, schema: pa.Schema, *, token: str = "", replaces: bool = True
+) -> Iterator[ScoreWriter]:
     """A writer of ``path``, which is there at the end, whole, and not before.
+
+    Args:
+        path: the file.
+        kind: its format.
+        schema: of its rows.
+        token: as ``new_file`` takes it.
+        replaces: likewise.
 
     Raises:
         RecdError: the place cannot be written, or the format has no such columns.
@@ -40,12 +49,28 @@ def score_file(path: Path, kind: str, schema: pa.Schema) -> Iterator[ScoreWriter
         raise RecdError(
             f"{path}: CSV has no column of lists, which {nested[0]} is; write .parquet or .jsonl"
         )
-    with new_file(path) as temporary:
+    binary = [field.name for field in schema if _has_bytes(field.type)]
+    if kind == "jsonl" and binary:
+        raise RecdError(f"{path}: JSON has no bytes, which {binary[0]} is; write .parquet")
+    with new_file(path, token=token, replaces=replaces) as temporary:
         made = _JsonLines(temporary) if kind == "jsonl" else _Arrow(temporary, kind, schema)
         try:
             yield made
         finally:
             made.close()
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _has_bytes(kind.value_type)
+    if pa.types.is_nested(kind):
+        return any(_has_bytes(kind.field(number).type) for number in range(kind.num_fields))
+    return (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
 
 
 class _Arrow(ScoreWriter):
@@ -67,7 +92,8 @@ class _JsonLines(ScoreWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         for row in batch.to_pylist():
             # Dates, times and decimals as text.
-            self._file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
+            text = json.dumps(finite(row), default=str, ensure_ascii=False, allow_nan=False)
+            self._file.write(text + "\n")
 
     def close(self) -> None:
         self._file.close()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def json_text(value: Any) -> str:
     """JSON in lines. A number that JSON has no word for, NaN or infinite, becomes null."""
-    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
+    return json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,26 +83,48 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
+def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[Path]:
     """A path to write, which becomes ``path`` at the end, and is gone where writing fails.
 
-    Missing folders are made; a file that is there is replaced.
+    Missing folders are made.
+
+    Args:
+        path: the file.
+        token: of ``without_remains``, where another process looks after this one.
+        replaces: a file that is there at the end; else it is refused.
 
     Raises:
-        RecdError: the place cannot be written.
+        RecdError: the place cannot be written, or there is a file that is not to be replaced.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = _temporary(path, token or secrets.token_hex(4))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Opened as any other file, so that it gets the permissions that the umask leaves.
             yield temporary
+            if not replaces and path.exists():
+                raise RecdError(f"{path}: another program has written it meanwhile; it stays")
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise RecdError(f"{path}: cannot be written ({why_not(error, path)})") from error
+
+
+@contextmanager
+def without_remains(path: Path) -> Iterator[str]:
+    """A token for ``new_file`` in a process that may be killed: its file is gone if this fails."""
+    token = secrets.token_hex(4)
+    try:
+        yield token
+    except BaseException:
+        _temporary(path, token).unlink(missing_ok=True)
+        raise
+
+
+def _temporary(path: Path, token: str) -> Path:
+    return path.with_name(f".{path.name}.{token}")
 
 
 def why_not(error: OSError, path: Path) -> str:
@@ -148,13 +170,14 @@ def check_writable(path: Path) -> None:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(_finite(value), sort_keys=True)
+    text = json.dumps(finite(value), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A JSON value, with null for numbers that JSON has no word for."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

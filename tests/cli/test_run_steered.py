@@ -176,6 +176,32 @@ def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert report["first_step"] == int(newest)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_reads_what_is_said_may_end_before(tmp_path: Path, number: signal.Signals) -> None:
+    """As ``tee``, which gets the signal, too."""
+    registry = write(tmp_path)
+    ours, theirs = os.pipe()
+    command = [forked.RECD, "run", str(registry), "--log-every", "0.01"]
+    # A program that is started in the background may have Ctrl-C ignored.
+    program = subprocess.Popen(
+        command,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )
+    os.close(theirs)
+    while not list(tmp_path.glob("checkpoints/step-*")):
+        assert program.poll() is None
+        if select.select([ours], [], [], 0.005)[0]:
+            os.read(ours, 1 << 16)
+    os.close(ours)
+    program.send_signal(number)
+    assert program.wait(120) == 128 + number
+    newest = max(tmp_path.glob("checkpoints/step-*")).name
+    report = programs.report_of("run", registry, "--resume")
+    assert report["first_step"] == int(newest.removeprefix("step-"))
+
+
 def test_early_stopping_and_what_follows(tmp_path: Path) -> None:
     registry = write(tmp_path, "{every: 4, metric: calibrated, mode: max, patience: 2}", epochs=1)
     text = registry.read_text()

@@ -18,6 +18,7 @@ from recd_plugins.api.commands import (
     chosen_checkpoint,
     overrides,
 )
+from recd_plugins.api.files import without_remains
 from recd_plugins.api.registry import load_registry
 
 
@@ -86,20 +87,23 @@ def predict(
     from recd_plugins.api.distributed import choose_device, torchrun_rank
     from recd_plugins.api.training import on_ranks
 
-    job = PredictJob(
-        registry,
-        chosen,
-        plugins_dir,
-        given,
-        settings,
-        choose_device(read),
-        table=table,
-        output=output,
-        kind=kind,
-        keep=keep,
-        batch_size=batch_size,
-    )
-    found = on_ranks(read, on_rank, job)
+    with without_remains(output) as token:
+        job = PredictJob(
+            registry,
+            chosen,
+            plugins_dir,
+            given,
+            settings,
+            choose_device(read),
+            table=table,
+            output=output,
+            kind=kind,
+            keep=keep,
+            batch_size=batch_size,
+            token=token,
+            replaces=force,
+        )
+        found = on_ranks(read, on_rank, job)
     if torchrun_rank() in (None, 0):
         click.echo(
             f"{output}: {found.rows:,} rows scored by {chosen} in {found.seconds:.1f} s "

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from recd_plugins.errors import RecdError, in_a_line
+from recd_plugins.lasting_output import lasting_output
 from recd_plugins.processes import end_with_parent, portable, share_fork_server
 
 #: Set in the environment of a rank that ``launch`` made.
@@ -64,16 +65,17 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
     end_with_parent()
     share_fork_server()
     os.environ.update(setup.environ)
-    try:
-        _join_process_group(rank, setup)
-    except Exception as error:
-        _answer(connection, _failure(error))
-        return
-    _answer(connection, None)
-    with suppress(EOFError, BrokenPipeError):  # a parent that was interrupted says no word
-        while request := connection.recv_bytes():
-            connection.send_bytes(_call(rank, setup.world_size, request))
-    leave_process_group()
+    with lasting_output():
+        try:
+            _join_process_group(rank, setup)
+        except Exception as error:
+            _answer(connection, _failure(error))
+            return
+        _answer(connection, None)
+        with suppress(EOFError, BrokenPipeError):  # a parent that was interrupted says no word
+            while request := connection.recv_bytes():
+                connection.send_bytes(_call(rank, setup.world_size, request))
+        leave_process_group()
 
 
 def leave_process_group() -> None:

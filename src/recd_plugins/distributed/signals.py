@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from recd_plugins.errors import RunInterrupted, SetupError
+from recd_plugins.lasting_output import lasting_output
 
 #: Those that ask a run to end: Ctrl-C, what systemd and Slurm send, and a terminal that has gone.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -22,25 +21,12 @@ _BEFORE = "the run was ended before its first step"
 
 def say_that_it_ends(number: int) -> None:
     """Say on stderr what comes of the first signal, and of a second."""
-    leave_lost_terminal()
     print(
         f"\n{signal.Signals(number).name}: every rank finishes its step, and a checkpoint is "
         "written where training.checkpoint.path is set; a second one ends the run at once",
         file=sys.stderr,
         flush=True,
     )
-
-
-def leave_lost_terminal() -> None:
-    """Let what this process prints go nowhere, where it is for a terminal that has gone.
-
-    To write there would fail, and end the process.
-    """
-    for output in (1, 2):
-        if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, output)
-            os.close(nowhere)
 
 
 @contextmanager
@@ -62,9 +48,9 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
         got = number
         if not ranks:
             raise RunInterrupted.by(number, _BEFORE)
-        say_that_it_ends(number)
         for rank in ranks:
             rank.terminate()
+        say_that_it_ends(number)
 
     with _received_by(receive):
         try:
@@ -88,7 +74,6 @@ def after_training() -> Iterator[None]:
         if got:
             raise RunInterrupted.by(number, "the run was ended while its figures were written")
         got = number
-        leave_lost_terminal()
         print(
             f"\n{signal.Signals(number).name}: training is over, and its figures are still "
             "written; a second one ends the run at once",
@@ -111,7 +96,8 @@ def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[N
         if handler is not signal.SIG_IGN:
             signal.signal(number, receive)
     try:
-        yield
+        with lasting_output():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

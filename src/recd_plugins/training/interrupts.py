@@ -18,11 +18,7 @@ import torch.distributed as dist
 
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.distributed.rank_process import LAUNCHED
-from recd_plugins.distributed.signals import (
-    ENDING,
-    leave_lost_terminal,
-    say_that_it_ends,
-)
+from recd_plugins.distributed.signals import ENDING, say_that_it_ends
 
 # Ranks agree about so often: often enough for a person, too seldom to be felt.
 _SECONDS_BETWEEN_ASKING = 1.0
@@ -127,7 +123,6 @@ class Interrupts:
 
     def _receive(self, number: int) -> None:
         now = time.monotonic()
-        leave_lost_terminal()
         if not self._got:
             self._got, self._first = number, now
             if self._rank == 0 and not self._launched:

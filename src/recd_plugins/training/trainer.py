@@ -20,6 +20,7 @@ from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.generators import generators_kept, seed_generators
+from recd_plugins.lasting_output import lasting_output
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import assemble, makers
 from recd_plugins.training.batch_source import BatchSource
@@ -63,7 +64,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         RecdError: the registry, the data or the checkpoint does not allow it.
         RunInterrupted: Ctrl-C, SIGTERM or SIGHUP ended it before its time.
     """
-    with Interrupts(rank, world_size) as interrupts:
+    with lasting_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
         upstream_noise.silence()
         run = _Run(rank, world_size, job, interrupts)

@@ -87,7 +87,10 @@ def read_progress(checkpoint: Path) -> Progress:
         raise DamagedError(f"{path}: cannot be read ({error.strerror or error})") from error
     progress = _check(text, str(path), DamagedError)
     if checkpoint.name != step_name(progress.step):
-        raise DamagedError(f"{path}: step: is {progress.step}, of a checkpoint {checkpoint.name}")
+        raise DamagedError(
+            f"{path}: step: is {progress.step}, of a checkpoint {checkpoint.name}; where it was "
+            f"renamed or copied, name the folder {step_name(progress.step)}"
+        )
     return progress
 
 
