@@ -81,8 +81,8 @@ class RowWiseAdagrad(FusedOptimizer):
 
         @model_validator(mode="after")
         def _decays(self) -> Self:
-            if "weight_decay_mode" in self.model_fields_set and not self.weight_decay:
-                raise ValueError("weight_decay_mode is about weight_decay, which is 0; name it too")
+            if self.weight_decay_mode == "decouple" and not self.weight_decay:
+                raise ValueError("weight_decay_mode: decouple is about weight_decay, which is 0")
             return self
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any, TextIO
 
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
@@ -35,7 +32,7 @@ def lasting_output() -> Iterator[None]:
 
 
 class _Lasting(io.FileIO):
-    def write(self, data: ReadableBuffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
