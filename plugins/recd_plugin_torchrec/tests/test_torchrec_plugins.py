@@ -99,6 +99,8 @@ def test_a_rate_of_0_keeps_a_table_and_what_becomes_0_is_refused() -> None:
 
 def test_a_mode_of_a_decay_that_there_is_not_is_refused() -> None:
     options = {"learning_rate": 0.1, "weight_decay_mode": "decouple"}
-    with pytest.raises(ValidationError, match="weight_decay_mode: decouple is about weight_decay, whic"):
+    with pytest.raises(
+        ValidationError, match="weight_decay_mode: decouple is about weight_decay, whic"
+    ):
         RowWiseAdagrad.Options.model_validate(options)
     RowWiseAdagrad.Options.model_validate({**options, "weight_decay": 0.1})

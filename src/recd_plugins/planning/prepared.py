@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces import Setting, TrainPipeline
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.values.data_profile import DataProfile
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,14 @@ class Prepared(data.Prepared):
         """
         from recd_plugins.planning.planner import build_planner
 
+        for entry in () if replicate else self.registry.sharding:
+            if entry.plugin.may_replicate:
+                logger.warning(
+                    "%s:%d %s: %s may have small tables on every rank, where the trainer's dense "
+                    "optimizer has the rule of training: planner(replicate=True) says that it has; "
+                    "without it these tables are sharded",
+                    *(self.registry.path, entry.line, entry.field, entry.plugin.name),
+                )
         return build_planner(
             self,
             topology,
