@@ -149,6 +149,12 @@ def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) ->
     assert rows(tmp_path) == rows(whole)
 
 
+def at_a_terminal() -> None:
+    """Have standard input for it, and end with it though tests may run under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
     registry = write(tmp_path, epochs=100)
     ours, terminal = os.openpty()
@@ -158,7 +164,7 @@ def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
         stdout=terminal,
         stderr=terminal,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=at_a_terminal,
     )
     os.close(terminal)
     while not list(tmp_path.glob("checkpoints/step-*")):
