@@ -11,9 +11,6 @@ from pydantic import Field, model_validator
 from recd_plugin_torchrec.coalescing import CoalesceOptions, CoalescingSharding, saves
 from recd_plugins.api import Setting, Table
 
-# Of lengths, ids and embeddings, and of gradients that come back.
-_COLLECTIVES = 4
-
 
 class Planner(CoalescingSharding):
     """TorchRec's planner decides, as for tables that no entry names."""
@@ -65,6 +62,8 @@ def _some_are_small(tables: Sequence[Table], setting: Setting) -> bool:
         return True
     if setting.costs is None:
         return False
+    from recd_plugins.api.planning import COLLECTIVES
+
     reduced = sum(4 * table.embedding_dim * table.num_embeddings for table in tables)
-    latency = _COLLECTIVES * setting.costs.all_to_all.collectives
+    latency = COLLECTIVES * setting.costs.all_to_all.collectives
     return reduced * setting.costs.all_reduce.bytes_reduced < latency

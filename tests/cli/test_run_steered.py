@@ -149,6 +149,19 @@ def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) ->
     assert rows(tmp_path) == rows(whole)
 
 
+def read_until_a_checkpoint(program: subprocess.Popen[bytes], output: int, folder: Path) -> None:
+    while not list(folder.glob("checkpoints/step-*")):
+        assert program.poll() is None
+        if select.select([output], [], [], 0.005)[0]:
+            os.read(output, 1 << 16)
+
+
+def goes_on_where_it_ended(folder: Path, registry: Path) -> bool:
+    newest = int(max(folder.glob("checkpoints/step-*")).name.removeprefix("step-"))
+    report = programs.report_of("run", registry, "--resume", "--steps", str(newest + 1))
+    return bool(report["first_step"] == newest >= 10)
+
+
 def at_a_terminal() -> None:
     """Have standard input for it, and end with it though tests may run under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -167,18 +180,13 @@ def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
         preexec_fn=at_a_terminal,
     )
     os.close(terminal)
-    while not list(tmp_path.glob("checkpoints/step-*")):
-        assert program.poll() is None
-        if select.select([ours], [], [], 0.005)[0]:
-            os.read(ours, 1 << 16)
+    read_until_a_checkpoint(program, ours, tmp_path)
     started = psutil.Process(program.pid).children(recursive=True)
     os.close(ours)
     assert program.wait(120) == 128 + signal.SIGHUP
     _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive
-    (newest,) = re.findall(r"step-(\d+)", str(max(tmp_path.glob("checkpoints/step-*"))))
-    report = programs.report_of("run", registry, "--resume", "--steps", str(int(newest) + 1))
-    assert report["first_step"] == int(newest) >= 10
+    assert goes_on_where_it_ended(tmp_path, registry)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -195,16 +203,11 @@ def test_who_reads_what_is_said_may_end_before(tmp_path: Path, number: signal.Si
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     os.close(theirs)
-    while not list(tmp_path.glob("checkpoints/step-*")):
-        assert program.poll() is None
-        if select.select([ours], [], [], 0.005)[0]:
-            os.read(ours, 1 << 16)
+    read_until_a_checkpoint(program, ours, tmp_path)
     os.close(ours)
     program.send_signal(number)
     assert program.wait(120) == 128 + number
-    newest = int(max(tmp_path.glob("checkpoints/step-*")).name.removeprefix("step-"))
-    report = programs.report_of("run", registry, "--resume", "--steps", str(newest + 1))
-    assert report["first_step"] == newest
+    assert goes_on_where_it_ended(tmp_path, registry)
 
 
 def test_early_stopping_and_what_follows(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Prediction:
         predicted: by stage.
         measured_seconds: of a step, the median.
         stages: as they were profiled, where they were.
-        waiting_seconds: of a step, for data; a prediction takes that to read as the demo's.
+        waiting_seconds: of a step, for data.
     """
 
     predicted: StageTimes
