@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import traceback
 from collections.abc import Sequence
@@ -59,6 +60,13 @@ class RankError(RuntimeError):
         self.what = what
 
 
+def on_rank(error: RecdError, rank: int) -> RecdError:
+    """The error of code or data that failed on one rank alone, with the rank; or as it is."""
+    if type(error) not in (PluginError, DataError) or re.search(r"\brank \d", str(error)):
+        return error
+    return type(error)(f"on rank {rank}: {error}").with_traceback(error.__traceback__)
+
+
 class NoPlanError(SetupError):
     """The tables do not fit into the memory of the ranks."""
 
@@ -76,9 +84,14 @@ class Problem:
     field: str
     message: str
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
+        """File, line and field, as ``registry.yaml:12 sharding[0]``."""
         where = f"{self.path}:{self.line}" if self.line else self.path
-        return f"{where} {self.field}: {self.message}" if self.field else f"{where}: {self.message}"
+        return f"{where} {self.field}" if self.field else where
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
 
 
 class RegistryError(RecdError):

@@ -102,6 +102,13 @@ class PluginManager:
         files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
         self._files = [origin for _, origin in files]
         hooks = [self._register_kinds(module, origin) for module, origin in files]
+        for (_, origin), of_file in zip(files, hooks, strict=True):
+            if of_file.hook.register_topology_sections.get_hookimpls():
+                raise PluginError(
+                    f"{origin}: register_topology_sections is asked of installed packages alone, "
+                    "since topology files are read without the folder of a command; install the "
+                    "file as a package (docs/plugins/README.md says how), or leave the hook out"
+                )
         # Then plugins, which may be of kinds of one another's files.
         for (module, origin), of_file in zip(files, hooks, strict=True):
             self._register_plugins(module, of_file, origin, None)

@@ -42,7 +42,7 @@ def plugin_call(plugin: Plugin, what: str) -> Iterator[None]:
     except RecdError:
         raise
     except PLUGIN_FAILURES as error:
-        raise plugin_failure(type(plugin), what, error) from error
+        raise plugin_failure(plugin, what, error) from error
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def plugin_code(plugin: Plugin, what: str, cls: type) -> Iterator[None]:
         raise
     except PLUGIN_FAILURES as error:
         if _is_own(cls, error):
-            raise plugin_failure(type(plugin), what, error, cls) from error
+            raise plugin_failure(plugin, what, error, cls) from error
         raise
 
 
@@ -87,17 +87,19 @@ def _guarded(method: Callable[..., T]) -> Callable[..., T]:
 
 
 def plugin_failure(
-    cls: type[Plugin], what: str, error: BaseException, code: type | None = None
+    plugin: Plugin | type[Plugin], what: str, error: BaseException, code: type | None = None
 ) -> PluginError:
     """The error for what code of a plugin raised, with its line.
 
     Args:
-        cls: whose code.
+        plugin: whose code; a class where no entry's line is to be named.
         what: the method and what it was called for.
         error: that was raised.
-        code: the class that has the method, where that is not ``cls``.
+        code: the class that has the method, where that is not the plugin's.
     """
-    return PluginError(f"{cls.name}: {failure_in_words(what, error, code or cls)}")
+    cls = plugin if isinstance(plugin, type) else type(plugin)
+    name = plugin.name if isinstance(plugin, type) else plugin.title
+    return PluginError(f"{name}: {failure_in_words(what, error, code or cls)}")
 
 
 def failure_in_words(what: str, error: BaseException, code: type) -> str:

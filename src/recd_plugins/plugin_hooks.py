@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
 
@@ -58,7 +59,8 @@ def call_hook(
     """
     caller = getattr(hooks.hook, hook)
     try:
-        returned = list(caller(**arguments))
+        with redirect_stdout(sys.stderr):  # a command's own output may be read by a program
+            returned = list(caller(**arguments))
     except PluginError as error:
         raise PluginError(f"{origin}: {hook}: {error}") from error
     except PLUGIN_FAILURES as error:
@@ -78,6 +80,7 @@ def listed(classes: Any, where: str, what: str) -> list[Any]:
         returned = "a class" if isinstance(classes, type) else repr(classes)
         raise PluginError(f"{where} returned {returned}; return a list of {what}")
     try:
-        return list(classes)
+        with redirect_stdout(sys.stderr):
+            return list(classes)
     except PLUGIN_FAILURES as error:
         raise PluginError(f"{where} failed: {type(error).__name__}: {error}") from error

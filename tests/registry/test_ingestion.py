@@ -156,8 +156,11 @@ def test_workers_may_not_be_added_later():
 @pytest.mark.parametrize(
     ("gives", "said"),
     [
-        ("no feed", "acme.far: open returned None, no Feed"),
-        ("no batches", "acme.far: read of its feed returned None; expected batches"),
+        ("no feed", "registry.yaml:4 ingestion: acme.far: open returned None, no Feed"),
+        (
+            "no batches",
+            "registry.yaml:4 ingestion: acme.far: read of its feed returned None; expected batches",
+        ),
         ("nothing", "acme.far: batch 1 is None, no ModelInput"),
         (
             "fewer",

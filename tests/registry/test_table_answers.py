@@ -11,7 +11,7 @@ import pytest
 from recd_plugins.errors import PluginError
 from recd_plugins.registry.table_answers import check_answers
 
-PLUGIN: Any = SimpleNamespace(name="acme.cache")
+PLUGIN: Any = SimpleNamespace(title="acme.cache")
 TABLES: Any = [SimpleNamespace(name="users"), SimpleNamespace(name="items")]
 
 

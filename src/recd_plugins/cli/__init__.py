@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import click
 
-from recd_plugins.errors import PluginError, RecdError, RunInterrupted
+from recd_plugins.errors import PluginError, RecdError, RunInterrupted, on_rank
 from recd_plugins.versions import __version__
 
 #: Where each built-in command is, and the line that help shows of it.
@@ -110,6 +110,9 @@ class _Recd(click.Group):
                 click.secho(str(error), fg="red", err=True)
             ctx.exit(128 + error.signal)
         except RecdError as error:
+            rank = os.environ.get("RANK", "")
+            if rank.isdecimal() and os.environ.get("WORLD_SIZE") != "1":
+                error = on_rank(error, int(rank))
             raise _Failure(str(error)) from error
         except KeyboardInterrupt as error:
             number = error.signal if isinstance(error, _Ended) else signal.SIGINT

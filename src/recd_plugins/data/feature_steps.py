@@ -37,7 +37,7 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
         takes = entry.plugin.takes
         if isinstance(takes, str) or not set(takes) <= of_kind.keys():
             raise PluginError(
-                f"{entry.plugin.name}: takes is {takes!r:.80}; expected a tuple of "
+                f"{entry.plugin.title}: takes is {takes!r:.80}; expected a tuple of "
                 f"{' and '.join(map(repr, of_kind))}"
             )
         _check_values(entry.plugin)

@@ -71,7 +71,7 @@ def _fitted(
         identity = step.identity()
     if not identity:
         raise PluginError(
-            f"{plugin.name}: identity is empty after {what}: nobody could tell whether a run goes "
+            f"{plugin.title}: identity is empty after {what}: nobody could tell whether a run goes "
             "on by what its checkpoint learnt by; return a digest of what fit decided"
         )
     return step

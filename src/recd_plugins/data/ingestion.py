@@ -44,7 +44,7 @@ class IngestionFeed(Feed):
         with at_entry(path, entry), plugin_call(self._plugin, "open"):
             self._feed = self._plugin.open(task)
         if not isinstance(self._feed, Feed):
-            raise PluginError(f"{self._plugin.name}: open returned {self._feed!r:.80}, no Feed")
+            raise PluginError(f"{self._plugin.title}: open returned {self._feed!r:.80}, no Feed")
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """See ``Feed.read``."""
@@ -52,7 +52,7 @@ class IngestionFeed(Feed):
             batches = self._feed.read(reader)
         if not isinstance(batches, Iterable):
             raise PluginError(
-                f"{self._plugin.name}: read of its feed returned {batches!r:.80}; expected batches"
+                f"{self._plugin.title}: read of its feed returned {batches!r:.80}; expected batches"
             )
         return plugin_items(self._plugin, "reading", batches)
 

@@ -27,7 +27,7 @@ from recd_plugins.distributed.rank_process import (
     serve,
 )
 from recd_plugins.distributed.signals import passed_on
-from recd_plugins.errors import RankError, RecdError, SetupError
+from recd_plugins.errors import RankError, RecdError, SetupError, on_rank
 from recd_plugins.processes import kill_stopped_below, start_fork_server
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class Ranks:
                 else:
                     answers[rank] = answer
         if failures:
-            _raise(failures, self._hang_limits)
+            _raise(failures, self.world_size, self._hang_limits)
         return answers
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
@@ -292,7 +292,7 @@ def _open_store(timeout: timedelta) -> TCPStore:
     return TCPStore(HOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)
 
 
-def _raise(failures: Mapping[int, Failure], limits: HangLimits | None) -> None:
+def _raise(failures: Mapping[int, Failure], world_size: int, limits: HangLimits | None) -> None:
     """Raise the cause: a death comes before the complaints of the peers, the first before later."""
 
     def order(rank: int) -> tuple[bool, bool]:
@@ -301,7 +301,9 @@ def _raise(failures: Mapping[int, Failure], limits: HangLimits | None) -> None:
     rank = min(failures, key=order)
     failure = failures[rank]
     if failure.error is not None:
-        raise failure.error
+        everywhere = {str(failure.error)} == {str(each.error) for each in failures.values()}
+        alone = world_size > 1 and not (everywhere and len(failures) == world_size)
+        raise on_rank(failure.error, rank) if alone else failure.error
     if failure.text:
         raise RankError(f"rank {rank} failed:\n{failure.text}", f"{failure.what}, on rank {rank}")
     code = failure.exit_code or 0

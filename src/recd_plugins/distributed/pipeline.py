@@ -185,14 +185,14 @@ def pipeline_of(
         pipeline = plugin.build(dmp, optimizer, device)
     if not callable(getattr(pipeline, "progress", None)):
         raise PluginError(
-            f"{plugin.name}: build returned {pipeline!r}; expected a pipeline with a method "
+            f"{plugin.title}: build returned {pipeline!r}; expected a pipeline with a method "
             "progress(dataloader_iter)"
         )
     for base in type(pipeline).__mro__:
         why = _INEXACT.get(base.__name__) if base.__module__.startswith("torchrec.") else None
         if why is not None:
             raise ExactnessError(
-                f"{plugin.name}: TorchRec's {base.__name__} {why}; leave out the section pipeline, "
-                "or take another"
+                f"{plugin.title}: TorchRec's {base.__name__} {why}; leave out the section "
+                "pipeline, or take another"
             )
     return pipeline

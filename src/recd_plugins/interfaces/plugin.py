@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,6 +32,7 @@ class Plugin:
         """No options."""
 
     options: PluginOptions
+    _place: str = ""
 
     def __init__(self, options: PluginOptions) -> None:
         self.options = options
@@ -46,9 +47,19 @@ class Plugin:
         """
         return {}
 
+    @property
+    def title(self) -> str:
+        """What messages call it: ``registry.yaml:12 converter: recd.ikjt``, of a file."""
+        return f"{self._place}: {self.name}" if self._place else self.name
+
+    def placed(self, place: str) -> Self:
+        """Itself, of the entry that stands there."""
+        vars(self)["_place"] = place  # of a class that is frozen, too
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its class and options, and what ``__getstate__`` returns."""
-        return type(self), (self.options,), self.__getstate__()
+        """Pickled as its class, options and place, and what ``__getstate__`` returns."""
+        return _made, (type(self), self.options, self._place), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any] | None:
         """Attributes that a copy in another process has too; None: it makes its own."""
@@ -58,3 +69,7 @@ class Plugin:
     def summary(cls) -> str:
         """The first line of the docstring."""
         return (cls.__doc__ or "").strip().partition("\n")[0]
+
+
+def _made(cls: type[Plugin], options: PluginOptions, place: str) -> Plugin:
+    return cls(options).placed(place)

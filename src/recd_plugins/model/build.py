@@ -86,19 +86,19 @@ def model_of(plugin: Model, features: ModelFeatures) -> nn.Module:
     with plugin_call(plugin, "build"):
         model = plugin.build(features)
     if not isinstance(model, nn.Module):
-        raise PluginError(f"{plugin.name}: build returned {model!r}; expected a torch.nn.Module")
+        raise PluginError(f"{plugin.title}: build returned {model!r}; expected a torch.nn.Module")
     model.register_forward_hook(partial(_check_output, plugin))
     tables = [table for module in embedding_modules(model) for table in module.tables]
     if not tables:
         raise PluginError(
-            f"{plugin.name}: build made a {type(model).__name__} without tables; expected "
+            f"{plugin.title}: build made a {type(model).__name__} without tables; expected "
             "EmbeddingBagCollections or EmbeddingCollections of TorchRec in it"
         )
     known = [*features.pooled, *features.sequence]
     for table in tables:
         if unknown := [name for name in table.features if name not in known]:
             raise PluginError(
-                f"{plugin.name}: build made table {table.name} for feature {unknown[0]}, which is "
+                f"{plugin.title}: build made table {table.name} for feature {unknown[0]}, which is "
                 "no sparse feature of the dataset"
                 + (did_you_mean(unknown[0], known) or f"; the sparse features: {shortened(known)}")
             )
@@ -118,7 +118,7 @@ def model_code(registry: Registry, model: nn.Module) -> Iterator[None]:
     except (RuntimeError, AssertionError) as error:
         for said, meant in _OF_FORWARD.items():
             if said in str(error):
-                raise PluginError(f"{entry.plugin.name}: {meant} ({error})") from error
+                raise PluginError(f"{entry.plugin.title}: {meant} ({error})") from error
         raise
 
 
@@ -144,8 +144,8 @@ def _check_output(plugin: Model, module: nn.Module, args: Any, output: Any) -> N
         case _:
             found = short_repr(output)
     raise PluginError(
-        f"{plugin.name}: forward returned {found}; expected loss, (loss, logits, labels): the mean "
-        "loss of the batch, a scalar, and detached the same again, logits [B] and the batch's "
+        f"{plugin.title}: forward returned {found}; expected loss, (loss, logits, labels): the "
+        "mean loss of the batch, a scalar, and detached the same again, logits [B] and the batch's "
         "labels [B]"
     )
 

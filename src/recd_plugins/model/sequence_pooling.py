@@ -62,7 +62,7 @@ class SequencePooling(nn.Module):
             module = plugin.build(self.embedding_dim)
         if not isinstance(module, nn.Module):
             raise PluginError(
-                f"{plugin.name}: build for feature {feature} returned {module!r}; expected a "
+                f"{plugin.title}: build for feature {feature} returned {module!r}; expected a "
                 "torch.nn.Module"
             )
         self.poolings[_key(feature)] = module
@@ -120,7 +120,7 @@ class SequencePooling(nn.Module):
             pooled = list(plugin.pool_groups([(each.modules, each.sequences) for each in entry]))
         if len(pooled) != len(entry):
             raise PluginError(
-                f"{plugin.name}: {described} gave {len(pooled)} tensor(s); expected {len(entry)}, "
+                f"{plugin.title}: {described} gave {len(pooled)} tensor(s); expected {len(entry)}, "
                 "one a group"
             )
         return pooled
@@ -139,7 +139,7 @@ class SequencePooling(nn.Module):
         target = vectors.get(plugin.target)
         if target is None:
             raise RecdError(
-                f"{plugin.name}: no vectors of its target {plugin.target}; pass them to "
+                f"{plugin.title}: no vectors of its target {plugin.target}; pass them to "
                 "SequencePooling as targets={name: [B, embedding_dim]}"
             )
         with plugin_call(plugin, _described([group])):
@@ -153,19 +153,19 @@ class SequencePooling(nn.Module):
         if shape != expected:
             found = list(shape) if isinstance(vectors, Tensor) else type(vectors).__name__
             raise PluginError(
-                f"{group.plugin.name}: {_described([group])} gave {found}; expected "
+                f"{group.plugin.title}: {_described([group])} gave {found}; expected "
                 f"{list(expected)}, one vector of embedding_dim a row and feature"
             )
         values = group.sequences[0].values()
         if vectors.dtype != values.dtype and not torch.is_autocast_enabled(values.device.type):
             raise PluginError(
-                f"{group.plugin.name}: {_described([group])} gave {vectors.dtype}; expected "
+                f"{group.plugin.title}: {_described([group])} gave {vectors.dtype}; expected "
                 f"{values.dtype}, that of the rows"
             )
         learns = any(rows.values().requires_grad and len(rows.values()) for rows in group.sequences)
         if learns and torch.is_grad_enabled() and not vectors.requires_grad:
             raise PluginError(
-                f"{group.plugin.name}: {_described([group])} gave vectors without a gradient, by "
+                f"{group.plugin.title}: {_described([group])} gave vectors without a gradient, by "
                 "which the tables of these features would learn nothing: pool without detach() and "
                 "no_grad()"
             )

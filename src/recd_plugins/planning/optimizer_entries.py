@@ -101,20 +101,20 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
         and isinstance(update.arguments, Mapping)
     ):
         raise PluginError(
-            f"{plugin.name}: {what} returned {update!r:.200}; expected a RowUpdate of a class of "
+            f"{plugin.title}: {what} returned {update!r:.200}; expected a RowUpdate of a class of "
             "torch.optim.Optimizer and a mapping"
         )
     for name in ("lr", "eps", "weight_decay"):
         value = update.arguments.get(name, 0.0)
         if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
             raise PluginError(
-                f"{plugin.name}: {what} returned {name} {value!r:.80}; expected a finite number "
+                f"{plugin.title}: {what} returned {name} {value!r:.80}; expected a finite number "
                 "from 0 on"
             )
     try:
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:
-        raise PluginError(f"{plugin.name}: {what} returned {error}") from None
+        raise PluginError(f"{plugin.title}: {what} returned {error}") from None
     why = why_not_on_cpu(kind) if device_type == "cpu" else ""
     if why := why or unheeded_argument(kind, update.arguments, device_type):
         raise SetupError(f"table {table.name}: {why}")

@@ -152,7 +152,7 @@ def _rewritten(
         rewritten = entry.plugin.rewrite(model, tables, setting)
     if not isinstance(rewritten, nn.Module):
         raise PluginError(
-            f"{entry.plugin.name}: rewrite returned {rewritten!r}; expected the model"
+            f"{entry.plugin.title}: rewrite returned {rewritten!r}; expected the model"
         )
     # What stands in place of a collection of PooledSequences gets the rows that are stored, too.
     by_name = dict(rewritten.named_modules())
@@ -169,7 +169,7 @@ def _part(
     with plugin_call(plugin, "part"), at_entry(path, entry):
         part = plugin.part(tables, setting)
     if part is not None and not isinstance(part, TablePart):
-        raise PluginError(f"{plugin.name}: part returned {part!r}; expected a TablePart or None")
+        raise PluginError(f"{plugin.title}: part returned {part!r}; expected a TablePart or None")
     return part
 
 
@@ -189,7 +189,7 @@ def _check_kernels(
     for table in kernels.tables:
         if table not in own:
             raise PluginError(
-                f"{entry.plugin.name}: kernels are of table {table}, which is none of its tables: "
+                f"{entry.plugin.title}: kernels are of table {table}, which is none of its tables: "
                 f"{', '.join(own)}"
             )
         if (sharding := sharded.get(table)) is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,11 +187,13 @@ def _plugin(
     if problems := _misread(document, inside, options, validated):
         raise RegistryError(problems)
     try:
-        return cls(validated)
+        with redirect_stdout(sys.stderr):
+            made = cls(validated)
     except (RecdError, ValueError) as error:
         raise RegistryError([document.problem(inside, str(error))]) from error
     except PLUGIN_FAILURES as error:
         raise plugin_failure(cls, "making it", error) from error
+    return made.placed(document.problem(location, "").place)
 
 
 def _misread(document: Document, base: Location, raw: Any, value: Any) -> list[Problem]:

@@ -33,16 +33,16 @@ def check_answers(
     """
     if not isinstance(answers, Mapping):
         raise PluginError(
-            f"{plugin.name}: {method} are {answers!r}; expected {expected} by table name"
+            f"{plugin.title}: {method} are {answers!r}; expected {expected} by table name"
         )
     names = [table.name for table in tables]
     for name, answer in answers.items():
         if name not in names:
             raise PluginError(
-                f"{plugin.name}: {method} name {name}, which is none of its tables"
+                f"{plugin.title}: {method} name {name}, which is none of its tables"
                 + (did_you_mean(name, names) or f"; its tables: {', '.join(names)}")
             )
         if not isinstance(answer, wanted):
             raise PluginError(
-                f"{plugin.name}: {method} of table {name} are {answer!r}; expected {expected}"
+                f"{plugin.title}: {method} of table {name} are {answer!r}; expected {expected}"
             )

@@ -77,7 +77,7 @@ def check_fitted_alike(registry: Registry) -> None:
             for feature, identity in here.items():
                 if there.get(feature) != identity:
                     raise PluginError(
-                        f"{plugin.name}: fit to {feature} decided {there.get(feature):.100} on "
+                        f"{plugin.title}: fit to {feature} decided {there.get(feature):.100} on "
                         f"rank {rank} and {identity:.100} on rank 0, by identity; every rank is "
                         "shown the same rows"
                     )

@@ -151,15 +151,15 @@ def _start(plugin: Metric) -> Any:
 
 def _checked(plugin: Metric, results: object) -> Mapping[str, float]:
     if not isinstance(results, Mapping):
-        raise PluginError(f"{plugin.name}: results returned {results!r:.200}; expected a mapping")
+        raise PluginError(f"{plugin.title}: results returned {results!r:.200}; expected a mapping")
     for name, value in results.items():
         if not (isinstance(name, str) and name.isidentifier()):
             raise PluginError(
-                f"{plugin.name}: results have the name {name!r:.200}; expected a word as in "
+                f"{plugin.title}: results have the name {name!r:.200}; expected a word as in "
                 "'calibration'"
             )
         if isinstance(value, bool) or not isinstance(value, float | int):
             raise PluginError(
-                f"{plugin.name}: results have {name} {value!r:.200}; expected a float"
+                f"{plugin.title}: results have {name} {value!r:.200}; expected a float"
             )
     return {name: float(value) for name, value in results.items()}

@@ -132,4 +132,4 @@ class PipelinePromise:
         return [each._version for each in trained] if self._model.training and trained else None
 
     def _broken(self, what: str) -> PluginError:
-        return PluginError(f"{self._plugin.name}: progress {what}")
+        return PluginError(f"{self._plugin.title}: progress {what}")

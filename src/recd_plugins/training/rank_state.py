@@ -96,7 +96,7 @@ def check_positions(plugin: Plugin, progress: Progress) -> None:
     for rank, other in enumerate(others, 1):
         if other != first:
             raise PluginError(
-                f"{plugin.name}: after step {progress.step} state_dict of a reader is "
+                f"{plugin.title}: after step {progress.step} state_dict of a reader is "
                 f"{other:.200} on rank {rank} and {first:.200} on rank 0; it is the same on every "
                 "rank, so that another number of them can go on"
             )

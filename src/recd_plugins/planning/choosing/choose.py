@@ -163,15 +163,15 @@ def _find(
         with at_entry(registry.path, chooser):
             raise
     if not isinstance(choice, Choice):
-        raise PluginError(f"{plugin.name}: choose returned {choice!r}; expected a Choice")
+        raise PluginError(f"{plugin.title}: choose returned {choice!r}; expected a Choice")
     if not _are_offers(choice.offered):
         raise PluginError(
-            f"{plugin.name}: the Choice that choose returned has offered={choice.offered!r:.200}; "
+            f"{plugin.title}: the Choice that choose returned has offered={choice.offered!r:.200}; "
             "expected pairs of an Offer and names of tables"
         )
     offering = {cls.name for cls in registry.offering}
     if unknown := sorted({offer.use for offer, _ in choice.offered} - offering):
-        raise PluginError(f"{plugin.name}: chose {', '.join(unknown)}, which offers nothing")
+        raise PluginError(f"{plugin.title}: chose {', '.join(unknown)}, which offers nothing")
     return _Found(choice, question.profile(choice.offered))
 
 

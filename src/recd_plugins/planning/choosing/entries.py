@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from recd_plugins.interfaces import Chooser, Offered, Sharding
+from recd_plugins.errors import Problem
+from recd_plugins.interfaces import Chooser, Offer, Offered, Sharding
 from recd_plugins.registry import Entry, Registry
 
 
@@ -20,15 +21,14 @@ def chooser_of(registry: Registry) -> Entry[Chooser] | None:
 def with_offers(registry: Registry, chooser: Entry[Sharding], offered: Offered) -> Registry:
     """The registry with an entry for each offer, and its tables, in place of its chooser."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
-    chosen = tuple(
-        Entry(
-            plugins[offer.use](plugins[offer.use].Options.model_validate(offer.options)),
-            tuple(glob.escape(name) for name in names),
-            f"{chooser.field}.chosen[{number}]",
-            chooser.line,
-        )
-        for number, (offer, names) in enumerate(offered)
-    )
+
+    def entry(number: int, offer: Offer, names: Sequence[str]) -> Entry[Sharding]:
+        plugin, field = plugins[offer.use], f"{chooser.field}.chosen[{number}]"
+        place = Problem(str(registry.path), chooser.line, field, "").place
+        made = plugin(plugin.Options.model_validate(offer.options)).placed(place)
+        return Entry(made, tuple(glob.escape(name) for name in names), field, chooser.line)
+
+    chosen = tuple(entry(number, *each) for number, each in enumerate(offered))
     at = registry.sharding.index(chooser)
     entries = (*registry.sharding[:at], *chosen, *registry.sharding[at + 1 :])
     return replace(registry, sharding=entries, offering=())
