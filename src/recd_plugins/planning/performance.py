@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
 from recd_plugins.planning.quick_option import Placement, QuickOption
-from recd_plugins.planning.work import collectives_of
+from recd_plugins.planning.work import Kind, collectives_of
 from recd_plugins.registry.checked_part import one_answer
 
 # Milliseconds of a step for each collective of a module, however little it sends. On CPU inferred
@@ -124,26 +124,41 @@ class StepTime(NoopPerfModel):
 
     TorchRec's takes sharding types for free, so that it shards half of the tables of a module in
     another way where that evens out the last percent between ranks.
+
+    Args:
+        topology: the ranks.
+        variable: names of tables, as ``variable_bags``.
+        seconds: of a collective, as they were measured; 0 where they were not.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(
+        self, topology: Topology, variable: Set[str] = frozenset(), seconds: float = 0.0
+    ) -> None:
         super().__init__(topology)
         self._num_ranks = topology.world_size
-        self._in_a_ring = topology.world_size if topology.compute_device == "cpu" else 0
-        self._each_collective = _COLLECTIVE_MS.get(topology.compute_device, 0.0)
+        self._num_local = topology.local_world_size
+        self._gloo = topology.compute_device == "cpu"
+        self._variable = variable
+        self._each_collective = seconds * 1000 or _COLLECTIVE_MS.get(topology.compute_device, 0.0)
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """See TorchRec's ``PerfModel.rate``."""
-        types = {(option.path, option.sharding_type, option.is_pooled) for option in plan}
         assert isinstance(plan, Placement), "the partitioner makes these"
         busy = np.zeros(self._num_ranks)
         for option, ranks in zip(plan, plan.ranks, strict=True):
             assert isinstance(option, QuickOption), "the enumerator makes these"
             np.add.at(busy, ranks, option.loads.milliseconds)
-        # Deduplicated bags go round in no ring; whether they are is not known here.
-        collectives = sum(
-            collectives_of(sharding_type, ring_of=self._in_a_ring if is_pooled else 0)
-            for _, sharding_type, is_pooled in types
+        kinds = {
+            Kind(each.path, each.sharding_type, each.is_pooled, each.name in self._variable)
+            for each in plan
+        }
+        collectives = collectives_of(
+            kinds,
+            world_size=self._num_ranks,
+            local_world_size=self._num_local,
+            gloo=self._gloo,
+            # As trainers of several nodes have it that do not say training.overlap: false.
+            joined=self._gloo and self._num_local < self._num_ranks,
         )
         return float(busy.max()) + self._each_collective * collectives
 

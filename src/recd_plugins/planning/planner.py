@@ -47,6 +47,7 @@ from recd_plugins.planning.quick_option import Placement, QuickOption
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
+from recd_plugins.planning.work import variable_bags
 from recd_plugins.processes import portable
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.training_spec import TrainingSpec
@@ -90,8 +91,11 @@ def build_planner(
             left=left_modules(module),
         )
 
+    costs = None if prepared.setting is None else prepared.setting.costs
+    measured = 0.0 if costs is None else costs.all_to_all.collectives
     planner = RegistryPlanner(
         topology,
+        StepTime(topology, variable_bags(prepared.tables, known), measured),
         registry.training,
         of_tables,
         activation_bytes,
@@ -139,6 +143,7 @@ class RegistryPlanner(ShardingPlanner):
     def __init__(
         self,
         topology: Topology,
+        step_time: StepTime,
         training: TrainingSpec,
         constraints: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], _Constraints],
         activation_bytes: int | Callable[[], int] = 0,
@@ -146,7 +151,7 @@ class RegistryPlanner(ShardingPlanner):
         decided: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
         | None = None,
     ) -> None:
-        self._topology = topology
+        self._topology, self._step_time = topology, step_time
         self._decided = decided
         self._training = training
         self._constraints_of = constraints
@@ -260,7 +265,7 @@ class RegistryPlanner(ShardingPlanner):
             storage_reservation=Reservation(self._training, activation_bytes, self._parts),
             proposer=tried,
             partitioner=RankPartitioner(groups),
-            performance_model=StepTime(self._topology),
+            performance_model=self._step_time,
             constraints=constraints,
             debug=False,
             callbacks=[keep],

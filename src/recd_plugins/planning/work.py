@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,16 @@ _OF_ROWS = 1
 # And as much of a collective does each round in which gloo passes sums around: of 4 and 8 ranks 1.1
 # to 2.0 and 2.7 to 3.1 collectives were counted for 9 and 21 rounds.
 _OF_A_ROUND = 1 / 6
+# What sums of bags take besides over gloo, in collectives, by whether features have other numbers of
+# rows than one another: then 2.4 to 3.8 were measured of 2 x 2, 4 x 1 and 4 x 2 ranks where tables
+# are split over all, and 3.5 to 5.0 over those of a node, much of it TorchRec's small operators.
+_SUMS = {
+    (ShardingType.ROW_WISE.value, True): 3.0,
+    (ShardingType.TABLE_ROW_WISE.value, True): 4.0,
+    (ShardingType.GRID_SHARD.value, True): 4.0,
+    (ShardingType.TABLE_ROW_WISE.value, False): 0.7,
+    (ShardingType.GRID_SHARD.value, False): 0.7,
+}
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
 # Operators besides for a table whose ids are coalesced and for one whose features are deduplicated.
@@ -108,18 +119,13 @@ def work_of_step(
         in_ring, once = ((count - 1) / count for count in (world_size, world_size // local))
         dense = replace(dense, bytes_reduced=dense.bytes_reduced * once / in_ring)
     add(EVERY_RANK, vars(dense))
-    output, input_dists = np.zeros(world_size), 0
-    # As ``JoinedIds``: lengths, ids and numbers of rows of all modules come at once.
-    joined = overlapped and gloo
-    for module in plan.plan.values():
+    output, kinds = np.zeros(world_size), set[Kind]()
+    variable = variable_bags(tables, profile)
+    for path, module in plan.plan.items():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
-        kinds: dict[str, float] = {}
         for name, sharding in module.items():
-            table, kind = by_name[name], sharding.sharding_type
-            variable = table.pooled and _is_variable(table, profile)
-            rings = world_size if table.pooled and gloo and not variable else 0
-            taken = collectives_of(kind, variable_bags=variable and not joined, ring_of=rings)
-            kinds[kind] = max(kinds.get(kind, 0.0), taken)
+            table = by_name[name]
+            kinds.add(Kind(path, sharding.sharding_type, table.pooled, name in variable))
             own_share = _sharded_share(name, parts)
             of_table = _table_work(table, sharding, step, own_share, gloo=gloo)
             output += of_table.get(_OUTPUT, 0.0)
@@ -127,11 +133,15 @@ def work_of_step(
             for part in parts:
                 for ranks, work in part.work(table, sharding, step):
                     add(ranks, vars(work))
-        of_parts = sum(part.collectives(module) for part in parts)
-        input_dists += len(kinds.keys() - {ShardingType.DATA_PARALLEL.value})
-        add(EVERY_RANK, {"collectives": of_parts + sum(kinds.values())})
-    if joined and input_dists:
-        add(EVERY_RANK, {"collectives": -_OF_IDS * (input_dists - 1)})
+        add(EVERY_RANK, {"collectives": sum(part.collectives(module) for part in parts)})
+    of_kinds = collectives_of(
+        kinds,
+        world_size=world_size,
+        local_world_size=local,
+        gloo=gloo,
+        joined=overlapped and gloo,
+    )
+    add(EVERY_RANK, {"collectives": of_kinds})
     if learns_by_fbgemm:
         totals["rows_updated_by_fbgemm"] += totals["rows_updated"]
     # Ranks of a node share its link where it is gloo that sends.
@@ -196,19 +206,59 @@ def bytes_of_tables(
     }
 
 
-def collectives_of(sharding_type: str, *, variable_bags: bool = False, ring_of: int = 0) -> float:
-    """Collectives of a step for a sharding type of a module.
+class Kind(NamedTuple):
+    """What tables of a module have in common that are looked up by the same collectives.
+
+    Attributes:
+        path: of the module.
+        sharding_type: as TorchRec names it.
+        pooled: whether they are of bags.
+        variable: whether features of the table may have fewer rows than a batch.
+    """
+
+    path: str
+    sharding_type: str
+    pooled: bool
+    variable: bool
+
+
+def collectives_of(
+    kinds: Set[Kind], *, world_size: int, local_world_size: int, gloo: bool, joined: bool
+) -> float:
+    """Collectives of a step.
 
     Args:
-        sharding_type: as TorchRec names it.
-        variable_bags: whether it has bags whose features may have fewer rows than a batch.
-        ring_of: ranks that gloo passes the sums of bags around, where tables are split by rows.
+        kinds: all of a plan.
+        world_size: ranks.
+        local_world_size: ranks of a node.
+        gloo: whether it is gloo that sends.
+        joined: whether lengths, ids and numbers of rows of all modules come at once, as
+            ``JoinedIds`` has them.
     """
-    if sharding_type == ShardingType.DATA_PARALLEL.value:
-        return 1  # of gradients
-    # An all-reduce of outputs, and an all-gather of gradients.
-    rounds = 3 * max(0, ring_of - 1) if sharding_type == _ROW_WISE else 0
-    return COLLECTIVES + _OF_ROWS * variable_bags + _OF_A_ROUND * rounds
+    variable = {kind.path for kind in kinds if kind.variable}  # one feature makes all of them so
+    total, input_dists = 0.0, 0
+    for path, kind, pooled in {each[:3] for each in kinds}:
+        if kind == ShardingType.DATA_PARALLEL.value:
+            total += 1  # of gradients
+            continue
+        total += COLLECTIVES
+        input_dists += 1
+        if not pooled:
+            continue
+        is_variable = path in variable
+        if is_variable and not joined:
+            total += _OF_ROWS
+        if gloo and (local_world_size if kind in _WITHIN_NODE else world_size) > 1:
+            total += _SUMS.get((kind, is_variable), 0.0)
+            if kind == _ROW_WISE and not is_variable:
+                # An all-reduce of outputs, and an all-gather of gradients.
+                total += _OF_A_ROUND * 3 * (world_size - 1)
+    return total - (_OF_IDS * max(0, input_dists - 1) if joined else 0)
+
+
+def variable_bags(tables: Iterable[Table], profile: DataProfile) -> set[str]:
+    """The names of pooled tables of which features may have fewer rows than a batch."""
+    return {table.name for table in tables if table.pooled and _is_variable(table, profile)}
 
 
 def _is_variable(table: Table, profile: DataProfile) -> bool:
