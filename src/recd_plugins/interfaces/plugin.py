@@ -32,7 +32,7 @@ class Plugin:
         """No options."""
 
     options: PluginOptions
-    _place: str = ""
+    _entry_place: str = ""
 
     def __init__(self, options: PluginOptions) -> None:
         self.options = options
@@ -50,16 +50,16 @@ class Plugin:
     @property
     def title(self) -> str:
         """What messages call it: ``registry.yaml:12 converter: recd.ikjt``, of a file."""
-        return f"{self._place}: {self.name}" if self._place else self.name
+        return f"{self._entry_place}: {self.name}" if self._entry_place else self.name
 
     def placed(self, place: str) -> Self:
         """Itself, of the entry that stands there."""
-        vars(self)["_place"] = place  # of a class that is frozen, too
+        vars(self)["_entry_place"] = place  # of a class that is frozen, too
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its class, options and place, and what ``__getstate__`` returns."""
-        return _made, (type(self), self.options, self._place), self.__getstate__()
+        return _made, (type(self), self.options, self._entry_place), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any] | None:
         """Attributes that a copy in another process has too; None: it makes its own."""

@@ -37,9 +37,9 @@ _OF_ROWS = 1
 # And as much of a collective does each round in which gloo passes sums around: of 4 and 8 ranks 1.1
 # to 2.0 and 2.7 to 3.1 collectives were counted for 9 and 21 rounds.
 _OF_A_ROUND = 1 / 6
-# What sums of bags take besides over gloo, in collectives, by whether features have other numbers of
-# rows than one another: then 2.4 to 3.8 were measured of 2 x 2, 4 x 1 and 4 x 2 ranks where tables
-# are split over all, and 3.5 to 5.0 over those of a node, much of it TorchRec's small operators.
+# What sums of bags take besides over gloo, in collectives, by whether features have other numbers
+# of rows than one another: then 2.4 to 3.8 were measured of 2 x 2, 4 x 1 and 4 x 2 ranks where
+# tables are split over all, 3.5 to 5.0 over those of a node, much of it small operators.
 _SUMS = {
     (ShardingType.ROW_WISE.value, True): 3.0,
     (ShardingType.TABLE_ROW_WISE.value, True): 4.0,
