@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins import hookspecs
+from recd_plugins import hookspecs, load_registry
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import PluginOptions
 from recd_plugins.manager import HOOKS, LISTS, PluginManager, installed_plugin
@@ -24,6 +24,24 @@ class Keep(Preprocessing):
 @hookimpl
 def register_preprocessing():
     return [Keep]
+'''
+
+TELLING = '''
+from recd_plugins.api import Preprocessing, hookimpl
+
+class Tells(Preprocessing):
+    """Leave ids as they are."""
+    name = "acme.one"
+    def __init__(self, options):
+        super().__init__(options)
+        print("made")
+    def transform(self, values, offsets):
+        return values, offsets
+
+@hookimpl
+def register_preprocessing():
+    print("hook")
+    return [Tells]
 '''
 
 
@@ -171,6 +189,25 @@ def test_what_a_file_prints_is_no_part_of_what_a_command_prints(folder, capsys):
     write(folder, "one.py", 'print("hello")\n' + PLUGIN.format(name="acme.one"))
     _ = PluginManager(folder).plugins
     assert tuple(capsys.readouterr()) == ("", "hello\n")
+
+
+def test_what_hooks_and_plugins_print_is_none_either(folder, capsys):
+    write(folder, "one.py", TELLING)
+    write(
+        folder,
+        "registry.yaml",
+        "version: 1\n"
+        "dataset: {use: dlrm.random, options: {rows: 8, sparse: {a: 10}}}\n"
+        "preprocessing: [{use: acme.one, features: [a]}]\n",
+    )
+    load_registry(folder / "registry.yaml", plugins_dir=folder)
+    assert tuple(capsys.readouterr()) == ("", "hook\nmade\n")
+
+
+def test_a_file_has_no_topology_sections(folder):
+    hook = "\n@hookimpl\ndef register_topology_sections(): return {}\n"
+    write(folder, "one.py", PLUGIN.format(name="acme.one") + hook)
+    assert "one.py: register_topology_sections is asked of installed packages" in refused(folder)
 
 
 def test_finding_plugins_imports_no_torch():

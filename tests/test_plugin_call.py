@@ -94,7 +94,10 @@ def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments
     registry = load_registry(failing_at(folder, method), plugins_dir=folder / "plugins")
     dataset = registry.wrapped_dataset
     called = dataset if method != "session_reader" else dataset.inner
-    expected = rf"^bad\.wrapper: {method} failed at .*bad\.py:\d+: KeyError: '{method}'$"
+    expected = (
+        rf"r\.yaml:7 dataset\.wrap\[0\]: bad\.wrapper: {method} failed at .*bad\.py:\d+: "
+        rf"KeyError: '{method}'$"
+    )
     with pytest.raises(PluginError, match=expected) as caught:
         getattr(called, method)(**arguments)
     assert isinstance(caught.value.__cause__, KeyError)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import ExactnessError, Problem, RegistryError
+from recd_plugins.errors import ExactnessError, PluginError, Problem, RegistryError
 
 
 def total(rank: int, world_size: int, start: float) -> torch.Tensor:
@@ -35,6 +35,8 @@ def raise_on_rank_1(rank: int, world_size: int, kind: str) -> Callable[[], None]
     if rank == 1:
         if kind == "value":
             raise ValueError("the reason")
+        if kind == "plugin":
+            raise PluginError("acme.rows: the reason")
         if kind == "exactness":
             raise ExactnessError("the reason")
         if kind == "registry":

@@ -28,7 +28,7 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.errors import ExactnessError, RecdError, SetupError
+from recd_plugins.errors import ExactnessError, PluginError, RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -117,6 +117,7 @@ def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
+        ("plugin", PluginError, "^on rank 1: acme.rows: the reason$"),
         ("exactness", ExactnessError, "^the reason$"),
         ("registry", RecdError, r"^registry.yaml:3 cache: the reason$"),
         ("kill", SetupError, "rank 1 was killed by SIGKILL; where nobody .* ran out of memory"),
