@@ -121,12 +121,12 @@ def measure_cells(
         raise SetupError(f"recd bench network: {why}")
     measured = MeasuredCells(path)
     stock_sides = [side for side in sides if side.group == "stock"]
-    stock = [side.name for side in stock_sides]
     with tempfile.TemporaryDirectory() as folder:
         for cell in cells:
             left = [side for side in sides if not measured.has(cell, side)]
             if not left:
                 continue
+            stock = [side.name for side in stock_sides]  # of each cell another may be best
             files, refused = write_registries(cell, sides, Path(folder), size)
             measured.add(cell, {name: Measured(failure=text) for name, text in refused.items()})
             names = [side.name for side in left if side.name in files and side.name not in stock]

@@ -203,6 +203,31 @@ def test_what_is_in_the_file_is_not_measured_again(
         MeasuredCells(path)
 
 
+def test_each_cell_has_its_own_best_of_stock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of another cell may be slow here, so that what is compared with it looks fast."""
+    module = "recd_plugin_recd.benchmarks.network.cells"
+    cells, sides = chosen("small", "papercal,4x1,200mbit,50mbit,IKJT, auto")
+    took = {
+        "KJT, row-wise": (3.0, 3.0),
+        "stock table-wise": (1.0, 2.0),
+        "stock planner": (2.0, 1.0),
+        "IKJT, auto": (0.5, 0.5),
+    }
+
+    def measured(cell: Cell, files: dict[str, Path], *_: object, **__: object) -> object:
+        number = cells.index(cell)
+        return {name: Measured([took[name][number]], predicted_seconds=0.0) for name in files}
+
+    monkeypatch.setattr(f"{module}.unavailable", lambda: None)
+    files = {side.name: Path(side.name) for side in sides}
+    monkeypatch.setattr(f"{module}.write_registries", lambda *_: (files, {}))
+    monkeypatch.setattr(f"{module}._measure", measured)
+    kept = measure_cells(cells, sides, "small", None)
+    for cell in cells:
+        assert set(kept.of(cell)) == set(took)
+        assert {tuple(each.stock_seconds) for each in kept.of(cell).values()} == {(1.0,)}
+
+
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shaped_network.os, "geteuid", lambda: 1000)
     monkeypatch.setattr(shaped_network.shutil, "which", lambda tool: tool)
