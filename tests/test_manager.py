@@ -198,6 +198,7 @@ def test_what_hooks_and_plugins_print_is_none_either(folder, capsys):
         "registry.yaml",
         "version: 1\n"
         "dataset: {use: dlrm.random, options: {rows: 8, sparse: {a: 10}}}\n"
+        "converter: {use: recd.kjt}\n"
         "preprocessing: [{use: acme.one, features: [a]}]\n",
     )
     load_registry(folder / "registry.yaml", plugins_dir=folder)

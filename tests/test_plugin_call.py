@@ -95,7 +95,7 @@ def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments
     dataset = registry.wrapped_dataset
     called = dataset if method != "session_reader" else dataset.inner
     expected = (
-        rf"r\.yaml:7 dataset\.wrap\[0\]: bad\.wrapper: {method} failed at .*bad\.py:\d+: "
+        rf"r\.yaml:6 dataset\.wrap\[0\]: bad\.wrapper: {method} failed at .*bad\.py:\d+: "
         rf"KeyError: '{method}'$"
     )
     with pytest.raises(PluginError, match=expected) as caught:

@@ -304,14 +304,16 @@ def test_a_file_with_other_content(
         check_resumable(tmp_path, now, ())
     assert words in check_resumable(tmp_path, now, (section,))
     file.unlink()
-    with pytest.raises(PluginError, match=r"^acme\.\w+: identity failed at .*FileNotFoundError"):
+    with pytest.raises(
+        PluginError, match=r"yaml:\d+ \S+: acme\.\w+: identity failed at .*FileNotFoundError"
+    ):
         identity(folder, change, plugins_dir=plugins)
 
 
 def test_an_identity_that_is_no_json(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "acme_files.py").write_text(FILES.format(file=""), encoding="utf-8")
     change = "recd.sigrid_hash", "acme.mapped"
-    with pytest.raises(PluginError, match=r"^acme\.mapped: identity failed .*not JSON"):
+    with pytest.raises(PluginError, match=r": acme\.mapped: identity failed .*not JSON"):
         identity(folder, change, plugins_dir=tmp_path)
 
 

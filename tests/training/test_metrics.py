@@ -66,5 +66,7 @@ def test_a_figure_that_is_not_finite_is_told(folder: Path) -> None:
 
 def test_what_a_metric_raises_names_its_line(folder: Path) -> None:
     ((found, _),) = run_on_ranks(cases.alone, 1, folder, "update")
-    assert found.startswith("PluginError: acme.wrong: update failed at ")
+    assert found.startswith(
+        f"PluginError: {folder}/update.yaml:5 metrics[0]: acme.wrong: update failed at "
+    )
     assert found.endswith("acme.py:20: ValueError: enough")

@@ -49,11 +49,11 @@ class Plugin:
 
     @property
     def title(self) -> str:
-        """What messages call it: ``registry.yaml:12 converter: recd.ikjt``, of a file."""
+        """What messages call it: ``registry.yaml:12 converter: acme.rows``, of a file."""
         return f"{self._entry_place}: {self.name}" if self._entry_place else self.name
 
     def placed(self, place: str) -> Self:
-        """Itself, of the entry that stands there."""
+        """Itself, of the entry that stands there, as ``registry.yaml:12 converter``."""
         vars(self)["_entry_place"] = place  # of a class that is frozen, too
         return self
 
