@@ -195,12 +195,14 @@ PLACE = r".*nu\.py:\d+"
         (
             "{sizes: [4], fail: true}",
             "recd.kjt",
-            rf"yaml:2 dataset: nu.numbers: reading failed at {PLACE}: ValueError: no number .*$",
+            rf"/registry\.yaml:2 dataset: nu\.numbers: reading failed at {PLACE}: "
+            "ValueError: no number is left$",
         ),
         (
             "{sizes: [4]}",
             "nu.runs",
-            rf"yaml:3 converter: nu.runs: convert failed at {PLACE}: IndexError: list index .*$",
+            rf"/registry\.yaml:3 converter: nu\.runs: convert failed at {PLACE}: "
+            "IndexError: list index out of range$",
         ),
         (
             "{sizes: [4, 4, 4]}",
