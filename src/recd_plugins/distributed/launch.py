@@ -301,9 +301,9 @@ def _raise(failures: Mapping[int, Failure], world_size: int, limits: HangLimits 
     rank = min(failures, key=order)
     failure = failures[rank]
     if failure.error is not None:
-        everywhere = {str(failure.error)} == {str(each.error) for each in failures.values()}
-        alone = world_size > 1 and not (everywhere and len(failures) == world_size)
-        raise on_rank(failure.error, rank) if alone else failure.error
+        said = {str(each.error) for each in failures.values()}
+        everywhere = len(failures) == world_size and len(said) == 1
+        raise failure.error if everywhere else on_rank(failure.error, rank)
     if failure.text:
         raise RankError(f"rank {rank} failed:\n{failure.text}", f"{failure.what}, on rank {rank}")
     code = failure.exit_code or 0

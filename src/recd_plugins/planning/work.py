@@ -39,7 +39,7 @@ _OF_ROWS = 1
 _OF_A_ROUND = 1 / 6
 # What sums of bags take besides over gloo, in collectives, by whether features have other numbers
 # of rows than one another: then 2.4 to 3.8 were measured of 2 x 2, 4 x 1 and 4 x 2 ranks where
-# tables are split over all, 3.5 to 5.0 over those of a node, much of it small operators.
+# tables are split over all, 3.5 to 5.0 over those of a node, nearly all of it processor time.
 _SUMS = {
     (ShardingType.ROW_WISE.value, True): 3.0,
     (ShardingType.TABLE_ROW_WISE.value, True): 4.0,
