@@ -87,10 +87,16 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     assert costs.lookup.rows_updated + costs.lookup.ids_looked_up > 0
     assert costs.gemm.attention_flops + costs.gemm.attention_queries > 0
     assert costs.other.operators > 0
-    # Of its step, which has an all-reduce.
-    beside_it = max(0.0, measured.dense - costs.all_reduce.steps)
-    assert costs.other.steps == pytest.approx(beside_it)
-    assert beside_it < measured.dense
+
+
+def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) -> None:
+    reduced = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
+    sweeps = {**measured.sweeps, "ar_global": reduced}
+    for dense, beside_it in ((5e-3, 3e-3), (1e-3, 0.0)):
+        costs = replace(measured, sweeps=sweeps, dense=dense).spec.costs
+        assert costs is not None
+        assert costs.all_reduce.steps == pytest.approx(2e-3)
+        assert costs.other.steps == pytest.approx(beside_it)
 
 
 def test_the_command_writes_what_training_takes(

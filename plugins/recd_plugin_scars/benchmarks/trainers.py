@@ -25,6 +25,7 @@ from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, 
 from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.api.batches import ModelInput
 from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import close_kernels
 from recd_plugins.api.model import build_optimizer
 from recd_plugins.api.training import build_train_pipeline
 from recd_plugins.testing.benchmark import keep_freed_memory
@@ -213,6 +214,8 @@ def train_sharded(job: Job, side: Side, ready: Callable[[], None] | None = None)
         timer.start()
         timer.add(pipeline.progress(around)[0])
     counts = sum(cache_traffic(dmp).values(), CacheTraffic())
+    # Files are gone then, whatever still holds the tables.
+    close_kernels(dmp)
     return Trained(timer.losses(), timer.seconds, counts.bytes_read, counts.bytes_written, counts)
 
 
