@@ -189,9 +189,21 @@ PLACE = r".*nu\.py:\d+"
 @pytest.mark.parametrize(
     ("options", "converter", "message"),
     [
-        ("{sizes: []}", "recd.kjt", "^nu.numbers: its reader has no batch"),
-        ("{sizes: [3]}", "recd.kjt", "^nu.numbers: its reader yielded a batch of 3 rows; .* is 4"),
-        ("{sizes: [4, 5]}", "recd.kjt", "^nu.numbers: its reader yielded a batch of 5 rows"),
+        (
+            "{sizes: []}",
+            "recd.kjt",
+            r"yaml:2 dataset: nu\.numbers: its reader has no batch",
+        ),
+        (
+            "{sizes: [3]}",
+            "recd.kjt",
+            r"yaml:2 dataset: nu\.numbers: its reader yielded a batch of 3 rows; .* is 4",
+        ),
+        (
+            "{sizes: [4, 5]}",
+            "recd.kjt",
+            r"yaml:2 dataset: nu\.numbers: its reader yielded a batch of 5 rows",
+        ),
         (
             "{sizes: [4], fail: true}",
             "recd.kjt",
@@ -212,7 +224,7 @@ PLACE = r".*nu\.py:\d+"
         (
             "{sizes: [4, 4]}",
             "nu.same",
-            "^nu.same: convert returned the batch of the rows before once more: return a Batch of ",
+            r"yaml:3 converter: nu\.same: convert returned the batch of the rows before once more",
         ),
     ],
 )
@@ -231,7 +243,9 @@ def test_a_loader_names_the_plugin(
         list(build_dataloader(registry, rank=0, world_size=1))
     if "fail" in options:
         loader = build_dataloader(registry, rank=0, world_size=1)
-        with pytest.raises(PluginError, match=r"^nu.numbers: state_dict of a reader returned None"):
+        with pytest.raises(
+            PluginError, match=r"yaml:2 dataset: nu.numbers: state_dict of a reader returned None"
+        ):
             loader.state_dict()
 
 

@@ -156,6 +156,7 @@ def test_its_methods_have_the_types_of_what_they_call():
 
 def test_a_plugin_that_cannot_be_made_is_named_with_its_line_of_code(load):
     with pytest.raises(
-        PluginError, match=r"^acme\.keep: making it failed at .*\.py:\d+: SystemExit"
+        PluginError,
+        match=r":\d+ preprocessing\[0\]: acme\.keep: making it failed at .*\.py:\d+: SystemExit",
     ):
         load(REGISTRY.replace("buckets: 5", "buckets: 17"))

@@ -131,9 +131,8 @@ class Vocabulary(FittedPreprocessing):
 
         if dist.is_initialized() and dist.get_rank():
             return
-        where = "{}:{} {}: ".format(*self.stands_at) if self.stands_at else ""
         click.echo(
-            f"{where}{self.name}, shared: true: no id of {feature} is one of the features before "
+            f"{self.title}, shared: true: no id of {feature} is one of the features before "
             "it, as where one column has numbers and the other text, which is hashed (integers: "
             "true of a column reads whole numbers in a text)",
             err=True,

@@ -84,40 +84,40 @@ def apply_step(
         and all(isinstance(part, Tensor) for part in result)
     ):
         raise PluginError(
-            f"{step.name}: transform {of} returned {_form(result)}; expected a pair of tensors, "
+            f"{step.title}: transform {of} returned {_form(result)}; expected a pair of tensors, "
             "values and offsets"
         )
     new_values, new_offsets = result
     if new_values.dtype != values.dtype or new_values.dim() != 1 or _elsewhere(new_values, values):
         what = "ids" if values.dtype == torch.int64 else "numbers"
         raise PluginError(
-            f"{step.name}: transform {of} returned values as {_form(new_values)}; expected {what}, "
-            f"{values.dtype} [num_values]"
+            f"{step.title}: transform {of} returned values as {_form(new_values)}; expected "
+            f"{what}, {values.dtype} [num_values]"
         )
     if new_offsets.dtype not in (torch.int32, torch.int64) or _elsewhere(new_offsets, values):
         raise PluginError(
-            f"{step.name}: transform {of} returned offsets as {_form(new_offsets)}; expected "
+            f"{step.title}: transform {of} returned offsets as {_form(new_offsets)}; expected "
             "torch.int64 or torch.int32"
         )
     if new_offsets.shape != offsets.shape:
         raise PluginError(
-            f"{step.name} returned {new_offsets.numel() - 1} rows for {offsets.numel() - 1} {of}; "
+            f"{step.title} returned {new_offsets.numel() - 1} rows for {offsets.numel() - 1} {of}; "
             "preprocessing changes what is in a row, never how many rows there are"
         )
     first, last = int(new_offsets[0]), int(new_offsets[-1])
     if (first, last) != (0, new_values.numel()):
         raise PluginError(
-            f"{step.name}: transform {of} returned {new_values.numel()} values and offsets from "
+            f"{step.title}: transform {of} returned {new_values.numel()} values and offsets from "
             f"{first} to {last}; offsets start at 0 and end at the number of values"
         )
     if bool((torch.diff(new_offsets) < 0).any()):
         raise PluginError(
-            f"{step.name}: transform {of} returned offsets that fall; each row ends where the next "
-            "one starts"
+            f"{step.title}: transform {of} returned offsets that fall; each row ends where the "
+            "next one starts"
         )
     if step.scope == "id" and not torch.equal(new_offsets, offsets):
         raise PluginError(
-            f"{step.name}: transform {of} changed the lengths of rows; its scope is id, so each "
+            f"{step.title}: transform {of} changed the lengths of rows; its scope is id, so each "
             "value becomes one value: give it the scope row"
         )
     _refuse_reuse(step, of, new_values, values)
@@ -133,7 +133,7 @@ def _refuse_reuse(step: Preprocessing, of: str, new: Tensor, values: Tensor) -> 
     kept = before() if before is not None else None
     if kept is not None and kept is not new and kept.untyped_storage().data_ptr() == memory:
         raise PluginError(
-            f"{step.name}: transform {of} returned memory that holds what it returned before: "
+            f"{step.title}: transform {of} returned memory that holds what it returned before: "
             "return tensors of their own with each call"
         )
     _RETURNED[id(step)] = ref(new)

@@ -23,12 +23,12 @@ def check_rows(dataset: Dataset, rows: Any, batch_size: int) -> None:
     """
     if not isinstance(rows, Rows):
         raise PluginError(
-            f"{dataset.name}: its reader yielded {type(rows).__name__}, "
+            f"{dataset.title}: its reader yielded {type(rows).__name__}, "
             "which is no recd_plugins.api.Rows"
         )
     if len(rows) != batch_size:
         raise PluginError(
-            f"{dataset.name}: its reader yielded a batch of {len(rows)} rows; training.batch_size "
+            f"{dataset.title}: its reader yielded a batch of {len(rows)} rows; training.batch_size "
             f"is {batch_size}, and every batch has exactly so many: leave out rows that do not "
             "fill one"
         )
@@ -42,7 +42,7 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
     """
     if not isinstance(batch, Batch):
         raise PluginError(
-            f"{converter.name}: convert returned {type(batch).__name__}, "
+            f"{converter.title}: convert returned {type(batch).__name__}, "
             "which is no recd_plugins.values.batch.Batch"
         )
     _check(converter, "dense_features", batch.dense_features, (num_rows, len(schema.dense)))
@@ -51,19 +51,19 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
     plain = () if batch.kjt is None else (batch.kjt,)
     if any(kjt.variable_stride_per_key() for kjt in plain):
         raise PluginError(
-            f"{converter.name} returned a kjt with a variable batch per feature; kjt has every row "
-            "of each feature, and features over unique rows stand in ikjts"
+            f"{converter.title} returned a kjt with a variable batch per feature; kjt has every "
+            "row of each feature, and features over unique rows stand in ikjts"
         )
     for sparse in (*plain, *batch.ikjts, *batch.partials):
         keys = sparse.keys()
         if sparse.stride() != num_rows:
             raise PluginError(
-                f"{converter.name} returned {sparse.stride()} rows of {', '.join(keys)} for "
+                f"{converter.title} returned {sparse.stride()} rows of {', '.join(keys)} for "
                 f"{num_rows} rows"
             )
         if sparse.values().dtype != torch.int64:
             raise PluginError(
-                f"{converter.name} returned ids of {', '.join(keys)} as {sparse.values().dtype}; "
+                f"{converter.title} returned ids of {', '.join(keys)} as {sparse.values().dtype}; "
                 "ids are torch.int64"
             )
         if not isinstance(sparse, PartialInverseKeyedJaggedTensor):
@@ -80,7 +80,7 @@ def _check_lengths(
     lengths, num_ids = sparse.lengths(), sparse.values().numel()
     if (lengths < 0).any() or int(lengths.sum()) != num_ids:
         raise PluginError(
-            f"{converter.name} returned {num_ids} ids of {', '.join(sparse.keys())} whose lengths "
+            f"{converter.title} returned {num_ids} ids of {', '.join(sparse.keys())} whose lengths "
             f"are {int(lengths.min())} to {int(lengths.max())} and add up to {int(lengths.sum())}"
         )
 
@@ -88,11 +88,11 @@ def _check_lengths(
 def _check(converter: Converter, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
         raise PluginError(
-            f"{converter.name} returned {name} as {tensor.dtype} {list(tensor.shape)}; expected "
+            f"{converter.title} returned {name} as {tensor.dtype} {list(tensor.shape)}; expected "
             f"torch.float32 {list(shape)}"
         )
     if tensor.requires_grad:
-        raise PluginError(f"{converter.name} returned {name} that require a gradient: detach them")
+        raise PluginError(f"{converter.title} returned {name} that require a gradient: detach them")
 
 
 def _check_stretches(converter: Converter, partial: PartialInverseKeyedJaggedTensor) -> None:
@@ -101,7 +101,7 @@ def _check_stretches(converter: Converter, partial: PartialInverseKeyedJaggedTen
         if wrong.any():
             row = int(wrong.int().argmax())
             raise PluginError(
-                f"{converter.name} returned row {row} of {key} as {int(lengths[row])} ids from "
+                f"{converter.title} returned row {row} of {key} as {int(lengths[row])} ids from "
                 f"{int(offsets[row])} on; {values.numel()} are stored"
             )
 
@@ -117,6 +117,6 @@ def _check_names(converter: Converter, features: list[str], schema: FeatureSchem
     }
     verb, names = next((verb, names) for verb, names in faults.items() if names)
     raise PluginError(
-        f"{converter.name} {verb} feature{'s' if len(names) > 1 else ''} {', '.join(names)}; each "
+        f"{converter.title} {verb} feature{'s' if len(names) > 1 else ''} {', '.join(names)}; each "
         "sparse feature of the schema stands in a batch once"
     )

@@ -41,7 +41,6 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
                 f"{' and '.join(map(repr, of_kind))}"
             )
         _check_values(entry.plugin)
-        entry.plugin.stands_at = (str(registry.path), entry.line, entry.field)
         taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
         for pattern in entry.patterns:
             matched = [name for name in names if fnmatchcase(name, pattern)]
@@ -68,9 +67,9 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
 def _check_values(step: Preprocessing) -> None:
     """Refuse what transforms are applied by where it is none of what there is."""
     if step.scope not in get_args(Scope):
-        raise PluginError(f"{step.name}: scope is {step.scope!r:.80}; expected 'id' or 'row'")
+        raise PluginError(f"{step.title}: scope is {step.scope!r:.80}; expected 'id' or 'row'")
     if type(step.width) is not int or step.width < 1:
-        raise PluginError(f"{step.name}: width is {step.width!r:.80}; expected 1 or more")
+        raise PluginError(f"{step.title}: width is {step.width!r:.80}; expected 1 or more")
 
 
 def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:

@@ -78,7 +78,7 @@ def _read(registry: Registry, dataset: Dataset) -> Rows:
         rows = next(iter(reader), None)
     if rows is None:
         raise PluginError(
-            f"{dataset.name}: its reader has no batch; where a split has too few rows for "
+            f"{dataset.title}: its reader has no batch; where a split has too few rows for "
             "one, `reader` raises a DataError that says so"
         )
     check_rows(dataset, rows, batch_size)

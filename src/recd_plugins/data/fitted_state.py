@@ -69,8 +69,7 @@ def load_fitted_state(registry: Registry, state: FittedState, entries: Collectio
 
 
 def _loaded(plugin: Preprocessing, feature: str, state: Mapping[str, Tensor]) -> Preprocessing:
-    step = plugin if plugin.fits_together else type(plugin)(plugin.options)
-    step.stands_at = plugin.stands_at
+    step = plugin if plugin.fits_together else type(plugin)(plugin.options).placed(plugin.stands_at)
     with step_call(step, f"load_fitted_state of {feature}"):
         step.load_fitted_state(state)
     return step

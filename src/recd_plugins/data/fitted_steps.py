@@ -59,8 +59,7 @@ def _fitted(
     before: Sequence[Preprocessing],
 ) -> Preprocessing:
     """What transforms ``feature``, fitted to it behind the steps ``before``."""
-    step = plugin if plugin.fits_together else type(plugin)(plugin.options)
-    step.stands_at = plugin.stands_at
+    step = plugin if plugin.fits_together else type(plugin)(plugin.options).placed(plugin.stands_at)
     what, doing_it = f"fit to {feature}", f"fitting {plugin.name} to {feature}"
     with doing(doing_it, long=True), _bar(doing_it, plugin.fit_rows) as advance:
         of_data: list[RecdError] = []

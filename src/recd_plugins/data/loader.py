@@ -120,7 +120,7 @@ class DataLoader:
             state = self._reader.state_dict()
         if not isinstance(state, dict):
             raise PluginError(
-                f"{self._dataset.name}: state_dict of a reader returned {state!r:.80}; expected a "
+                f"{self._dataset.title}: state_dict of a reader returned {state!r:.80}; expected a "
                 "dict, the position after the last batch"
             )
         return state

@@ -186,7 +186,7 @@ def _transform_columns(
         width *= step.width
         if not bool((offsets.diff() == width).all()):
             raise PluginError(
-                f"{step.name}: transform of dense features {', '.join(features)} returned rows of "
+                f"{step.title}: transform of dense features {', '.join(features)} returned rows of "
                 f"other lengths than {width}; its width is {step.width}: a number becomes so many"
             )
         stages.append(values)

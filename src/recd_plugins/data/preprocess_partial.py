@@ -60,7 +60,7 @@ def _apply(
         return None
     if kept.shape != part.lengths().shape or bool(((kept < 0) | (kept > part.lengths())).any()):
         raise PluginError(
-            f"{step.name}: kept_lengths of {', '.join(part.keys())} returned other than one "
+            f"{step.title}: kept_lengths of {', '.join(part.keys())} returned other than one "
             "length for each row, at least 0 and no longer than the row"
         )
     return _shortened(part, kept.to(part.lengths().dtype))

@@ -88,8 +88,8 @@ class RowPipeline:
         check_batch(self._converter, batch, len(rows), self._schema)
         if self._before is not None and self._before() is batch:
             raise PluginError(
-                f"{self._converter.name}: convert returned the batch of the rows before once more: "
-                "return a Batch of its own for each call"
+                f"{self._converter.title}: convert returned the batch of the rows before once "
+                "more: return a Batch of its own for each call"
             )
         self._before = ref(batch)
         check_numbers(batch, self._schema, rows)
@@ -151,16 +151,16 @@ def _check_factors(converter: Converter, factors: object, sparse: Sequence[str])
     """Refuse what planning could not reckon with."""
     if not isinstance(factors, Mapping):
         raise PluginError(
-            f"{converter.name}: dedupe_factors returned {factors!r:.80}; expected a mapping"
+            f"{converter.title}: dedupe_factors returned {factors!r:.80}; expected a mapping"
         )
     for name, factor in factors.items():
         if name not in sparse:
             raise PluginError(
-                f"{converter.name}: dedupe_factors names {name!r}, which is no sparse feature"
+                f"{converter.title}: dedupe_factors names {name!r}, which is no sparse feature"
                 + did_you_mean(str(name), sparse)
             )
         if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
             raise PluginError(
-                f"{converter.name}: dedupe_factors of feature {name} is {factor!r:.80}; expected "
+                f"{converter.title}: dedupe_factors of feature {name} is {factor!r:.80}; expected "
                 "ids for one that is stored, a finite number above 0"
             )

@@ -195,23 +195,31 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
-    """Whether a model trains so; where nobody has asked, on CPUs of several nodes.
+    """Whether a model trains so; where nobody has asked, on CPUs of several nodes that send rows.
 
     Not without a module whose rows can be looked up ahead.
     """
     if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
         return False
-    if not any(_looks_up_ahead(module) for _, module in outermost_sharded(model)):
-        return False
+    ahead = _ahead([module for _, module in outermost_sharded(model)])
+    if asked or not ahead:
+        return bool(ahead)
     ranks = dist.get_world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    return bool(asked) or (device.type == "cpu" and ranks_per_node < ranks)
+    return device.type == "cpu" and ranks_per_node < ranks and any(map(_sends_rows, ahead))
 
 
 def _ahead(modules: Sequence[Any]) -> list[Any]:
     """Those that are looked up ahead; of sequences first, which have more to send."""
     chosen = [module for module in modules if _looks_up_ahead(module)]
     return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
+
+
+def _sends_rows(module: Any) -> bool:
+    return any(
+        sharding.sharding_type != ShardingType.DATA_PARALLEL.value
+        for sharding in module.module_sharding_plan.values()
+    )
 
 
 def _looks_up_ahead(module: Any) -> bool:

@@ -288,7 +288,7 @@ class DatasetWrapper(Dataset):
 
     def over(self, inner: Dataset, lookups: Lookups) -> Self:
         """A wrapper with the same options around ``inner``; this one is left as it is."""
-        wrapped = type(self)(self.options).placed(self._entry_place)
+        wrapped = type(self)(self.options).placed(self.stands_at)
         wrapped.inner = inner
         wrapped.lookups = lookups
         return wrapped

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from recd_plugins.errors import Problem
+
 
 class PluginOptions(BaseModel):
     """Base of a plugin's options: immutable; unknown names, nan and inf are errors."""
@@ -32,7 +34,8 @@ class Plugin:
         """No options."""
 
     options: PluginOptions
-    _entry_place: str = ""
+    #: File, line and field of its entry, which messages name; None of one that no file names.
+    stands_at: tuple[str, int, str] | None = None
 
     def __init__(self, options: PluginOptions) -> None:
         self.options = options
@@ -50,16 +53,16 @@ class Plugin:
     @property
     def title(self) -> str:
         """What messages call it: ``registry.yaml:12 converter: acme.rows``, of a file."""
-        return f"{self._entry_place}: {self.name}" if self._entry_place else self.name
+        return str(Problem(*self.stands_at, self.name)) if self.stands_at else self.name
 
-    def placed(self, place: str) -> Self:
-        """Itself, of the entry that stands there, as ``registry.yaml:12 converter``."""
-        vars(self)["_entry_place"] = place  # of a class that is frozen, too
+    def placed(self, stands_at: tuple[str, int, str] | None) -> Self:
+        """Itself, of the entry that stands there."""
+        vars(self)["stands_at"] = stands_at  # of a class that is frozen, too
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its class, options and place, and what ``__getstate__`` returns."""
-        return _made, (type(self), self.options, self._entry_place), self.__getstate__()
+        return _made, (type(self), self.options, self.stands_at), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any] | None:
         """Attributes that a copy in another process has too; None: it makes its own."""
@@ -71,5 +74,7 @@ class Plugin:
         return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
-def _made(cls: type[Plugin], options: PluginOptions, place: str) -> Plugin:
-    return cls(options).placed(place)
+def _made(
+    cls: type[Plugin], options: PluginOptions, stands_at: tuple[str, int, str] | None
+) -> Plugin:
+    return cls(options).placed(stands_at)

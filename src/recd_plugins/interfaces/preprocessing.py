@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recd_plugins.interfaces.plugin import Plugin, PluginOptions
+from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,8 +43,6 @@ class Preprocessing(Plugin, ABC):
     #: Where it is a set: ids that ``fit`` has not seen, to which ``transform`` adds those it meets,
     #: up to MOST_UNKNOWN. Of a vocabulary; who scores sets it.
     unknown_ids: set[int] | None = None
-    #: File, line and field of its entry, which errors name; who gives it features sets it.
-    stands_at: tuple[str, int, str] | None = None
 
     @property
     def num_ids(self) -> int | None:
@@ -82,10 +80,6 @@ class Preprocessing(Plugin, ABC):
         Args:
             state: what ``fitted_state`` gave; on the CPU.
         """
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As the base class, with where its entry stands, whatever ``__getstate__`` leaves out."""
-        return _again, (type(self), self.options, self.stands_at), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Every attribute, so that readers transform as the trainer would: tables, vocabularies.
@@ -126,11 +120,3 @@ class Preprocessing(Plugin, ABC):
             Lengths of the same dtype, none longer than before, or None.
         """
         return None
-
-
-def _again(
-    cls: type[Preprocessing], options: PluginOptions, stands_at: tuple[str, int, str] | None
-) -> Preprocessing:
-    made = cls(options)
-    made.stands_at = stands_at
-    return made

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from recd_plugins.errors import Problem, RecdError, RegistryError
+from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Chooser, DatasetWrapper, Kind, Plugin, PluginOptions
 from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
@@ -183,7 +183,7 @@ def _plugin(
             schema_problems(document, inside, cls.Options, f"option of {name}", error)
         ) from error
     except PLUGIN_FAILURES as error:
-        raise plugin_failure(cls, "checking its options", error) from error
+        raise _failed(document, location, cls, "checking its options", error) from error
     if problems := _misread(document, inside, options, validated):
         raise RegistryError(problems)
     try:
@@ -192,8 +192,15 @@ def _plugin(
     except (RecdError, ValueError) as error:
         raise RegistryError([document.problem(inside, str(error))]) from error
     except PLUGIN_FAILURES as error:
-        raise plugin_failure(cls, "making it", error) from error
-    return made.placed(document.problem(location, "").place)
+        raise _failed(document, location, cls, "making it", error) from error
+    at = document.problem(location, "")
+    return made.placed((at.path, at.line, at.field))
+
+
+def _failed(
+    document: Document, location: Location, cls: type[Plugin], doing: str, error: BaseException
+) -> PluginError:
+    return PluginError(str(document.problem(location, str(plugin_failure(cls, doing, error)))))
 
 
 def _misread(document: Document, base: Location, raw: Any, value: Any) -> list[Problem]:

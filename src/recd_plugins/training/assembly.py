@@ -155,7 +155,7 @@ def _schema(dataset: Dataset) -> FeatureSchema:
         schema = dataset.schema()
     if not isinstance(schema, FeatureSchema):
         raise PluginError(
-            f"{dataset.name}: schema returned {schema!r:.80}; expected a FeatureSchema"
+            f"{dataset.title}: schema returned {schema!r:.80}; expected a FeatureSchema"
         )
     check_agreement("looking at the data", {f"schema of {dataset.name}": schema})
     return schema

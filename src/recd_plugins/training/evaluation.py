@@ -33,7 +33,7 @@ def splits_of(registry: Registry) -> tuple[Split, ...]:
     splits = registry.dataset.splits()
     if not isinstance(splits, (tuple, list)) or not {"train"} <= {*splits} <= {*get_args(Split)}:
         raise PluginError(
-            f"{registry.dataset.name}: splits returned {splits!r:.200}; return "
+            f"{registry.dataset.title}: splits returned {splits!r:.200}; return "
             "('train',) or ('train', 'test')"
         )
     return splits if registry.training.evaluate else ("train",)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
-from recd_plugins.errors import Problem
 from recd_plugins.interfaces import Chooser, Offer, Offered, Sharding
 from recd_plugins.registry import Entry, Registry
 
@@ -24,8 +23,8 @@ def with_offers(registry: Registry, chooser: Entry[Sharding], offered: Offered) 
 
     def entry(number: int, offer: Offer, names: Sequence[str]) -> Entry[Sharding]:
         plugin, field = plugins[offer.use], f"{chooser.field}.chosen[{number}]"
-        place = Problem(str(registry.path), chooser.line, field, "").place
-        made = plugin(plugin.Options.model_validate(offer.options)).placed(place)
+        made = plugin(plugin.Options.model_validate(offer.options))
+        made.placed((str(registry.path), chooser.line, field))
         return Entry(made, tuple(glob.escape(name) for name in names), field, chooser.line)
 
     chosen = tuple(entry(number, *each) for number, each in enumerate(offered))
