@@ -210,8 +210,16 @@ def test_ids_of_all_modules_come_at_once_to_overlapping_ranks_of_gloo() -> None:
     # Outputs and gradients of two, lengths and ids of one, numbers of rows with them.
     assert joined(modules) == 6
     assert joined(modules, unique=5.0) == 6
-    replicated = ShardingPlan({"a": one, "b": plan("data_parallel").plan[""]})
-    assert joined(replicated) == 5
+    replicated = plan("data_parallel").plan[""]
+    assert joined(ShardingPlan({"a": one, "b": replicated})) == 5
+
+
+def test_ranks_of_gloo_wait_in_sums_of_gradients_where_nothing_else_is_sent() -> None:
+    alone = plan("data_parallel")
+    assert works(alone)[0].collectives == 1
+    assert works(alone, gloo=True)[0].collectives == 1 + 3
+    both = ShardingPlan(dict.fromkeys("ab", alone.plan[""]))
+    assert works(both, gloo=True)[0].collectives == 2 + 3
 
 
 def test_a_sequence_table_gives_a_vector_for_each_id() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from tests.training.deferred_cases import Model, sharded
 from tests.training.lookahead_cases import Pipeline, batch_of, head_of, pipeline_of, shard
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -57,6 +58,11 @@ def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
     assert not overlaps(nn.Linear(1, 1), CPU, True), "there are no rows"
     dmp, _ = shard(world_size, None, CPU)
     return overlaps(dmp, CPU, asked)
+
+
+def chosen_of_replicated(rank: int, world_size: int, asked: bool | None) -> bool:
+    """Likewise, of tables that are all on every rank."""
+    return overlaps(sharded(Model(), "data_parallel"), CPU, asked)
 
 
 @contextmanager

@@ -9,7 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.training.lookahead_cases import Pipeline, Run, run
-from tests.training.overlap_cases import chosen, events, load_after_a_step, with_a_hook
+from tests.training.overlap_cases import (
+    chosen,
+    chosen_of_replicated,
+    events,
+    load_after_a_step,
+    with_a_hook,
+)
 
 from recd_plugins.errors import ExactnessError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -77,3 +83,11 @@ def test_it_is_for_several_nodes_or_who_asks(
     asked: bool | None, nodes: int, expected: bool
 ) -> None:
     assert run_on_ranks(chosen, 2, asked, local_world_size=2 // nodes) == [expected] * 2
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, False), (True, True)])
+def test_tables_on_every_rank_have_no_rows_to_look_up_ahead(
+    asked: bool | None, expected: bool
+) -> None:
+    found = run_on_ranks(chosen_of_replicated, 2, asked, local_world_size=1)
+    assert found == [expected] * 2

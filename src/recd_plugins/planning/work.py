@@ -40,16 +40,10 @@ _OF_A_ROUND = 1 / 6
 # Collectives' time has in it what ranks wait for one another, as they do in sums of gradients where
 # tables send nothing else: 3.7 to 4.9 collectives of 4 x 1 and 2 x 2 ranks, 0.4 on slower links.
 _WAITED_FOR = 3
-# What sums of bags take besides over gloo, in collectives, by whether features have other numbers
-# of rows than one another: then 2.4 to 3.8 were measured of 2 x 2, 4 x 1 and 4 x 2 ranks where
-# tables are split over all, 3.5 to 5.0 over those of a node, nearly all of it processor time.
-_SUMS = {
-    (ShardingType.ROW_WISE.value, True): 3.0,
-    (ShardingType.TABLE_ROW_WISE.value, True): 4.0,
-    (ShardingType.GRID_SHARD.value, True): 4.0,
-    (ShardingType.TABLE_ROW_WISE.value, False): 0.7,
-    (ShardingType.GRID_SHARD.value, False): 0.7,
-}
+# What sums of bags take besides over gloo, in collectives, by whether tables are split within nodes
+# and whether features have other numbers of rows than one another: then 3.5 to 5.0 were measured
+# within nodes and 2.4 to 3.8 over all ranks, 2 x 2, 4 x 1 and 4 x 2, nearly all processor time.
+_SUMS = {(True, True): 4.0, (True, False): 0.7, (False, True): 3.0}
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
 # Operators besides for a table whose ids are coalesced and for one whose features are deduplicated.
@@ -251,11 +245,14 @@ def collectives_of(
         is_variable = path in variable
         if is_variable and not joined:
             total += _OF_ROWS
-        if gloo and (local_world_size if kind in _WITHIN_NODE else world_size) > 1:
-            total += _SUMS.get((kind, is_variable), 0.0)
-            if kind == _ROW_WISE and not is_variable:
-                # An all-reduce of outputs, and an all-gather of gradients.
-                total += _OF_A_ROUND * 3 * (world_size - 1)
+        within = kind in _WITHIN_NODE
+        if not (gloo and (within or kind == _ROW_WISE)):
+            continue
+        if (local_world_size if within else world_size) == 1:
+            continue
+        # Else an all-reduce of outputs, and an all-gather of gradients.
+        rounds = _OF_A_ROUND * 3 * (world_size - 1)
+        total += _SUMS.get((within, is_variable), rounds)
     if gloo and total and not input_dists:
         total += _WAITED_FOR
     return total - (_OF_IDS * max(0, input_dists - 1) if joined else 0)

@@ -140,7 +140,7 @@ class TrainingSpec(Spec):
         default=None,
         description="Look up rows of the next batch while gradients of dense layers are summed: "
         "the same losses in less time where ranks wait for a network. With null, on CPUs of "
-        "several nodes.",
+        "several nodes, but where all tables are on every rank.",
     )
     ranks: Width = Field(default=1, description="Processes to train on.")
     ranks_per_node: Count | None = Field(
