@@ -90,8 +90,8 @@ def test_links_are_idle_while_collectives_begin() -> None:
 @pytest.mark.parametrize(
     ("collectives", "sent", "reduced", "computed", "left"),
     [
-        (4, 10e9, 0.0, 5e9, 8.0),  # half a second each
-        (4, 10e9, 3e9, 5e9, 8.0 + 2.5),
+        (4, 10e9, 0.0, 5e9, 9.0),  # half a second each second one
+        (4, 10e9, 3e9, 5e9, 9.0 + 2.5),
         (40, 10e9, 0.0, 5e9, 5.0),  # no more than ranks compute
         (39, 20e9, 3e9, 5e9, 23.0 - 5.0),
         (40, 2e9, 0.1e9, 5e9, 0.0),  # nor than is sent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from itertools import combinations
 from statistics import median
@@ -156,18 +157,29 @@ def _seconds_per_byte(seconds: Mapping[int, float]) -> float:
     return median(slopes) if slopes else 0.0
 
 
-def seconds_spared(sizes: Mapping[int, MiddleHalf]) -> float:
-    """How much less a collective takes than by its latency and bandwidth; 0 where bytes cost none.
+def seconds_spared(
+    groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort
+) -> float:
+    """How much less an all-to-all of all ranks takes after links were idle for as long.
 
-    Links that are limited let some bytes through at once after a pause, as there is between rounds;
-    the bandwidth is that of the largest sizes, which this matters least to.
+    Links that are limited let some bytes through at once then. 0 where bytes take no time.
+    Collective.
     """
-    seconds = {size: spread.low for size, spread in sizes.items()}
-    per_byte, latency = _seconds_per_byte(seconds), fit_rate(seconds).seconds
-    spared = median(
-        latency + size * per_byte - seconds[size] for size in sorted(seconds)[-_LARGEST:]
-    )
-    return max(0.0, spared) if per_byte > 0 else 0.0
+    sizes = {size: spread.low for size, spread in sweeps["a2a_global"].items()}
+    per_byte, latency = _seconds_per_byte(sizes), fit_rate(sizes).seconds
+    if per_byte <= 0:
+        return 0.0
+    spared = []
+    for size in sorted(sizes)[-_LARGEST:]:
+        values, usual = _values(size, groups.everyone, device), latency + size * per_byte
+
+        def after_a_pause(values: torch.Tensor = values, pause: float = usual) -> None:
+            time.sleep(pause)
+            _all_to_all(values, groups.everyone).wait()
+
+        _, slowest = rounds(after_a_pause, device, effort)
+        spared.append(2 * usual - MiddleHalf.of(slowest).low)
+    return max(0.0, median(spared))
 
 
 def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:

@@ -48,6 +48,7 @@ class MeasuredCluster:
         collective: seconds of each of those that a sharded module has in a step.
         dense: seconds of a step of dense layers, however small they are, and of its all-reduce.
         hidden: share of an all-reduce that is over when ranks have computed beside it.
+        spared: seconds less that an all-to-all takes after a pause; 0 on one node.
         work: what ranks do by themselves.
     """
 
@@ -59,6 +60,7 @@ class MeasuredCluster:
     collective: float
     dense: float
     hidden: float
+    spared: float
     work: WorkRates
 
     @property
@@ -82,11 +84,6 @@ class MeasuredCluster:
             collectives = collectives.within(bounds)
         spec = machine.model_copy(update={**changed, "collectives": collectives})
         return spec.model_copy(update={"costs": self._costs(spec)})
-
-    @property
-    def spared(self) -> float:
-        """Seconds that links spare an all-to-all of all ranks; 0 on one node."""
-        return seconds_spared(self.sweeps["a2a_global"]) if self.between else 0.0
 
     def _costs(self, spec: TopologySpec) -> StageCosts:
         """What the stages cost as far as it can be told without a model; else the least."""
@@ -191,6 +188,8 @@ def measure_cluster(
             both = None if alone else at_once(groups, device, sweeps, effort)
             tell("an all-reduce and matrix products at once")
             hidden = 0.0 if alone else hidden_share(groups, device, sweeps, effort)
+            tell("an all-to-all after a pause")
+            spared = seconds_spared(groups, device, sweeps, effort) if groups.nodes > 1 else 0.0
             tell("a sharded module")
             collective = 0.0 if alone else module_seconds(device, effort) / COLLECTIVES
             tell("a step of dense layers")
@@ -209,4 +208,6 @@ def measure_cluster(
     if machine.hbm_bytes:
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
     found = machine.model_copy(update=least)
-    return MeasuredCluster(found, inside, between, sweeps, both, collective, dense, hidden, work)
+    return MeasuredCluster(
+        found, inside, between, sweeps, both, collective, dense, hidden, spared, work
+    )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
-from recd_plugin_calibration.cluster.collectives import fit_rate, seconds_spared
+from recd_plugin_calibration.cluster import collectives
+from recd_plugin_calibration.cluster.collectives import fit_rate
 from recd_plugin_calibration.cluster.measure import MeasuredCluster
 from recd_plugin_calibration.cluster.timing import QUICK, MiddleHalf, goes_on
 from recd_plugin_calibration.tests import cluster_cases
@@ -21,6 +24,7 @@ from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.calibration_file import write_topology
 from recd_plugins.training.measured_at_start import KEPT
 
+CPU = torch.device("cpu")
 SIZES = (2**12, 2**16, 2**20, 2**22)
 
 
@@ -53,15 +57,23 @@ def test_latency_and_bandwidth_are_found_again() -> None:
     assert flat.seconds == 1e-3
 
 
-def test_links_that_let_bytes_through_at_once_spare_a_collective_their_time() -> None:
-    def sweep(free: int) -> dict[int, MiddleHalf]:
-        seconds = {size: 2e-3 + max(0, size - free) / 5e8 for size in SIZES}
-        return {size: MiddleHalf(each, each, each) for size, each in seconds.items()}
+@pytest.mark.parametrize("bucket", [0, 2**15, 2**18])
+def test_links_that_let_bytes_through_after_a_pause_spare_a_collective_their_time(
+    monkeypatch: pytest.MonkeyPatch, bucket: int
+) -> None:
+    link = cluster_cases.LinkWithBucket(5e8, bucket)
+    monkeypatch.setattr(collectives, "time", link)
+    monkeypatch.setattr(collectives, "rounds", link.rounds)
+    monkeypatch.setattr(collectives, "_values", lambda size, *_: size)
+    monkeypatch.setattr(collectives, "_all_to_all", lambda size, _: link.sending(size))
+    steady = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
+    everyone: Any = SimpleNamespace(everyone=None)
 
-    assert seconds_spared(sweep(0)) == pytest.approx(0.0, abs=1e-9)
-    # Latency is told by the smallest, which takes no longer for its bytes.
-    assert seconds_spared(sweep(2**15)) == pytest.approx((2**15 - SIZES[0]) / 5e8)
-    assert seconds_spared({SIZES[0]: MiddleHalf(1.0, 1.0, 1.0)}) == 0.0
+    def spared(sizes: dict[int, MiddleHalf]) -> float:
+        return collectives.seconds_spared(everyone, CPU, {"a2a_global": sizes}, QUICK)
+
+    assert spared(steady) == pytest.approx(bucket / 5e8)
+    assert spared(dict.fromkeys(SIZES, MiddleHalf(1.0, 1.0, 1.0))) == 0.0
 
 
 def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:

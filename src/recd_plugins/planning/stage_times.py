@@ -10,6 +10,8 @@ from recd_plugins.values.work import Work
 
 #: Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
 FILE_BYTES_PER_SECOND = float(2**30)
+# Of the collectives of a sharding, outputs and gradients have nearly all the bytes.
+_CARRYING = 1 / 2
 
 
 def predict_stages(
@@ -42,7 +44,7 @@ def predict_stages(
     sent = across * max(work.bytes_across_nodes for work in works) + uneven
     reduced = mean.all_reduce - hidden
     let_through = (
-        min(costs.spared * collectives, sent),
+        min(costs.spared * collectives * _CARRYING, sent),
         min(costs.spared, max(0.0, reduced - costs.all_reduce.steps)),
     )
     # No link lets more through than it could have carried while ranks computed or waited for the
