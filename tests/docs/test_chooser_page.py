@@ -91,6 +91,45 @@ def test_reports_have_what_it_says(tmp_path: Path) -> None:
     assert prepared.chosen.as_json()["milliseconds"] > 0
 
 
+#: What is wrong with its report: what stands in place of a method, and how that is told.
+WRONG_REPORTS = {
+    "as_json": ("return {1, 2}", r"as_json of section alike returned \{1, 2\}; expected JSON"),
+    "shown": ("1 / 0", r"shown of section alike failed at .*alike\.py:\d+: ZeroDivisionError"),
+    "__str__": ("return 5", "__str__ of section alike returned 5; expected a line"),
+    "with_compute": ("return 5", "with_compute of section alike returned 5; expected a Choice"),
+}
+
+
+@pytest.mark.parametrize("method", WRONG_REPORTS)
+def test_a_wrong_report_names_the_entry(tmp_path: Path, method: str) -> None:
+    body, words = WRONG_REPORTS[method]
+    registry = written(tmp_path, "[{use: acme.alike}]")
+    module = tmp_path / "acme_alike.py"
+    wrong = f"    def {method}(self, *arguments):\n        {body}\n"
+    # The last one of a class is taken.
+    code = module.read_text(encoding="utf-8").replace(
+        "\n\nclass AllAlike", f"\n{wrong}\n\nclass AllAlike"
+    )
+    module.write_text(code, encoding="utf-8")
+    with pytest.raises(PluginError, match=rf"sharding\[0\]: acme\.alike: {words}"):
+        with_plugins(
+            load_registry(registry, plugins_dir=tmp_path), load_topology("machine", ranks=2)
+        )
+
+
+def test_a_report_without_a_name_is_told(tmp_path: Path) -> None:
+    registry = written(tmp_path, "[{use: acme.alike}]")
+    module = tmp_path / "acme_alike.py"
+    code = module.read_text(encoding="utf-8")
+    module.write_text(code.replace('    name = "alike"', '    title = "alike"'), encoding="utf-8")
+    with pytest.raises(
+        PluginError, match=r"acme\.alike.*Alike, which choose returned, has no name"
+    ):
+        with_plugins(
+            load_registry(registry, plugins_dir=tmp_path), load_topology("machine", ranks=2)
+        )
+
+
 @pytest.mark.parametrize("body", WRONG)
 def test_what_it_does_wrong_is_told(tmp_path: Path, body: str) -> None:
     kind, words = WRONG[body]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recd_plugins.errors import PluginError, Problem, RecdError
-from recd_plugins.interfaces import Plugin, RowMemory, Section, TablePart
+from recd_plugins.interfaces import Choice, Plugin, RowMemory, Section, TablePart
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.entries import Entry, at_entry
@@ -234,6 +234,8 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "as_json": ("JSON values", _is_json),
     "shown": ("a sequence of lines and rich's renderables", _is_lines),
+    "with_compute": ("a Choice", lambda value: isinstance(value, Choice)),
+    "__str__": ("a line", lambda value: isinstance(value, str)),
 }
 
 

@@ -18,7 +18,7 @@ from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
-from recd_plugins.interfaces import Choice, Chooser, Offer, Setting, Table
+from recd_plugins.interfaces import Choice, Chooser, Offer, Setting, Table, TablePart
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
 from recd_plugins.planning.choosing.entries import chooser_of, with_offers
@@ -28,9 +28,11 @@ from recd_plugins.planning.performance import collective_seconds
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.stages import StageTimes
 
 # To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed where it was not
 # measured.
@@ -172,7 +174,22 @@ def _find(
     offering = {cls.name for cls in registry.offering}
     if unknown := sorted({offer.use for offer, _ in choice.offered} - offering):
         raise PluginError(f"{plugin.title}: chose {', '.join(unknown)}, which offers nothing")
+    _check_report(registry, chooser, choice)
     return _Found(choice, question.profile(choice.offered))
+
+
+def _check_report(registry: Registry, chooser: Entry[Chooser], choice: Choice) -> None:
+    """Ask for the report once, where an error can name the plugin and its entry."""
+    if not isinstance(getattr(choice, "name", None), str):
+        raise PluginError(
+            f"{chooser.plugin.title}: {type(choice).__name__}, which choose returned, has no name: "
+            "give the class one, under which its section stands in reports"
+        )
+    part = CheckedPart(registry.path, chooser, TablePart())
+    part.asked("__str__", of=choice)
+    told = part.asked("with_compute", StageTimes(0, 0, 0, 0, 0), of=choice)
+    part.asked("as_json", of=told)
+    part.asked("shown", "", of=told)
 
 
 def _are_offers(offered: object) -> bool:
