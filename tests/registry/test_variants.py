@@ -50,3 +50,16 @@ def test_no_entry_names_tables(tmp_path: Path, entries: list[dict[str, Any]]) ->
 
 def test_a_chooser_takes_what_is_left(tmp_path: Path) -> None:
     assert shardings(tmp_path, [OTHER], "acme", chooses=True) == [{"use": "acme"}]
+
+
+def test_what_others_leave_is_for_choosers_alone(tmp_path: Path) -> None:
+    rest = {"use": "a.chooser"}
+    for entries in ([rest, THIRD], [rest, OTHER, THIRD]):
+        with pytest.raises(
+            RegistryError, match=r"sharding\[0\]: takes the tables .* give it tables"
+        ):
+            shardings(tmp_path, entries, "a.new")
+    assert shardings(tmp_path, [rest, THIRD], "a.other_chooser", chooses=True)
+    assert shardings(tmp_path, [rest, OTHER], "a.new") == [
+        {"use": "a.new", "tables": ["*"], "options": {}}
+    ]

@@ -21,7 +21,8 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
         chooses: whether it is a chooser, which takes all tables that are left.
 
     Raises:
-        RegistryError: no entry is enabled, so that no tables are named.
+        RegistryError: no entry is enabled, so that no tables are named; or the first one takes what
+            others leave, as a chooser alone can.
     """
     entries = document.data.get("sharding")
     entries = list(entries) if isinstance(entries, list) else []
@@ -40,6 +41,16 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
         )
     tables = entries[first].get("tables")
     other = next((i for i, entry in enumerate(entries) if _is(entry, name, tables)), None)
+    if other is None and tables is None and not chooses and sum(map(_enabled, entries)) > 1:
+        raise RegistryError(
+            [
+                document.problem(
+                    ("sharding", first),
+                    f"takes the tables that other entries leave, which {name} in its place cannot: "
+                    "give it tables",
+                )
+            ]
+        )
     if other is None:
         entries[first] = {"tables": ["*"], **entries[first], "use": name, "options": {}}
     else:
