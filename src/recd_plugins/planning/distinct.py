@@ -16,36 +16,57 @@ from recd_plugins.registry import Registry
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.values.batch import Batch
-from recd_plugins.values.data_profile import DistinctIds
+from recd_plugins.values.data_profile import DistinctIds, Spread
 
 # A batch is halved so often, to see how its distinct ids grow.
 _HALVINGS = 4
 # So many batches are counted, one by one and several together, to see the same.
 _BATCHES, _TOGETHER = 32, (1, 2, 4)
+# Equal parts of a table's rows in which reads are counted.
+_PARTS = 256
 
 
-def measure_distinct(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str, DistinctIds]:
+def measure_reads(
+    batches: Sequence[Batch], tables: Sequence[Table]
+) -> tuple[dict[str, DistinctIds], dict[str, Spread]]:
     """The distinct ids of each of ``tables`` in a batch, the mean of some, by table name.
 
-    How they grow with the batch size is looked at in the first.
+    How they grow with the batch size is looked at in the first. And how reads are spread over rows,
+    of tables that are read, by ids that are rows of theirs.
 
     Args:
         batches: of as many rows each.
         tables: whose features the batches have.
     """
     if not tables:
-        return {}
+        return {}, {}
     num_rows = batches[0].batch_size
     sizes = sorted({max(1, num_rows >> halvings) for halvings in range(_HALVINGS + 1)})
     of_rows = _every_row(batches[0])
     whole = [_ids(batch) for batch in batches]
-    found = {}
+    found, spread = {}, {}
     for table in tables:
         rows = [of_rows[name] for name in table.features if name in of_rows]
         in_first = [mean(_distinct_in_parts(rows, num_rows, size)) for size in sizes]
-        growth = mean(_distinct(ids, table) for ids in whole) / in_first[-1] if in_first[-1] else 1
+        given = [_of_table(ids, table) for ids in whole]
+        distinct = [_distinct_ids([ids]) for ids in given]
+        growth = mean(map(len, distinct)) / in_first[-1] if in_first[-1] else 1
         found[table.name] = DistinctIds(tuple(sizes), tuple(growth * ids for ids in in_first))
-    return found
+        if any(map(len, given)) and all(_are_rows(ids, table) for ids in distinct):
+            spread[table.name] = Spread(_spread(given, table), _spread(distinct, table))
+    return found, spread
+
+
+def _are_rows(distinct: NDArray[np.int64], table: Table) -> bool:
+    """Whether ascending ids are rows of a table; those that are mapped to rows later are not."""
+    return not len(distinct) or (distinct[0] >= 0 and distinct[-1] < table.num_embeddings)
+
+
+def _spread(batches: Sequence[NDArray[np.int64]], table: Table) -> tuple[float, ...]:
+    counts = np.zeros(_PARTS)
+    for ids in batches:
+        counts += np.bincount(ids * _PARTS // table.num_embeddings, minlength=_PARTS)
+    return tuple((np.cumsum(counts) / counts.sum()).tolist())
 
 
 def _distinct_in_parts(
@@ -120,9 +141,9 @@ def _ids(batch: Batch) -> dict[str, Tensor]:
     return found
 
 
-def _distinct(ids: dict[str, Tensor], table: Table) -> int:
+def _of_table(ids: dict[str, Tensor], table: Table) -> NDArray[np.int64]:
     given = [ids[name].numpy() for name in table.features if name in ids]
-    return len(_distinct_ids(given)) if given else 0
+    return np.concatenate([np.empty(0, np.int64), *given])
 
 
 def _distinct_ids(parts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from recd_plugins.data.first_rows import FirstRows, read_first_rows
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows, Table
-from recd_plugins.planning.distinct import measure_distinct
+from recd_plugins.planning.distinct import measure_reads
 from recd_plugins.registry import Registry
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.sparse.dedup import Deduplicator
@@ -66,7 +66,8 @@ def measure_profile(
     count = min(-(-least_rows // len(rows)), _MOST_BATCHES)
     looked_at = [rows, *first.batches(count)]
     batches = [batch, *map(pipeline.batch, looked_at[1:])]
-    read = measure_distinct(batches, list({t.name: t for t in (*coalesced, *others)}.values()))
+    tables = list({table.name: table for table in (*coalesced, *others)}.values())
+    read, spread = measure_reads(batches, tables)
     distinct = {table.name: read[table.name] for table in coalesced}
     groups = _mean([list(_groups(each)) for each in batches])
     seen = {name: profile for group in groups for name, profile in group.items()}
@@ -74,7 +75,7 @@ def measure_profile(
     if in_wrappers or known is None or not known.features.keys() >= seen.keys():
         num_rows = sum(map(len, looked_at))
         source = f"the first {num_rows:,} rows{_order(registry, first)}"
-        return DataProfile(seen, source, distinct=distinct, read=read)
+        return DataProfile(seen, source, distinct=distinct, read=read, spread=spread)
     features = {
         name: profile
         for group in groups
@@ -82,7 +83,7 @@ def measure_profile(
     }
     source = f"the statistics that the table of {known.rows:,} rows carries"
     source += _order(registry, first)
-    return DataProfile(features, source, known.samples_per_session, distinct, read)
+    return DataProfile(features, source, known.samples_per_session, distinct, read, spread)
 
 
 def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:

@@ -356,6 +356,7 @@ def _table_work(
             "bytes_reduced": 2 * (world_size - 1) / world_size * num_bytes,
         }
     owners, shares, columns = map(np.array, zip(*shards_of(table, sharding), strict=True))
+    shares, read_shares = _shares_of_reads(table, sharding, profile, shares, own_share)
 
     def of_owners(values: _Numbers) -> _Numbers:
         return np.bincount(owners, values, world_size).astype(np.float64)
@@ -390,7 +391,7 @@ def _table_work(
         "ids_looked_up": of_owners(world_size * sent),
         "bytes_looked_up": looked_up,
         "element_bytes": ordered,
-        "rows_updated": of_owners(np.minimum(world_size * sent, updated * shares)),
+        "rows_updated": of_owners(np.minimum(world_size * sent, updated * read_shares)),
         "tables_looked_up": held,
         "rows_looked_up": world_size * rows * held if table.pooled and variable else 0.0,
         # The sums for other nodes are reduced in the node first, and gathered after.
@@ -402,6 +403,31 @@ def _table_work(
         "bytes_across_nodes": across.sum() - across[node] + ring_across + output,
         _OUTPUT: output,
     }
+
+
+def _shares_of_reads(
+    table: Table,
+    sharding: ParameterSharding,
+    profile: DataProfile,
+    shares: _Numbers,
+    own_share: float,
+) -> tuple[_Numbers, _Numbers]:
+    """Of each shard, the share of a table's ids that it is sent, and of the rows that are read.
+
+    Where parts keep ids from the shards, which are of the rows that are read most, the others are
+    taken as read alike.
+    """
+    spread = profile.spread.get(table.name)
+    if spread is None or own_share < 1 or not (shares < 1).any():
+        return shares, shares
+    spec = sharding.sharding_spec
+    assert isinstance(spec, EnumerableShardingSpec), "sharded tables have one"
+    starts = np.array([shard.shard_offsets[0] for shard in spec.shards]) / table.num_embeddings
+    bounds = np.stack([starts, starts + shares], axis=1)
+    of_rows = spread.between(spread.rows, bounds)
+    if table.name in profile.distinct:
+        return of_rows, of_rows
+    return spread.between(spread.ids, bounds), of_rows
 
 
 def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:

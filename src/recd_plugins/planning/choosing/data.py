@@ -90,4 +90,5 @@ def profile_of_choices(
         known,
         distinct={**known.distinct, **measured.distinct},
         read={**known.read, **measured.read},
+        spread={**known.spread, **measured.spread},
     )
