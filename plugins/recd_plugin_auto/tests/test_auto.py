@@ -296,6 +296,7 @@ def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
             r"\{'share': 2\}, .*: share: input should be less than or equal to 1, got 2$",
         ),
         ("'a'", "'a', which are no options of it: options: input should be a mapping, got 'a'$"),
+        ("None", "returned None; expected a sequence of options, each a mapping$"),
     ],
 )
 def test_offers_that_are_no_options_name_the_plugin(

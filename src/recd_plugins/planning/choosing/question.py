@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -67,7 +68,13 @@ class RegistryQuestion(ChoiceQuestion):
         setting = replace(self.setting, costs=self.costs)
         for cls in self.registry.offering:
             try:
-                offered = list(cls.offers(tables, setting))
+                returned: Any = cls.offers(tables, setting)
+                if not isinstance(returned, Iterable):
+                    raise PluginError(
+                        f"{cls.name}: offers returned {returned!r:.200}; expected a sequence of "
+                        "options, each a mapping"
+                    )
+                offered = list(returned)
             except RecdError:
                 raise
             except PLUGIN_FAILURES as error:
