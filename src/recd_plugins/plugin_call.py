@@ -102,8 +102,8 @@ def plugin_failure(
     return PluginError(f"{name}: {failure_in_words(what, error, code or cls)}")
 
 
-def failure_in_words(what: str, error: BaseException, code: type) -> str:
-    """That a method of the class ``code`` raised ``error``, and on which line, in words."""
+def failure_in_words(what: str, error: BaseException, code: object) -> str:
+    """That a method of the class, or the function, ``code`` raised ``error``, and on which line."""
     return f"{what} failed at {_place(code, error)}: {type(error).__name__}: {error}"
 
 
@@ -118,10 +118,10 @@ def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
         yield item  # type: ignore[misc]
 
 
-def _place(cls: type, error: BaseException) -> str:
-    """File and line: the last in the class's own file, for what it called is seldom at fault."""
+def _place(code: object, error: BaseException) -> str:
+    """File and line: the last in the own file of ``code``; what it called is seldom at fault."""
     frames = traceback.extract_tb(error.__traceback__)
-    file = _file(cls)
+    file = _file(code)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
 
@@ -136,5 +136,5 @@ def _is_own(cls: type, error: BaseException) -> bool:
     return not any("/distributed/" in name or name.startswith(_OWN_FILES) for name in below)
 
 
-def _file(cls: type) -> str | None:
-    return getattr(sys.modules.get(cls.__module__), "__file__", None)
+def _file(code: object) -> str | None:
+    return getattr(sys.modules.get(code.__module__), "__file__", None)

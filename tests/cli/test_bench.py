@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,35 @@ def bench(*arguments: str) -> Result:
     result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "bench", *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result
+
+
+#: What a benchmark does wrong in ``run``, and how that is told.
+WRONG = {
+    "raise SystemExit(0)": r"run failed at .*lookup.py:\d+: SystemExit: 0",
+    "1 / 0": r"run failed at .*lookup.py:\d+: ZeroDivisionError",
+    "return None": "run returned None; expected Figures",
+    "return []": r"run returned \[\]; expected Figures, at least one",
+    "return [5]": r"run returned \[5\]; expected Figures",
+    "return [Figure.of('a', [1], unit='s', better='faster')]": "of which higher",
+}
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_what_a_benchmark_does_wrong_names_it(folder: Path, body: str) -> None:
+    code = LOOKUP.replace("value = num_rows + cold", body)
+    (folder / "acme_bench" / "lookup.py").write_text(code)
+    done = bench("lookup", "--json", "r.json")
+    assert done.exit_code == 1
+    assert re.search(f"benchmark lookup: .*{WRONG[body]}", " ".join(done.output.split()))
+    assert not (folder / "r.json").exists()
+
+
+def test_a_workload_is_words(folder: Path) -> None:
+    code = LOOKUP.replace('return f"{size} {options}"', "return None")
+    (folder / "acme_bench" / "lookup.py").write_text(code)
+    done = bench("lookup")
+    assert "benchmark lookup: workload returned None; expected words" in done.output
+    assert done.exit_code == 1
 
 
 def test_a_benchmark_of_a_plugin_has_its_own_options(folder: Path) -> None:

@@ -49,6 +49,31 @@ WRONG = {
         PluginError,
         r"acme\.alike: chose acme\.half, which offers nothing",
     ),
+    "return Alike([(Offer('acme.halves', {'x': 1}), ['t_user'])], 1.0)": (
+        PluginError,
+        r"chose acme\.halves with \{'x': 1\}, which are no options of it: x: unknown option",
+    ),
+    "return Alike([(Offer('acme.halves', {}), [])], 1.0)": (
+        PluginError,
+        r"acme\.alike: chose acme\.halves for no table",
+    ),
+    "return Alike([(Offer('acme.halves', {}), ['t_usr'])], 1.0)": (
+        PluginError,
+        r"for t_usr, which is none of its tables; did you mean t_user\?",
+    ),
+    "return Alike([(Offer('acme.halves', {}), ['t_user', 't_user'])], 1.0)": (
+        PluginError,
+        r"acme\.alike: chose twice for table t_user",
+    ),
+    "question.tables.clear()": (PluginError, r"choose failed at .*alike\.py:\d+: AttributeError"),
+    "return question.offers(['t_user'])": (
+        PluginError,
+        r"choose failed at .*alike\.py:\d+: TypeError: offers takes Tables",
+    ),
+    "class Own(Alike): pass\n        return Own([], 1.0)": (
+        PluginError,
+        r"acme\.alike: Own, which choose returned, cannot be sent to other ranks",
+    ),
     "raise DataError('not today')": (RegistryError, r"registry\.yaml:5 sharding\[0\]: not today"),
     "1 / 0": (PluginError, r"acme\.alike: choose failed at .*alike\.py:\d+: ZeroDivisionError"),
 }
@@ -95,6 +120,7 @@ def test_reports_have_what_it_says(tmp_path: Path) -> None:
 WRONG_REPORTS = {
     "as_json": ("return {1, 2}", r"as_json of section alike returned \{1, 2\}; expected JSON"),
     "shown": ("1 / 0", r"shown of section alike failed at .*alike\.py:\d+: ZeroDivisionError"),
+    "shown ": ("return [3]", r"shown of section alike returned \[3\]; expected a sequence of"),
     "__str__": ("return 5", "__str__ of section alike returned 5; expected a line"),
     "with_compute": ("return 5", "with_compute of section alike returned 5; expected a Choice"),
 }

@@ -53,7 +53,7 @@ def test_a_chooser_takes_what_is_left(tmp_path: Path) -> None:
 
 
 def test_what_others_leave_is_for_choosers_alone(tmp_path: Path) -> None:
-    rest = {"use": "a.chooser"}
+    rest: dict[str, Any] = {"use": "a.chooser"}
     for entries in ([rest, THIRD], [rest, OTHER, THIRD]):
         with pytest.raises(
             RegistryError, match=r"sharding\[0\]: takes the tables .* give it tables"

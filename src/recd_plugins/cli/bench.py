@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from recd_plugins.cli.benchmarks import Benchmarks
+from recd_plugins.cli.benchmarks import Benchmarks, benchmark_call
 from recd_plugins.cli.options import OUTPUT, contributed, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
@@ -91,12 +91,19 @@ def _command(name: str, benchmark: Any) -> click.Command:
     ) -> None:
         from recd_plugins.testing.benchmark import report
 
-        words = f"measuring {name}: {benchmark.workload(size, **options)}"
-        with Console(stderr=True).status(words):
+        with benchmark_call(name, benchmark, "workload"):
+            words = benchmark.workload(size, **options)
+        with (
+            Console(stderr=True).status(f"measuring {name}: {words}"),
+            benchmark_call(name, benchmark, "run"),
+        ):
             result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
         if json_path is not None:
             write_json(json_path, result)
-        drawn = [] if plot_folder is None else benchmark.plot(result, plot_folder)
+        drawn = []
+        if plot_folder is not None:
+            with benchmark_call(name, benchmark, "plot"):
+                drawn = benchmark.plot(result, plot_folder)
         console = output_console()
         _show(console, result)
         for each in drawn:

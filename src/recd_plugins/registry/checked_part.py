@@ -10,6 +10,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.protocol import is_renderable
+
 from recd_plugins.errors import PluginError, Problem, RecdError
 from recd_plugins.interfaces import Choice, Plugin, RowMemory, Section, TablePart
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
@@ -233,7 +235,10 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ),
     ),
     "as_json": ("JSON values", _is_json),
-    "shown": ("a sequence of lines and rich's renderables", _is_lines),
+    "shown": (
+        "a sequence of lines and rich's renderables",
+        lambda value: _is_lines(value) and all(map(is_renderable, value)),
+    ),
     "with_compute": ("a Choice", lambda value: isinstance(value, Choice)),
     "__str__": ("a line", lambda value: isinstance(value, str)),
 }

@@ -25,13 +25,13 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import PluginError, RecdError
 
 #: ``tiny`` takes seconds and shows that every figure is measured; its figures mean nothing.
 Size = Literal["tiny", "small", "reference"]
@@ -183,16 +183,32 @@ def machine() -> dict[str, Any]:
 
 
 def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[str, Any]:
-    """Run a benchmark; the result in the form of ``recd bench --json``."""
-    found = benchmark.run(size, **options)
-    if not isinstance(found, Findings):
-        found = Findings(found, [], [])
-    return {
-        "name": name,
-        "machine": machine(),
-        "workload": benchmark.workload(size, **options),
-        **asdict(found),
-    }
+    """Run a benchmark; the result in the form of ``recd bench --json``.
+
+    Raises:
+        PluginError: it returned something else than figures.
+    """
+    workload: object = benchmark.workload(size, **options)
+    if not isinstance(workload, str):
+        raise PluginError(f"benchmark {name}: workload returned {workload!r:.200}; expected words")
+    found: object = benchmark.run(size, **options)
+    figures = found.figures if isinstance(found, Findings) else found
+    figures = list(figures) if isinstance(figures, Iterable) else None
+    if not figures or not all(map(_is_figure, figures)):
+        raise PluginError(
+            f"benchmark {name}: run returned {found!r:.200}; expected Figures, at least one, of "
+            "which higher or lower values are better, or Findings"
+        )
+    findings = (
+        replace(found, figures=figures)
+        if isinstance(found, Findings)
+        else Findings(figures, [], [])
+    )
+    return {"name": name, "machine": machine(), "workload": workload, **asdict(findings)}
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, Figure) and value.better in ("higher", "lower")
 
 
 def _processor() -> str:

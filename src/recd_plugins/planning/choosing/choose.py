@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,11 +22,11 @@ from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
 from recd_plugins.interfaces import Choice, Chooser, Offer, Setting, Table, TablePart
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
-from recd_plugins.planning.choosing.entries import chooser_of, with_offers
+from recd_plugins.planning.choosing.entries import chooser_of, with_offers, wrong_options
 from recd_plugins.planning.choosing.question import RegistryQuestion
 from recd_plugins.planning.decided import document
 from recd_plugins.planning.performance import collective_seconds
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_call
 from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.registry.checked_part import CheckedPart
@@ -33,6 +34,7 @@ from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes
+from recd_plugins.words import did_you_mean, shortened
 
 # To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed where it was not
 # measured.
@@ -79,7 +81,7 @@ def choose(
         return registry, setting, None
     ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours])
-    tables = [table for table in ours if claims.get(table.name) is chooser]
+    tables = tuple(table for table in ours if claims.get(table.name) is chooser)
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
     find = partial(_find, registry, chooser, model, tables, others, setting)
     # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
@@ -171,11 +173,37 @@ def _find(
             f"{plugin.title}: the Choice that choose returned has offered={choice.offered!r:.200}; "
             "expected pairs of an Offer and names of tables"
         )
-    offering = {cls.name for cls in registry.offering}
-    if unknown := sorted({offer.use for offer, _ in choice.offered} - offering):
-        raise PluginError(f"{plugin.title}: chose {', '.join(unknown)}, which offers nothing")
+    _check_offers(registry, chooser, choice, tables)
     _check_report(registry, chooser, choice)
     return _Found(choice, question.profile(choice.offered))
+
+
+def _check_offers(
+    registry: Registry, chooser: Entry[Chooser], choice: Choice, tables: Sequence[Table]
+) -> None:
+    """Refuse offers that nobody makes, and tables that are not the chooser's, or chosen twice."""
+    plugins = {cls.name: cls for cls in registry.offering}
+    known = [table.name for table in tables]
+    taken: set[str] = set()
+    for offer, names in choice.offered:
+        if offer.use not in plugins:
+            raise PluginError(f"{chooser.plugin.title}: chose {offer.use}, which offers nothing")
+        if wrong := wrong_options(plugins[offer.use], offer.options):
+            raise PluginError(
+                f"{chooser.plugin.title}: chose {offer.use} with {offer.options!r:.200}, which are "
+                f"no options of it: {wrong}"
+            )
+        if not names:
+            raise PluginError(f"{chooser.plugin.title}: chose {offer} for no table")
+        for name in names:
+            if name not in known:
+                raise PluginError(
+                    f"{chooser.plugin.title}: chose {offer} for {name}, which is none of its tables"
+                    + (did_you_mean(name, known) or f"; its tables: {shortened(known)}")
+                )
+            if name in taken:
+                raise PluginError(f"{chooser.plugin.title}: chose twice for table {name}")
+            taken.add(name)
 
 
 def _check_report(registry: Registry, chooser: Entry[Chooser], choice: Choice) -> None:
@@ -185,6 +213,13 @@ def _check_report(registry: Registry, chooser: Entry[Chooser], choice: Choice) -
             f"{chooser.plugin.title}: {type(choice).__name__}, which choose returned, has no name: "
             "give the class one, under which its section stands in reports"
         )
+    try:
+        pickle.dumps(choice)
+    except PLUGIN_FAILURES as error:
+        raise PluginError(
+            f"{chooser.plugin.title}: {type(choice).__name__}, which choose returned, cannot be "
+            f"sent to other ranks ({error}): define it in a module, with values that pickle takes"
+        ) from error
     part = CheckedPart(registry.path, chooser, TablePart())
     part.asked("__str__", of=choice)
     told = part.asked("with_compute", StageTimes(0, 0, 0, 0, 0), of=choice)

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from pydantic import ValidationError
+
 from recd_plugins.interfaces import Chooser, Offer, Offered, Sharding
 from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.resolve import in_words
 
 
 def chooser_of(registry: Registry) -> Entry[Chooser] | None:
@@ -31,3 +34,16 @@ def with_offers(registry: Registry, chooser: Entry[Sharding], offered: Offered) 
     at = registry.sharding.index(chooser)
     entries = (*registry.sharding[:at], *chosen, *registry.sharding[at + 1 :])
     return replace(registry, sharding=entries, offering=())
+
+
+def wrong_options(cls: type[Sharding], options: object) -> str:
+    """What is wrong with ``options`` of a plugin, the first of it; empty where all are right."""
+    if not isinstance(options, Mapping):
+        return f"options: input should be a mapping, got {options!r:.200}"
+    try:
+        cls.Options.model_validate(options)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "options"
+        return f"{place}: {in_words(first, first['loc'], cls.Options, f'option of {cls.name}')}"
+    return ""

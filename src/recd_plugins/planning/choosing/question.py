@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -30,7 +29,7 @@ from recd_plugins.interfaces import (
     Trial,
 )
 from recd_plugins.planning.choosing.data import DataOfChoices
-from recd_plugins.planning.choosing.entries import with_offers
+from recd_plugins.planning.choosing.entries import with_offers, wrong_options
 from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.planner import build_planner
@@ -39,7 +38,6 @@ from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry import Entry, Registry
-from recd_plugins.registry.resolve import in_words
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stages import StageTimes
 from recd_plugins.values.work import Work
@@ -64,11 +62,13 @@ class RegistryQuestion(ChoiceQuestion):
 
     def offers(self, tables: Sequence[Table]) -> Sequence[Offer]:
         """See ``ChoiceQuestion.offers``."""
+        if not all(isinstance(table, Table) for table in tables):
+            raise TypeError(f"offers takes Tables, as of the question, and got {tables!r:.200}")
         found: list[Offer] = []
         setting = replace(self.setting, costs=self.costs)
         for cls in self.registry.offering:
             try:
-                returned: Any = cls.offers(tables, setting)
+                returned: Any = cls.offers(tuple(tables), setting)
                 if not isinstance(returned, Iterable):
                     raise PluginError(
                         f"{cls.name}: offers returned {returned!r:.200}; expected a sequence of "
@@ -80,16 +80,10 @@ class RegistryQuestion(ChoiceQuestion):
             except PLUGIN_FAILURES as error:
                 raise plugin_failure(cls, "offers", error) from error
             for options in offered:
-                try:
-                    cls.Options.model_validate(options)
-                except ValidationError as error:
-                    first = error.errors(include_url=False)[0]
-                    place = ".".join(map(str, first["loc"])) or "options"
-                    wrong = in_words(first, first["loc"], cls.Options, f"option of {cls.name}")
+                if wrong := wrong_options(cls, options):
                     raise PluginError(
-                        f"{cls.name}: offers {options!r}, which are no options of it: "
-                        f"{place}: {wrong}"
-                    ) from error
+                        f"{cls.name}: offers {options!r}, which are no options of it: {wrong}"
+                    )
                 found.append(Offer(cls.name, options))
         return found
 
