@@ -11,6 +11,8 @@ from torchrec.distributed.planner.proposers import (
 )
 from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Topology
 
+from recd_plugins.planning.quick_option import QuickOption
+
 # TorchRec tries every proposal, each of which places a shard of each table on each rank. From so
 # many ranks on it is told to give up an order of trying after so many plans that are no better.
 _MANY_RANKS = 64
@@ -21,22 +23,98 @@ _HASTE = 8
 def proposers(world_size: int) -> list[Proposer]:
     """TorchRec's own, with less patience on many ranks; always the same ones for as many."""
     if world_size <= _MANY_RANKS:
-        return [
+        return _with_quickest(
             GridSearchProposer(),
             GreedyProposer(),
             GreedyProposer(use_depth=False),
             UniformProposer(),
-        ]
-    return [
+        )
+    return _with_quickest(
         GreedyProposer(threshold=_PATIENCE),
         GreedyProposer(use_depth=False, threshold=_PATIENCE),
         UniformProposer(),
-    ]
+    )
 
 
 def few_proposers() -> list[Proposer]:
     """Those that find a plan near the best one soon, for who compares many plans."""
-    return [GreedyProposer(use_depth=False, threshold=_HASTE), UniformProposer()]
+    return _with_quickest(GreedyProposer(use_depth=False, threshold=_HASTE), UniformProposer())
+
+
+def _with_quickest(*inner: Proposer) -> list[Proposer]:
+    return [QuickestKernels(each) for each in inner]
+
+
+class QuickestKernels(Proposer):
+    """The proposals of another and, after them, the best with quicker kernels of its tables.
+
+    The greedy proposers move one table at a time on to what is slower by itself. So they may find
+    that all tables of a module do best in one sharding type where few collectives serve them, but
+    with kernels that read the memory of the host while the device has room.
+
+    Args:
+        inner: makes the first proposals.
+    """
+
+    def __init__(self, inner: Proposer) -> None:
+        self._inner = inner
+        self._options: Sequence[ShardingOption] = ()
+        self._at_end = False
+        self._best: list[ShardingOption] = []
+        self._rating = float("inf")
+        # Tables of the best plan to take the quickest kernel of: all of them, then one by one.
+        self._left: list[list[int]] = []
+        self._quickest: list[ShardingOption] = []
+
+    def load(
+        self, search_space: list[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
+        """See TorchRec's ``Proposer.load``."""
+        self._inner.load(search_space, enumerator)
+        self._options = search_space
+        self._at_end, self._best, self._rating = False, [], float("inf")
+
+    def propose(self) -> list[ShardingOption] | None:
+        """See TorchRec's ``Proposer.propose``."""
+        if not self._at_end:
+            proposal: list[ShardingOption] | None = self._inner.propose()
+            if proposal:
+                return proposal
+            self._at_end = True
+            self._quickest = [self._quickest_of(option) for option in self._best]
+            slow = [i for i, each in enumerate(self._best) if self._quickest[i] is not each]
+            self._left = [[at] for at in slow if len(slow) > 1] + ([slow] if slow else [])
+        if not self._left:
+            return None
+        taken = self._left.pop()
+        return [self._quickest[i] if i in taken else each for i, each in enumerate(self._best)]
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """See TorchRec's ``Proposer.feedback``."""
+        if not self._at_end:
+            self._inner.feedback(partitionable, plan, perf_rating, storage_constraint)
+        elif partitionable and plan == self._quickest:
+            self._left = []  # there is room for all
+        if partitionable and plan and perf_rating is not None and perf_rating < self._rating:
+            self._best, self._rating = list(plan), perf_rating
+
+    def _quickest_of(self, option: ShardingOption) -> ShardingOption:
+        """Of the same table and sharding type; itself where none is quicker."""
+        kind = option.fqn, option.sharding_type
+        alike = (each for each in self._options if (each.fqn, each.sharding_type) == kind)
+        return min((option, *alike), key=_slowest)
+
+
+def _slowest(option: ShardingOption) -> float:
+    """Milliseconds of the shard that takes the longest."""
+    assert isinstance(option, QuickOption), "the enumerator makes these"
+    return float(option.loads.milliseconds.max())
 
 
 class UntilOneFits(Proposer):
