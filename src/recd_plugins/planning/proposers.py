@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from torchrec.distributed.planner.proposers import (
@@ -81,7 +82,7 @@ class QuickestKernels(Proposer):
             if proposal:
                 return proposal
             self._at_end = True
-            self._quickest = [self._quickest_of(option) for option in self._best]
+            self._quickest = self._quickest_of_best()
             slow = [i for i, each in enumerate(self._best) if self._quickest[i] is not each]
             self._left = [[at] for at in slow if len(slow) > 1] + ([slow] if slow else [])
         if not self._left:
@@ -104,11 +105,15 @@ class QuickestKernels(Proposer):
         if partitionable and plan and perf_rating is not None and perf_rating < self._rating:
             self._best, self._rating = list(plan), perf_rating
 
-    def _quickest_of(self, option: ShardingOption) -> ShardingOption:
-        """Of the same table and sharding type; itself where none is quicker."""
-        kind = option.fqn, option.sharding_type
-        alike = (each for each in self._options if (each.fqn, each.sharding_type) == kind)
-        return min((option, *alike), key=_slowest)
+    def _quickest_of_best(self) -> list[ShardingOption]:
+        """Of the same tables and sharding types; the best plan's own where none is quicker."""
+        alike: dict[tuple[str, str], list[ShardingOption]] = defaultdict(list)
+        for option in self._options:
+            alike[option.fqn, option.sharding_type].append(option)
+        return [
+            min((option, *alike[option.fqn, option.sharding_type]), key=_slowest)
+            for option in self._best
+        ]
 
 
 def _slowest(option: ShardingOption) -> float:
