@@ -194,7 +194,8 @@ def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[
     found: object = benchmark.run(size, **options)
     figures = found.figures if isinstance(found, Findings) else found
     figures = list(figures) if isinstance(figures, Iterable) else None
-    if not figures or not all(map(_is_figure, figures)):
+    nothing = not figures and not isinstance(found, Findings)  # whose details may say it all
+    if figures is None or nothing or not all(map(_is_figure, figures)):
         raise PluginError(
             f"benchmark {name}: run returned {found!r:.200}; expected Figures, at least one, of "
             "which higher or lower values are better, or Findings"
