@@ -57,7 +57,8 @@ METHODS = [
 
 
 def test_every_method_of_a_part_has_an_expected_result() -> None:
-    assert {*METHODS, "as_json", "shown"} == set(_EXPECTED)
+    of_sections = {"as_json", "shown", "with_compute", "__str__"}
+    assert {*METHODS, *of_sections} == set(_EXPECTED)
 
 
 @pytest.mark.parametrize("method", METHODS)
