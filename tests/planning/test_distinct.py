@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +14,12 @@ from recd_plugins.data.sent_reads import sent_reads
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.distinct import distinct_reads, measure_reads
+from recd_plugins.planning.distinct import distinct_reads
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.values.data_profile import DataProfile, DistinctIds, Spread
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 COMPUTE = Compute(
     Operations(1e6, 1e6, 1e6),
@@ -63,29 +62,6 @@ def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
         assert profile.ids(table, 256) == pytest.approx(distinct)
         assert profile.ids(table, 16) < distinct
     assert not profile.plain().distinct
-
-
-def test_reads_are_spread_over_rows_as_they_are_counted(make_registry: Any) -> None:
-    registry = make_registry(converter={"use": "recd.kjt"})
-    batches = [RowPipeline(registry, fitted_transforms(registry)).batch(first_rows(registry))]
-    (table, *_) = with_plugins(registry).tables
-    kjt = batches[0].kjt
-    assert kjt is not None
-    ids = np.concatenate([kjt[name].values().numpy() for name in table.features])
-    _, spread = measure_reads(batches, [table])
-    for end in (0, 1, 100, 255, 256):
-        rows = end * table.num_embeddings / 256
-        bounds = np.array([[0, end / 256]])
-        for shares, counted in (
-            (spread[table.name].ids, ids),
-            (spread[table.name].rows, np.unique(ids)),
-        ):
-            assert Spread.between(shares, bounds) == pytest.approx((counted < rows).mean())
-    # What ids of other numbers will be rows of, nobody knows yet.
-    mapped = replace(table, num_embeddings=int(ids.max()))
-    unread = replace(table, features=("nothing",))
-    for other in (mapped, unread):
-        assert not measure_reads(batches, [other])[1]
 
 
 def test_of_several_batches_they_are_the_mean(make_registry: Any) -> None:

@@ -27,7 +27,7 @@ from recd_plugins.planning.products import ProductsAsZeros
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.planning.work import bytes_of_tables, work_of_step
 from recd_plugins.training.session import session
-from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile, Spread
+from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.values.model_input import ModelInput
 from recd_plugins.values.work import Work
 
@@ -277,42 +277,6 @@ def test_rows_learn_once_however_often_ids_are_of_them() -> None:
         assert [work.tables_looked_up for work in whole] == [1, 0, 0, 0]
         for work in work_of_step(plan=split, profile=profile, **one):  # type: ignore[arg-type]
             assert (work.rows_updated, work.tables_looked_up) == (rows / 4, 1)
-
-
-def test_ranks_that_have_the_rows_that_are_read_look_up_and_send_them() -> None:
-    spread = Spread(ids=(0.7, 0.9, 1.0, 1.0), rows=(0.4, 0.7, 0.9, 1.0))
-    feature = {"f": FeatureProfile(3.0)}
-    split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
-
-    def found(profile: DataProfile, sharding: ShardingPlan = split) -> list[Work]:
-        table = Table("t", ("f",), 100, 8, pooled=False)
-        return work_of_step(
-            [table], sharding, profile, NOTHING, batch_size=10, world_size=4, local_world_size=1
-        )
-
-    read = {"t": DistinctIds((10, 40), (20.0, 50.0))}
-    alike, uneven = (
-        found(DataProfile(feature, read=read, spread=known)) for known in ({}, {"t": spread})
-    )
-    assert [work.ids_looked_up for work in alike] == [30] * 4
-    assert [work.ids_looked_up for work in uneven] == pytest.approx([84, 24, 12, 0])
-    assert [work.rows_updated for work in uneven] == pytest.approx([20, 15, 10, 0])
-    first, *_, last = uneven
-    # Ids and gradients of three others' rows, and rows to three others.
-    assert first.bytes_across_nodes == pytest.approx(30 * 0.3 * 40 + 3 * 10 * 4 + 3 * 21 * 32)
-    assert last.bytes_across_nodes == pytest.approx(30 * 40 + 3 * 10 * 4)
-    # Of coalesced ids each is sent once.
-    once = found(DataProfile(feature, read=read, distinct=read, spread={"t": spread}))
-    assert [work.ids_looked_up for work in once] == pytest.approx([32, 24, 16, 8])
-    # A rank with two quarters of the rows; and one that has all.
-    halves = found(
-        DataProfile(feature, spread={"t": spread}), plan("row_wise", (0, 50, 8), (1, 50, 8))
-    )
-    assert [work.ids_looked_up for work in halves] == pytest.approx([108, 12, 0, 0])
-    whole = plan("table_wise", (2, 100, 8))
-    assert found(DataProfile(feature, spread={"t": spread}), whole) == found(
-        DataProfile(feature), whole
-    )
 
 
 def test_tables_with_fewer_ids_have_more_operators() -> None:

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from recd_plugins.cli.benchmarks import Benchmarks, benchmark_call
+from recd_plugins.cli.benchmarks import Benchmarks
 from recd_plugins.cli.options import OUTPUT, contributed, tell_broken
+from recd_plugins.cli.part_call import code_call
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
 from recd_plugins.output_console import output_console
@@ -91,18 +92,19 @@ def _command(name: str, benchmark: Any) -> click.Command:
     ) -> None:
         from recd_plugins.testing.benchmark import report
 
-        with benchmark_call(name, benchmark, "workload"):
+        what = f"benchmark {name}"
+        with code_call(what, "workload", benchmark.workload):
             words = benchmark.workload(size, **options)
         with (
             Console(stderr=True).status(f"measuring {name}: {words}"),
-            benchmark_call(name, benchmark, "run"),
+            code_call(what, "run", benchmark.run),
         ):
             result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
         if json_path is not None:
             write_json(json_path, result)
         drawn = []
         if plot_folder is not None:
-            with benchmark_call(name, benchmark, "plot"):
+            with code_call(what, "plot", benchmark.plot):
                 drawn = benchmark.plot(result, plot_folder)
         console = output_console()
         _show(console, result)

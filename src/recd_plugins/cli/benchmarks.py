@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import click
-
 from recd_plugins.errors import PluginError, RecdError
-from recd_plugins.plugin_call import PLUGIN_FAILURES, failure_in_words
+from recd_plugins.plugin_call import PLUGIN_FAILURES
 
 _MODULE = re.compile(r"\w+(\.\w+)*")
 
@@ -66,22 +62,6 @@ class Benchmarks:
         if missing := [part for part in parts if not hasattr(benchmark, part)]:
             raise PluginError(f"{what} has no {' and no '.join(missing)}")
         return benchmark
-
-
-@contextmanager
-def benchmark_call(name: str, benchmark: Any, function: str) -> Iterator[None]:
-    """A context in which a benchmark's function runs; its own RecdErrors pass, and those of click.
-
-    Raises:
-        PluginError: anything else was raised, sys.exit too, but for what a file system refuses.
-    """
-    try:
-        yield
-    except (RecdError, OSError, click.ClickException, click.Abort, click.exceptions.Exit):
-        raise
-    except PLUGIN_FAILURES as error:
-        words = failure_in_words(function, error, getattr(benchmark, function))
-        raise PluginError(f"benchmark {name}: {words}") from error
 
 
 def _name(module: str) -> str:

@@ -1,8 +1,8 @@
-"""How many distinct ids of a table a batch has: what coalescing sends."""
+"""What batches read of tables: how many distinct ids, and of which rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from statistics import mean
 
@@ -27,16 +27,18 @@ _PARTS = 256
 
 
 def measure_reads(
-    batches: Sequence[Batch], tables: Sequence[Table]
+    batches: Sequence[Batch], tables: Sequence[Table], of_rows_alone: Collection[str]
 ) -> tuple[dict[str, DistinctIds], dict[str, Spread]]:
     """The distinct ids of each of ``tables`` in a batch, the mean of some, by table name.
 
     How they grow with the batch size is looked at in the first. And how reads are spread over rows,
-    of tables that are read, by ids that are rows of theirs.
+    of tables that are read and whose features have rows for ids.
 
     Args:
         batches: of as many rows each.
         tables: whose features the batches have.
+        of_rows_alone: features whose ids are rows of their tables, and were checked; others may be
+            mapped to rows later.
     """
     if not tables:
         return {}, {}
@@ -52,14 +54,9 @@ def measure_reads(
         distinct = [_distinct_ids([ids]) for ids in given]
         growth = mean(map(len, distinct)) / in_first[-1] if in_first[-1] else 1
         found[table.name] = DistinctIds(tuple(sizes), tuple(growth * ids for ids in in_first))
-        if any(map(len, given)) and all(_are_rows(ids, table) for ids in distinct):
+        if any(map(len, given)) and set(table.features) <= set(of_rows_alone):
             spread[table.name] = Spread(_spread(given, table), _spread(distinct, table))
     return found, spread
-
-
-def _are_rows(distinct: NDArray[np.int64], table: Table) -> bool:
-    """Whether ascending ids are rows of a table; those that are mapped to rows later are not."""
-    return not len(distinct) or (distinct[0] >= 0 and distinct[-1] < table.num_embeddings)
 
 
 def _spread(batches: Sequence[NDArray[np.int64]], table: Table) -> tuple[float, ...]:

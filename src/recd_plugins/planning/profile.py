@@ -67,7 +67,7 @@ def measure_profile(
     looked_at = [rows, *first.batches(count)]
     batches = [batch, *map(pipeline.batch, looked_at[1:])]
     tables = list({table.name: table for table in (*coalesced, *others)}.values())
-    read, spread = measure_reads(batches, tables)
+    read, spread = measure_reads(batches, tables, num_embeddings or ())
     distinct = {table.name: read[table.name] for table in coalesced}
     groups = _mean([list(_groups(each)) for each in batches])
     seen = {name: profile for group in groups for name, profile in group.items()}

@@ -26,7 +26,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -191,21 +191,17 @@ def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[
     workload: object = benchmark.workload(size, **options)
     if not isinstance(workload, str):
         raise PluginError(f"benchmark {name}: workload returned {workload!r:.200}; expected words")
-    found: object = benchmark.run(size, **options)
-    figures = found.figures if isinstance(found, Findings) else found
-    figures = list(figures) if isinstance(figures, Iterable) else None
-    nothing = not figures and not isinstance(found, Findings)  # whose details may say it all
-    if figures is None or nothing or not all(map(_is_figure, figures)):
+    returned: Any = benchmark.run(size, **options)
+    found = returned
+    if isinstance(returned, Iterable) and (figures := list(returned)):
+        found = Findings(figures, [], [])
+    # Details of Findings may say it all.
+    if not isinstance(found, Findings) or not all(map(_is_figure, found.figures)):
         raise PluginError(
-            f"benchmark {name}: run returned {found!r:.200}; expected Figures, at least one, of "
+            f"benchmark {name}: run returned {returned!r:.200}; expected Figures, at least one, of "
             "which higher or lower values are better, or Findings"
         )
-    findings = (
-        replace(found, figures=figures)
-        if isinstance(found, Findings)
-        else Findings(figures, [], [])
-    )
-    return {"name": name, "machine": machine(), "workload": workload, **asdict(findings)}
+    return {"name": name, "machine": machine(), "workload": workload, **asdict(found)}
 
 
 def _is_figure(value: object) -> bool:
