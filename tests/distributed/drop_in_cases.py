@@ -36,9 +36,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
 
-CPU = torch.device("cpu")
 FEATURES = [f"f{i}" for i in range(6)]
 ROWS, DIM, NUM_STEPS, BATCH = 40, 16, 5, 32
 
@@ -74,7 +74,7 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
     codecs: Any = None
     if trainer.codecs:
         config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
-        codecs = get_qcomm_codecs_registry(config, device=CPU)
+        codecs = get_qcomm_codecs_registry(config, device=DEVICE)
     stock = EmbeddingBagCollectionSharder(dict(trainer.fused_params), codecs)
     # A rule that must not be theirs.
     ready = prepared(registry(optimizer="sgd", wire=trainer.wire), _model(trainer))
@@ -102,7 +102,7 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
         dmp = DistributedModelParallel(
             model,
             env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=CPU,
+            device=DEVICE,
             plan=plan,
             sharders=sharders,
         )
@@ -119,7 +119,7 @@ def warnings_of_a_replicating_plan(rank: int, world_size: int) -> list[str]:
     sharder: Any = build_sharders(prepared(registry(), model))[0]
     generators = {f"t_{feature}": data_parallel() for feature in FEATURES}
     plan = construct_module_sharding_plan(
-        model["bags"], generators, sharder, world_size, world_size, "cpu"
+        model["bags"], generators, sharder, world_size, world_size, DEVICE.type
     )
     said: list[str] = []
     handler = logging.Handler()
@@ -127,7 +127,7 @@ def warnings_of_a_replicating_plan(rank: int, world_size: int) -> list[str]:
     logger = logging.getLogger("recd_plugins")
     logger.addHandler(handler)
     try:
-        sharder.shard(model["bags"], plan, ShardingEnv.from_process_group(dist.group.WORLD), CPU)
+        sharder.shard(model["bags"], plan, ShardingEnv.from_process_group(dist.group.WORLD), DEVICE)
     finally:
         logger.removeHandler(handler)
     return said
@@ -154,7 +154,7 @@ def _step(dmp: DistributedModelParallel, rank: int, step: int, batch: int = BATC
     features = KeyedJaggedTensor(
         keys=FEATURES, values=ids, lengths=torch.ones(len(ids), dtype=torch.long)
     )
-    bags = dmp.module["bags"](features)
+    bags = dmp.module["bags"](features.to(DEVICE))
     vectors = torch.stack([bags[feature] for feature in FEATURES])
     loss = (vectors.sum(dim=(0, 2)) - 1).square().mean()
     loss.backward()
@@ -188,13 +188,13 @@ def tables_that_learn(rank: int, world_size: int, in_base: bool, even: bool) -> 
     placed = {name: table_wise(rank=0, compute_kernel="fused") for name in others}
     generators = {first: row_wise(compute_kernel="fused"), **placed}
     plan = construct_module_sharding_plan(
-        model["bags"], generators, ours[0], world_size, world_size, "cpu"
+        model["bags"], generators, ours[0], world_size, world_size, DEVICE.type
     )
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=ShardingPlan({"bags": plan}),
         sharders=ours,
     )

@@ -32,9 +32,9 @@ from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
 
-CPU = torch.device("cpu")
 POLICIES = {
     "a": LRU_EvictionPolicy(),
     "b": LFU_EvictionPolicy(),
@@ -56,12 +56,12 @@ def bags(hashed: bool = False) -> ManagedCollisionEmbeddingBagCollection:
     ]
     maps: dict[str, Any] = {
         f"t_{name}": HashZchManagedCollisionModule(
-            zch_size=ROWS, device=CPU, total_num_buckets=2, input_hash_size=NUM_RAW_IDS
+            zch_size=ROWS, device=DEVICE, total_num_buckets=2, input_hash_size=NUM_RAW_IDS
         )
         if hashed
         else MCHManagedCollisionModule(
             zch_size=ROWS,
-            device=CPU,
+            device=DEVICE,
             eviction_policy=policy,
             eviction_interval=2,
             input_hash_size=NUM_RAW_IDS,
@@ -141,7 +141,7 @@ def train(rank: int, optimizer: str, deduplicated: bool, stock: bool) -> Trained
     dmp = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=planner.plan(model, ours),
         # Also as a trainer gives them.
         sharders=theirs if stock else build_sharders(ready, theirs),
@@ -154,12 +154,12 @@ def train(rank: int, optimizer: str, deduplicated: bool, stock: bool) -> Trained
         # TorchRec's own row-wise tables take no batches of different sizes on gloo.
         features = batch(rank, step, uneven=optimizer != "sgd")
         with counter:
-            found = dmp(dedup.batch(features) if deduplicated else features)
+            found = dmp((dedup.batch(features) if deduplicated else features).to(DEVICE))
             loss = (found - 1).square().sum() / 1000
             loss.backward()
         losses.append(loss.item())
     state = {
-        name: value.local_shards()[0].tensor.clone()
+        name: value.local_shards()[0].tensor.clone().cpu()
         for name, value in dmp.state_dict().items()
         if isinstance(value, ShardedTensor)
     }
@@ -189,12 +189,12 @@ def hashed(rank: int, world_size: int) -> str:
     dmp = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=plan,
         sharders=sharders,
     )
     try:
-        dmp(batch(rank, 0, uneven=False))
+        dmp(batch(rank, 0, uneven=False).to(DEVICE))
     except SetupError as error:
         return str(error)
     return ""
@@ -230,15 +230,17 @@ def errors_of_a_long_sum(rank: int, world_size: int) -> dict[str, tuple[float, f
         dmp = DistributedModelParallel(
             model,
             env=ShardingEnv.from_process_group(dist.group.WORLD),
-            device=CPU,
+            device=DEVICE,
             plan=planner.plan(model, sharders),
             sharders=sharders,
         )
         copy_weights({name: dmp.state_dict()[name] for name in first}, first)
-        vectors = dmp(dedup.batch(features) if deduplicated else features)
+        vectors = dmp((dedup.batch(features) if deduplicated else features).to(DEVICE))
         ((vectors - 1).square().sum() / len(vectors)).backward()
         state = dmp.state_dict()
-        found.append({name: state[name].local_shards()[0].tensor[-1].double() for name in first})
+        found.append(
+            {name: state[name].local_shards()[0].tensor[-1].double().cpu() for name in first}
+        )
     errors = {}
     for name, weights in first.items():
         table = name.split(".")[-2]

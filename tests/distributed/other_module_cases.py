@@ -42,10 +42,10 @@ from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
 
-CPU = torch.device("cpu")
 FEATURES = ["a", "b"]
 ROWS = 128
 DIM = 4
@@ -142,14 +142,14 @@ def train(rank: int, world_size: int, kind: str, form: Form, stock: bool) -> Tra
     losses = []
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        loss = dmp(batch(rank, step, is_deduplicated(form, step)))
+        loss = dmp(batch(rank, step, is_deduplicated(form, step)).to(DEVICE))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     dmp.eval()
     with torch.no_grad():
-        rows = dmp.module.rows(raw_ids(is_deduplicated(form, NUM_STEPS)))
-    parameters = {name: p.detach().clone() for name, p in others.items()}
+        rows = dmp.module.rows(raw_ids(is_deduplicated(form, NUM_STEPS)).to(DEVICE)).cpu()
+    parameters = {name: p.detach().clone().cpu() for name, p in others.items()}
     return Trained(losses, parameters, rows, type(dmp.module.sparse).__name__)
 
 
@@ -189,7 +189,7 @@ def pipelined(rank: int, world_size: int, kind: str, deduplicated: bool) -> list
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)
     others = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
-    pipeline = build_train_pipeline(dmp, torch.optim.SGD(others, lr=0.02), CPU)
+    pipeline = build_train_pipeline(dmp, torch.optim.SGD(others, lr=0.02), DEVICE)
     steps = iter(
         [
             ModelInput(torch.zeros(6, 1), batch(rank, step, deduplicated), torch.zeros(6))
@@ -212,15 +212,15 @@ def sharded_inside(rank: int, world_size: int, kind: str) -> tuple[int, str]:
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)
     for step in range(NUM_STEPS):
-        dmp(batch(rank, step, deduplicated=False)).backward()
+        dmp(batch(rank, step, deduplicated=False).to(DEVICE)).backward()
     dmp.eval()
     with torch.no_grad():
-        rows = dmp.module.rows(raw_ids(deduplicated=False))
+        rows = dmp.module.rows(raw_ids(deduplicated=False).to(DEVICE))
     other = [torch.empty_like(rows) for _ in range(world_size)]
     dist.all_gather(other, rows)
     differ = int((other[0] != other[1]).any(dim=1).sum())
     try:
-        build_train_pipeline(dmp, torch.optim.SGD(model.top.parameters()), CPU)
+        build_train_pipeline(dmp, torch.optim.SGD(model.top.parameters()), DEVICE)
     except ExactnessError as error:
         return differ, str(error)
     return differ, ""
@@ -283,7 +283,7 @@ def _shard(
     return DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=plan,
         sharders=sharders,
     )
@@ -312,7 +312,7 @@ def _maps(configs: Any) -> ManagedCollisionCollection:
         {
             config.name: MCHManagedCollisionModule(
                 zch_size=ROWS,
-                device=CPU,
+                device=DEVICE,
                 eviction_policy=DistanceLFU_EvictionPolicy(),
                 eviction_interval=1,
                 input_hash_size=4000,

@@ -43,13 +43,13 @@ from recd_plugins.interfaces import Pooling
 from recd_plugins.model.sequence_pooling import PoolRows
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
 
 T = TypeVar("T")
 
-CPU = torch.device("cpu")
 # Adagrad's first steps are as long as the rate whatever the gradient, rounding errors included.
 LEARNING_RATE: dict[Optimizer, float] = {"sgd": 0.2, "rowwise_adagrad": 0.02}
 EPS = 1e-8
@@ -121,8 +121,8 @@ def run_case(rank: int, world_size: int, case: Case) -> Difference:
     assert weights.keys() == initial.keys()
     pairs = list(zip(outputs, expected, strict=True))
     return Difference(
-        loss=max(abs(float(got[0] - want[0])) for got, want in pairs),
-        output=max(float((got[1] - want[1]).abs().max()) for got, want in pairs),
+        loss=max(abs(float(got[0].cpu() - want[0])) for got, want in pairs),
+        output=max(float((got[1].cpu() - want[1]).abs().max()) for got, want in pairs),
         weight=max(float((weights[name] - trained[name]).abs().max()) for name in weights),
         moved={name: float((trained[name] - initial[name]).abs().max()) for name in weights},
         num_modules=sum(isinstance(module, ShardedModule) for module in dmp.modules()),
@@ -154,7 +154,7 @@ def _shard(
             sharder,
             local_size=local_size,
             world_size=world_size,
-            device_type="cpu",
+            device_type=DEVICE.type,
         )
         for name, module in model.named_children()
         for sharder in sharders
@@ -166,7 +166,7 @@ def _shard(
     dmp = DistributedModelParallel(
         module=model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=ShardingPlan(plan),
         sharders=sharders,
     )
@@ -198,16 +198,16 @@ def _train(
     if case.pipelined:
         pipeline: TrainPipelineSparseDist[ModelInput, tuple[Tensor, Tensor]]
         if case.overlapped:
-            pipeline = OverlappedTrainPipeline(dmp, optimizer, CPU)
+            pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
         else:
-            pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU, execute_all_batches=True)
+            pipeline = TrainPipelineSparseDist(dmp, optimizer, DEVICE, execute_all_batches=True)
         iterator: Iterator[ModelInput] = iter(batches)
         outputs = [pipeline.progress(iterator) for _ in batches]
         return outputs, len(pipeline._pipelined_modules)
     outputs = []
     for batch in batches:
         optimizer.zero_grad()
-        loss, output = dmp(batch)
+        loss, output = dmp(batch.to(DEVICE))
         loss.backward()
         optimizer.step()
         outputs.append(output)
@@ -261,7 +261,7 @@ def _every_row_from_the_first_id(batch: ModelInput) -> ModelInput:
 
 def _whole(tensor: Tensor | ShardedTensor) -> Tensor:
     if not isinstance(tensor, ShardedTensor):
-        return tensor.detach().clone()
+        return tensor.detach().clone().cpu()
     whole = torch.zeros(tensor.metadata().size)
     for shard in tensor.local_shards():
         window = tuple(

@@ -127,7 +127,7 @@ class _Attention(nn.Module):
     def _pool(self, name: str, jagged: JaggedTensor, batch: ModelInput) -> Tensor:
         unique = batch.unique_rows(name, jagged)
         rows = unique.to_padded_dense(_MAX_LENGTH)
-        mask = torch.arange(_MAX_LENGTH) < unique.lengths().unsqueeze(1)
+        mask = torch.arange(_MAX_LENGTH, device=rows.device) < unique.lengths().unsqueeze(1)
         weights = torch.sigmoid(rows @ self.query[f"of_{name}"]) * mask
         pooled = (weights.unsqueeze(2) * rows).sum(1)
         inverse = batch.inverse_lookup.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -46,6 +47,7 @@ from recd_plugins.distributed.sharders import (
 )
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
@@ -144,7 +146,6 @@ def run(
     kind: Pipeline,
     cache: TableCache | None,
     fails: str | None = None,
-    device: str = "cpu",
     on_one_rank: bool = False,
     rates: Sequence[float] = (),
 ) -> Run:
@@ -152,11 +153,11 @@ def run(
 
     Tables are row-wise, or all on the first rank but the one with tiers.
     """
-    dmp, optimizer = shard(world_size, cache, torch.device(device), on_one_rank)
+    dmp, optimizer = shard(world_size, cache, DEVICE, on_one_rank)
     head = head_of(dmp)
     head.fails = fails
-    pipeline = pipeline_of(kind, dmp, optimizer, torch.device(device))
-    batches = [batch_of(rank, step).to(torch.device(device)) for step in range(8)]
+    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
+    batches = [batch_of(rank, step).to(DEVICE) for step in range(8)]
     losses: list[float] = []
     iterator = iter(batches)
     while True:
@@ -178,7 +179,7 @@ def run(
 
 def events(rank: int, world_size: int, cache: TableCache) -> list[str]:
     """What happens in four steps: passes, and reads of the backing store of one kernel."""
-    dmp, optimizer = shard(world_size, cache, torch.device("cpu"))
+    dmp, optimizer = shard(world_size, cache, DEVICE)
     happened = head_of(dmp).events
     kernel = next(iter(cached_kernels(dmp)))
     numbers: dict[int, int] = {}
@@ -200,7 +201,7 @@ def events(rank: int, world_size: int, cache: TableCache) -> list[str]:
         mock.patch.object(RowMover, "read", recorded_read),
         mock.patch.object(Pending, "wait", recorded_wait),
     ):
-        pipeline = build_train_pipeline(dmp, optimizer, torch.device("cpu"))
+        pipeline = build_train_pipeline(dmp, optimizer, DEVICE)
         batches = iter([batch_of(rank, step) for step in range(4)])
         for _ in range(4):
             pipeline.progress(batches)
@@ -257,7 +258,7 @@ def shard(
                         for table, kernel in kernels.items()
                     },
                     sharder,
-                    local_size=world_size,
+                    local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
                     world_size=world_size,
                     device_type=device.type,
                 )
@@ -308,6 +309,6 @@ def head_of(dmp: nn.Module) -> Head:
 
 def _local(value: Any) -> Tensor:
     if not isinstance(value, ShardedTensor):
-        return value.detach().clone()
+        return value.detach().cpu().clone()
     shards = [shard.tensor.detach().cpu().flatten() for shard in value.local_shards()]
     return torch.cat(shards) if shards else torch.zeros(0)

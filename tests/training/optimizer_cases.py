@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.distributed.bare_prepared import bare_prepared, bare_registry
-from tests.distributed.parity_cases import CPU, _generator, _whole
+from tests.distributed.parity_cases import _generator, _whole
 from tests.distributed.parity_model import NUM_STEPS, Form, ParityModel, Parts, make_batch
 from torch import Tensor, nn
 from torchrec import optim
@@ -27,6 +28,7 @@ from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 
@@ -117,9 +119,9 @@ def _sharded(
                 for index, table in enumerate(tables_of(module))
             },
             sharder,
-            local_size=size,
+            local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
             world_size=size,
-            device_type="cpu",
+            device_type=DEVICE.type,
         )
         for name, module in model.named_children()
         for sharder in ours
@@ -128,7 +130,7 @@ def _sharded(
     dmp = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=ShardingPlan(plan),
         sharders=stock if coalesced is None else ours,
     )
@@ -136,7 +138,8 @@ def _sharded(
     optimizer = build_optimizer(dmp, registry.training)
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        dmp(lower(make_batch(rank, step, form=form, even=True), PARTS.placement))[0].backward()
+        batch = lower(make_batch(rank, step, form=form, even=True), PARTS.placement)
+        dmp(batch.to(DEVICE))[0].backward()
         optimizer.step()
     return {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
 
@@ -160,7 +163,7 @@ def _unsharded(world_size: int) -> dict[str, Tensor]:
 def _as_entries(path: Path) -> Callable[[nn.Module], Any]:
     def apply(model: nn.Module) -> Any:
         registry = load_registry(path)
-        apply_optimizers(registry, model, tables_of(model), "cpu", {})
+        apply_optimizers(registry, model, tables_of(model), DEVICE.type, {})
         return registry
 
     return apply

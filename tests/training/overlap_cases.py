@@ -18,16 +18,15 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from recd_plugins.distributed import overlapped_pipeline
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
-
-CPU = torch.device("cpu")
+from recd_plugins.testing.device import DEVICE
 
 
 def events(rank: int, world_size: int) -> list[str]:
     """What happens in four steps."""
-    dmp, optimizer = shard(world_size, None, CPU)
+    dmp, optimizer = shard(world_size, None, DEVICE)
     happened = head_of(dmp).events
     with _noted(happened, dmp, optimizer):
-        pipeline = OverlappedTrainPipeline(dmp, optimizer, CPU)
+        pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
         batches = iter([batch_of(rank, step) for step in range(6)])
         for _ in range(4):
             pipeline.progress(batches)
@@ -36,18 +35,18 @@ def events(rank: int, world_size: int) -> list[str]:
 
 def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
     """Weights are loaded when so many batches are left."""
-    dmp, optimizer = shard(world_size, None, CPU)
-    pipeline = OverlappedTrainPipeline(dmp, optimizer, CPU)
+    dmp, optimizer = shard(world_size, None, DEVICE)
+    pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
     pipeline.progress(iter([batch_of(rank, step) for step in range(1 + batches_left)]))
     dmp.load_state_dict(dmp.state_dict())
 
 
 def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float], list[Tensor]]:
     """Losses and weights of a trainer whose DistributedDataParallel has a hook of its own."""
-    dmp, optimizer = shard(world_size, None, CPU)
+    dmp, optimizer = shard(world_size, None, DEVICE)
     (wrapped,) = (each for each in dmp.children() if isinstance(each, DistributedDataParallel))
     wrapped.register_comm_hook(None, fp16_compress_hook)
-    pipeline = pipeline_of(kind, dmp, optimizer, CPU)
+    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
     batches = iter([batch_of(rank, step) for step in range(5)])
     losses = [float(pipeline.progress(batches)) for _ in range(5)]
     return losses, [each.detach().clone() for each in dmp.parameters()]
@@ -55,14 +54,14 @@ def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float]
 
 def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
     """Whether ranks overlap where ``training.overlap`` says this."""
-    assert not overlaps(nn.Linear(1, 1), CPU, True), "there are no rows"
-    dmp, _ = shard(world_size, None, CPU)
-    return overlaps(dmp, CPU, asked)
+    assert not overlaps(nn.Linear(1, 1), DEVICE, True), "there are no rows"
+    dmp, _ = shard(world_size, None, DEVICE)
+    return overlaps(dmp, DEVICE, asked)
 
 
 def chosen_of_replicated(rank: int, world_size: int, asked: bool | None) -> bool:
     """Likewise, of tables that are all on every rank."""
-    return overlaps(sharded(Model(), "data_parallel"), CPU, asked)
+    return overlaps(sharded(Model(), "data_parallel"), DEVICE, asked)
 
 
 @contextmanager

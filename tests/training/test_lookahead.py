@@ -8,6 +8,7 @@ import torch
 from tests.training.lookahead_cases import Pipeline, Run, events, run
 
 from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
 HOT = np.arange(8, dtype=np.int64)
@@ -44,7 +45,7 @@ def test_every_pipeline_trains_as_plain_tables(world_size: int, kind: Pipeline) 
 
 def test_a_rank_without_a_cached_table_looks_ahead_with_the_others() -> None:
     expected, cached = (
-        run_on_ranks(run, 2, kind, cache, None, "cpu", True)
+        run_on_ranks(run, 2, kind, cache, None, True)
         for kind, cache in (("none", None), ("ours", AHEAD))
     )
     for one, other in zip(expected, cached, strict=True):
@@ -61,14 +62,17 @@ def test_training_goes_on_after_a_failed_step(cache: TableCache, fails: str) -> 
         _assert_equal(plain, cached)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="TorchRec's prefetch stage needs CUDA")
-@pytest.mark.parametrize("kind", ["none", "ours", "stock", "stock prefetch"])
-def test_every_pipeline_trains_on_cuda(kind: Pipeline) -> None:
-    expected = run_on_ranks(run, 1, "none", None, None, "cuda")[0]
-    _assert_equal(expected, run_on_ranks(run, 1, kind, AHEAD, None, "cuda")[0], tolerance=1e-6)
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="TorchRec's prefetch stage needs CUDA")
+def test_torchrecs_prefetch_stage_trains_as_plain_tables() -> None:
+    expected = run_on_ranks(run, 1, "none", None)[0]
+    _assert_equal(expected, run_on_ranks(run, 1, "stock prefetch", AHEAD)[0])
 
 
-def _assert_equal(plain: Run, cached: Run, tolerance: float = 0.0) -> None:
+# Sums of gradients are in any order on a GPU.
+TOLERANCE = 1e-6 if DEVICE.type == "cuda" else 0.0
+
+
+def _assert_equal(plain: Run, cached: Run, tolerance: float = TOLERANCE) -> None:
     assert np.allclose(plain.losses, cached.losses, rtol=0, atol=tolerance)
     assert plain.state.keys() == cached.state.keys()
     for name, values in plain.state.items():

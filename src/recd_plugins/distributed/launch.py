@@ -95,7 +95,8 @@ class Ranks:
 
     Args:
         world_size: number of processes.
-        backend: of ``torch.distributed``; with NCCL in it rank i uses CUDA device i.
+        backend: of ``torch.distributed``; with CUDA in it rank i uses CUDA device i, and ranks
+            share devices where there are fewer of these (which NCCL refuses).
         timeout: for the start and for each collective.
         local_world_size: ranks a node, to pretend several nodes; all of them without it.
         threads: torch's threads a rank; without it OMP_NUM_THREADS, or the machine's cores shared
@@ -276,9 +277,9 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
 
     A fork server that has imported what ranks need starts one in a tenth of the time that an
     interpreter of its own takes (4 s of imports). CUDA does not survive a fork of a process that
-    merely asked for it, so ranks with NCCL get interpreters of their own.
+    merely asked for it, so ranks with CUDA get interpreters of their own.
     """
-    if "nccl" in backend:
+    if "cuda" in backend:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["recd_plugins.training.rank_imports"])

@@ -97,8 +97,8 @@ def _join_process_group(rank: int, setup: RankSetup) -> None:
 
     torch.set_num_threads(setup.threads)
     local_rank = rank % setup.local_world_size
-    if "nccl" in setup.backend:
-        torch.cuda.set_device(rank)  # pretended nodes share this machine
+    if "cuda" in setup.backend:  # pretended nodes share this machine
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     store = TCPStore(HOST, setup.port, is_master=False, timeout=setup.timeout)
     os.environ.update(
         {

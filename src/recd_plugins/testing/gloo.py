@@ -1,4 +1,4 @@
-"""Functions on several CPU ranks, for tests: processes start once for each number of ranks."""
+"""Functions on several ranks, for tests: processes start once for each number of ranks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
+from unittest import SkipTest
 
 from recd_plugins.distributed.launch import Ranks
+from recd_plugins.testing.device import DEVICE, backend_of_tests
 
 T = TypeVar("T")
 
@@ -21,7 +23,10 @@ _MOST_RANKS = 6
 def run_on_ranks(
     function: Callable[..., T], world_size: int, *args: Any, local_world_size: int | None = None
 ) -> list[T]:
-    """``function(rank, world_size, *args)`` on gloo ranks that later calls use again.
+    """``function(rank, world_size, *args)`` on ranks that later calls use again.
+
+    Their process group moves CPU tensors and those of ``recd_plugins.testing.device.DEVICE``. Where
+    that is a GPU each rank is a node of its own, as plans give each of a node another GPU.
 
     Results, by rank, and errors are those of ``recd_plugins.distributed.launch.Ranks.run``. State
     that a function leaves behind in its process is there in the next call: a test about such state
@@ -35,7 +40,14 @@ def run_on_ranks(
             return value.item()
 
         assert run_on_ranks(total, 2, 1.0) == [3.0, 3.0]
+
+    Raises:
+        unittest.SkipTest: several ranks a node are asked for, and ``DEVICE`` is a GPU.
     """
+    if DEVICE.type == "cuda":
+        if (local_world_size or 1) > 1:
+            raise SkipTest("ranks that share a GPU are nodes of their own")
+        local_world_size = 1
     key = (world_size, local_world_size or world_size)
     ranks = _ranks.pop(key, None)
     if ranks is None or not ranks.alive:
@@ -43,7 +55,11 @@ def run_on_ranks(
         Finalize(None, end_ranks, exitpriority=10)
         _end_longest_unused(_MOST_RANKS - world_size)
         ranks = Ranks(
-            world_size, timeout=_TIMEOUT, local_world_size=local_world_size, threads=1
+            world_size,
+            backend=backend_of_tests(world_size),
+            timeout=_TIMEOUT,
+            local_world_size=local_world_size,
+            threads=1,
         ).__enter__()
     _ranks[key] = ranks
     return ranks.run(function, *args)

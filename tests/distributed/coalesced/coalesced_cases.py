@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ from recd_plugins.distributed.sharders import (
 )
 from recd_plugins.errors import RecdError
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.testing.device import DEVICE
 
-CPU = torch.device("cpu")
 DIM = 8
 ROWS = 40
 # t0 has two features, and s is of two tables.
@@ -102,14 +103,14 @@ def shard(
             )
         },
         sharder,
-        local_size=size,
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
         world_size=size,
-        device_type="cpu",
+        device_type=DEVICE.type,
     )
     dmp = DistributedModelParallel(
         module=module,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=ShardingPlan({"": plan}),
         sharders=[sharder],
     )
@@ -178,16 +179,24 @@ def _difference(rank: int, module: Module) -> float:
 
 
 def _outputs(dmp: nn.Module, features: KeyedJaggedTensor) -> list[Tensor]:
-    output = dmp(features).wait()
+    output = dmp(features.to(DEVICE)).wait()
     if isinstance(output, dict):
         values = {name: jagged.values() for name, jagged in output.items()}
         extra = [t for j in output.values() for t in (j.lengths(), j.offsets())]
         extra += [w for j in output.values() if (w := j.weights_or_none()) is not None]
     else:
         values, extra = {name: output[name] for name in output.keys()}, []  # noqa: SIM118
-    factors = {name: torch.arange(v.numel()).view_as(v).cos() for name, v in values.items()}
+    factors = {
+        name: torch.arange(v.numel(), device=v.device).view_as(v).cos()
+        for name, v in values.items()
+    }
     sum((values[name].sin() * factors[name]).sum() for name in sorted(values)).backward()  # type: ignore[union-attr]
     return [values[name].detach() for name in sorted(values)] + [each.float() for each in extra]
+
+
+def _factors(values: Tensor) -> Tensor:
+    """Other ones for each scalar."""
+    return torch.arange(values.numel(), device=values.device).view_as(values).cos()
 
 
 def sent(

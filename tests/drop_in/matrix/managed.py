@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.drop_in.matrix.tables import CPU, ROWS, bags, tables
+from tests.drop_in.matrix.tables import ROWS, bags, tables
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.itep_embedding_modules import (
@@ -26,6 +26,8 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
+from recd_plugins.testing.device import DEVICE
+
 IDS = 4000
 
 
@@ -40,7 +42,7 @@ class ManagedSequences(ManagedCollisionEmbeddingCollection):
 def _mch(policy: type = DistanceLFU_EvictionPolicy) -> ManagedCollisionModule:
     return MCHManagedCollisionModule(
         zch_size=ROWS,
-        device=CPU,
+        device=DEVICE,
         eviction_policy=policy(),
         eviction_interval=100,
         input_hash_size=IDS,
@@ -51,7 +53,7 @@ def _hash() -> ManagedCollisionModule:
     from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 
     return HashZchManagedCollisionModule(
-        zch_size=ROWS, device=CPU, total_num_buckets=2, max_probe=4, input_hash_size=IDS
+        zch_size=ROWS, device=DEVICE, total_num_buckets=2, max_probe=4, input_hash_size=IDS
     )
 
 
@@ -88,13 +90,13 @@ def hashed_sequences() -> nn.Module:
 
 
 def adapted(pooled: bool) -> nn.Module:
-    """As TorchRec's adapters make them, but that their tables are on the CPU, and not meta."""
+    """As TorchRec's adapters make them, but that their tables are on the DEVICE, and not meta."""
     from torchrec.modules.mc_adapter import (
         McEmbeddingBagCollectionAdapter,
         McEmbeddingCollectionAdapter,
     )
 
-    how: dict[str, Any] = {"device": CPU, "world_size": 2, "zch_method": "sort_zch"}
+    how: dict[str, Any] = {"device": DEVICE, "world_size": 2, "zch_method": "sort_zch"}
     how |= {"input_hash_size": IDS, "eviction_interval": 100}
     made: Any
     if pooled:
@@ -103,7 +105,7 @@ def adapted(pooled: bool) -> nn.Module:
     else:
         made = McEmbeddingCollectionAdapter(tables(), **how)
         inside = made.mc_embedding_collection._embedding_module
-    for table in inside.to_empty(device=CPU).parameters():
+    for table in inside.to_empty(device=DEVICE).parameters():
         nn.init.uniform_(table, -0.2, 0.2)
     adapter: nn.Module = made
     return adapter

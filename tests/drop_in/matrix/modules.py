@@ -24,7 +24,6 @@ from tests.drop_in.matrix.managed import (
     with_policy,
 )
 from tests.drop_in.matrix.tables import (
-    CPU,
     DIM,
     FEATURES,
     FIELDS,
@@ -62,6 +61,8 @@ from torchrec.modules.fused_embedding_modules import (
 from torchrec.modules.keyed_jagged_tensor_pool import KeyedJaggedTensorPool
 from torchrec.modules.tensor_pool import TensorPool
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+
+from recd_plugins.testing.device import DEVICE
 
 
 @dataclass(frozen=True)
@@ -128,16 +129,16 @@ class Pooled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bags = bag_collection()
-        self.pool = KeyedJaggedTensorPool(4, {"a": 2}, device=CPU)
+        self.pool = KeyedJaggedTensorPool(4, {"a": 2}, device=DEVICE)
         self.pool.update(
-            torch.arange(4),
-            KeyedJaggedTensor(["a"], torch.arange(8), lengths=torch.full((4,), 2)),
+            torch.arange(4, device=DEVICE),
+            KeyedJaggedTensor(["a"], torch.arange(8), lengths=torch.full((4,), 2)).to(DEVICE),
         )
-        self.vectors = TensorPool(4, 2, torch.float32, device=CPU)
+        self.vectors = TensorPool(4, 2, torch.float32, device=DEVICE)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
-        self.pool.lookup(torch.arange(4))
-        self.vectors.lookup(torch.arange(4))
+        self.pool.lookup(torch.arange(4, device=DEVICE))
+        self.vectors.lookup(torch.arange(4, device=DEVICE))
         found: KeyedTensor = self.bags(features)
         return found
 
@@ -214,8 +215,8 @@ def _debugged(pooled: bool) -> nn.Module:
     )
 
     if pooled:
-        return DebugEmbeddingBagCollection(bags(), CPU, debug_mode=True)
-    return DebugEmbeddingCollection(tables(), CPU, debug_mode=True)
+        return DebugEmbeddingBagCollection(bags(), DEVICE, debug_mode=True)
+    return DebugEmbeddingCollection(tables(), DEVICE, debug_mode=True)
 
 
 def _processed(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed import train_pipeline
@@ -18,7 +17,7 @@ from torchrec.distributed.train_pipeline.pipeline_context import EmbeddingTrainP
 from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 from torchrec.distributed.types import ShardingType
 
-CPU = torch.device("cpu")
+from recd_plugins.testing.device import DEVICE
 
 
 @dataclass(frozen=True)
@@ -76,13 +75,13 @@ class _Fed:
     """A TrainPipelineBase whose batches a DataLoadingThread reads."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._pipeline: Any = train_pipelines.TrainPipelineBase(model, optimizer, CPU)
+        self._pipeline: Any = train_pipelines.TrainPipelineBase(model, optimizer, DEVICE)
         self._thread: Any = None
         self._batches: Iterator[Any] = iter(())
 
     def progress(self, batches: Iterator[Any]) -> Any:
         if self._thread is None:
-            self._thread = train_pipeline.DataLoadingThread(CPU, batches, True)
+            self._thread = train_pipeline.DataLoadingThread(DEVICE, batches, True)
             self._thread.start()
             self._batches = iter(self._thread.get_next_batch, None)
         return self._pipeline.progress(self._batches)
@@ -140,7 +139,7 @@ def with_argument(argument: str) -> str:
 def _own_forward(model: nn.Module, optimizer: Optimizer) -> Any:
     """A pipeline whose forward pass is the trainer's."""
     return train_pipelines.TrainPipelineSparseDist(
-        model, optimizer, CPU, custom_model_fwd=lambda batch: model(batch)
+        model, optimizer, DEVICE, custom_model_fwd=lambda batch: model(batch)
     )
 
 
@@ -152,7 +151,7 @@ def _of(name: str, kind: Any, **arguments: Any) -> Callable[[nn.Module, Optimize
         if "sharding_type" in inspect.signature(kind).parameters:
             (sharding,) = {each.sharding_type for each in model.plan.plan["sparse"].values()}
             at["sharding_type"] = ShardingType(sharding)
-        return kind(model, optimizer, CPU, **at)
+        return kind(model, optimizer, DEVICE, **at)
 
     return build
 

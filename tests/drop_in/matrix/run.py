@@ -18,7 +18,6 @@ from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.optimizers import OPTIMIZERS, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
 from tests.drop_in.matrix.rest import REST, Rest
-from tests.drop_in.matrix.tables import CPU
 from tests.drop_in.matrix.trainer import Cell, Side
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
@@ -178,9 +177,9 @@ def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made:
             _load(side, before)
         with _synchronous(rest.sync):
             for step, (loss, predictions) in enumerate(side.train()):
-                trained.values[f"loss {turn}.{step}"] = loss.float()
-                trained.values[f"predictions {turn}.{step}"] = predictions.float()
-            trained.values["evaluation"] = side.evaluate().float()
+                trained.values[f"loss {turn}.{step}"] = loss.float().cpu()
+                trained.values[f"predictions {turn}.{step}"] = predictions.float().cpu()
+            trained.values["evaluation"] = side.evaluate().float().cpu()
     if rest.metrics:
         trained.values |= _metrics(side, trained, group)
     _keep(side, trained)
@@ -217,9 +216,9 @@ def _load(side: Side, before: Side) -> None:
 def whole(value: Any) -> Tensor:
     """A tensor of all ranks' shards."""
     if not isinstance(value, ShardedTensor):
-        return value.detach().clone()
+        return value.detach().cpu().clone()
     shards: list[Any] = [None] * dist.get_world_size()
-    mine = [(shard.metadata.shard_offsets, shard.tensor) for shard in value.local_shards()]
+    mine = [(shard.metadata.shard_offsets, shard.tensor.cpu()) for shard in value.local_shards()]
     dist.all_gather_object(shards, mine)
     full = torch.zeros(value.size())
     for offsets, tensor in (each for of_rank in shards for each in of_rank):
@@ -244,12 +243,12 @@ def _keep(side: Side, trained: Trained) -> None:
                     slice(start, start + size)
                     for start, size in zip(offsets, tensor.shape, strict=True)
                 )
-                kept = tensor.detach().float().clone()
+                kept = tensor.detach().float().cpu().clone()
                 trained.tables[table, name, offsets, tuple(tensor.shape)] = kept
                 if not torch.equal(kept, first[window].float()):
                     trained.moved.add(table)
         elif isinstance(value, Tensor) and value.is_floating_point():
-            trained.values[name] = value.detach().float().clone()
+            trained.values[name] = value.detach().float().cpu().clone()
 
 
 def _difference(one: Trained, other: Trained) -> float | None:
@@ -301,7 +300,7 @@ def _metrics(side: Side, trained: Trained, group: Any) -> dict[str, Tensor]:
         world_size=dist.get_world_size(),
         my_rank=side.rank,
         state_metrics_mapping={},
-        device=CPU,
+        device=torch.device("cpu"),
         process_group=group,
     )
     predictions = trained.values["evaluation"].sigmoid().double()

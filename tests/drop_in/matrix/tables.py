@@ -12,7 +12,6 @@ from torchrec.modules.embedding_configs import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-CPU = torch.device("cpu")
 FEATURES = ["a", "b"]
 ROWS, DIM, MAX_LENGTH = 24, 8, 4
 #: Values other than the default, of fields of a table's config but those of ``_config``, its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, TableOptimizer, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
 from tests.drop_in.matrix.rest import REST
-from tests.drop_in.matrix.tables import CPU, DIM
+from tests.drop_in.matrix.tables import DIM
 from tests.drop_in.matrix.vectors import vectors
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -63,6 +64,7 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 import recd_plugins
 from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
 
 
@@ -123,6 +125,7 @@ class Side:
         self.cell, self.side, self.rank, self.made = cell, side, rank, made
         self.rest, self.loop = REST[cell.rest], PIPELINES[cell.pipeline]
         self.optimizer_of_tables = OPTIMIZERS[cell.optimizer]
+        self.device = torch.device("cpu") if side == "whole" else DEVICE
         self.module = MODULES[cell.module]
         self.model = Model(cell.module, seed)
         if side != "whole":
@@ -144,7 +147,7 @@ class Side:
         world_size = 1 if self.rest.two_d else dist.get_world_size()
         constraints = self._constraints()
         sharders = base
-        topology = Topology(world_size=world_size, compute_device="cpu")
+        topology = Topology(world_size=world_size, compute_device=DEVICE.type)
         planner: Any = EmbeddingShardingPlanner(topology=topology, constraints=constraints or None)
         if self.side == "ours":
             ready = recd_plugins.wrap(self.model, batch_size=8)
@@ -157,7 +160,7 @@ class Side:
         if self.rest.two_d:
             return DMPCollection(
                 module=self.model,
-                device=CPU,
+                device=DEVICE,
                 plan=plan,
                 world_size=dist.get_world_size(),
                 sharding_group_size=1,
@@ -167,7 +170,7 @@ class Side:
         dmp = DistributedModelParallel(
             self.model,
             env=ShardingEnv.from_process_group(group),
-            device=CPU,
+            device=DEVICE,
             plan=plan,
             sharders=sharders,
             data_parallel_wrapper=DefaultDataParallelWrapper(**(self.rest.ddp or {})),
@@ -201,7 +204,7 @@ class Side:
                 backward_precision=precision,
                 backward_loss_scale=self.rest.loss_scale,
             )
-            codecs = get_qcomm_codecs_registry(config, device=CPU)
+            codecs = get_qcomm_codecs_registry(config, device=DEVICE)
         bags = EmbeddingBagCollectionSharder(params, codecs)
         chosen: list[Any] = [
             bags,
@@ -264,7 +267,7 @@ class Side:
         for batch in self.batches():
             self.optimizer.zero_grad()
             with self._casts():
-                loss, predictions = model(batch)
+                loss, predictions = model(batch.to(self.device))
             loss.backward()
             self.optimizer.step()
             if self.schedule is not None:
@@ -318,7 +321,11 @@ class Side:
             yield loss.detach() if told else torch.zeros(()), predictions
 
     def _casts(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self.rest.autocast else nullcontext()
+        return (
+            torch.autocast(self.device.type, torch.bfloat16)
+            if self.rest.autocast
+            else nullcontext()
+        )
 
     def evaluate(self) -> Tensor:
         """Predictions of plain rows."""
@@ -329,7 +336,7 @@ class Side:
             batch = form.batch(found, self.rank, 0, self.module)
         self.dmp.eval()
         with getattr(torch, self.rest.mode)():
-            predictions: Tensor = self.dmp(batch)[1]
+            predictions: Tensor = self.dmp(batch.to(self.device))[1]
         self.dmp.train()
         return predictions
 
@@ -340,8 +347,9 @@ def _own_plan(model: Model, sharders: Sequence[Any]) -> ShardingPlan:
     how = {name: row_wise() if place else table_wise(rank=1) for place, name in enumerate(names)}
     (sharder,) = (each for each in sharders if each.module_type is type(model.sparse))
     ranks = dist.get_world_size()
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
     plan = construct_module_sharding_plan(
-        model.sparse, how, sharder, local_size=ranks, world_size=ranks, device_type=CPU.type
+        model.sparse, how, sharder, local_size=local, world_size=ranks, device_type=DEVICE.type
     )
     return ShardingPlan({"sparse": plan})
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from tests.distributed.parity_cases import CPU, Optimizer, _fault, _whole, from_rank_0
+from tests.distributed.parity_cases import Optimizer, _fault, _whole, from_rank_0
 from tests.distributed.parity_model import DIM, ReferenceOptimizer
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -52,6 +52,7 @@ from recd_plugins.distributed.int8 import Int8
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
@@ -74,7 +75,7 @@ class Case:
     # Of the tables without tiers.
     untiered: str = "row_wise"
     fault: Fault | None = None
-    device_type: Literal["cpu", "cuda"] = "cpu"
+    device_type: str = DEVICE.type
     # Tables whose ids are made unique before they are sent.
     coalesced: tuple[str, ...] = ()
     # Tiers of which the touched rows alone are summed.
@@ -82,7 +83,9 @@ class Case:
     wire: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
 
     def device(self, rank: int) -> torch.device:
-        return CPU if self.device_type == "cpu" else torch.device("cuda", rank)
+        if self.device_type == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 @dataclass(frozen=True)

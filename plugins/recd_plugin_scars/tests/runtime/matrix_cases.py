@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,11 +40,11 @@ from recd_plugins.distributed.sharders import (
 from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
 
-CPU = torch.device("cpu")
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
 POLICIES: tuple[CachePolicy, ...] = ("static", "lru", "lfu")
 FORMS: tuple[Form, ...] = ("plain", "unique")
@@ -186,7 +187,7 @@ def shard(
     dmp = DistributedModelParallel(
         module=model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=_plan(model, training.sharding, world_size, sharders, caches),
         sharders=sharders,
     )
@@ -202,7 +203,7 @@ def train(
 ) -> Trained:
     """Two epochs and three evaluations: with batches in flight, by the pipeline, and after."""
     batches = [_batch(rank, step, training) for step in range(4)]
-    pipeline = build_train_pipeline(dmp, optimizer, CPU)
+    pipeline = build_train_pipeline(dmp, optimizer, DEVICE)
     outputs: list[Tensor] = []
     first = iter([*batches, batches[1]])
     outputs += _progress(pipeline, first, 2)
@@ -271,9 +272,9 @@ def _plan(
                 for index, table in enumerate(tables_of(module))
             },
             sharder,
-            local_size=world_size,
+            local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
             world_size=world_size,
-            device_type="cpu",
+            device_type=DEVICE.type,
         )
         for name, module in model.named_children()
         for sharder in sharders
@@ -305,15 +306,15 @@ def _progress(
 def _evaluate(dmp: DistributedModelParallel, batch: ModelInput) -> list[Tensor]:
     dmp.eval()
     with torch.no_grad():
-        _, (_, output) = dmp(batch)
+        _, (_, output) = dmp(batch.to(DEVICE))
     dmp.train()
     return [output]
 
 
 def _local(value: Any) -> Tensor:
     if not isinstance(value, ShardedTensor):
-        return torch.as_tensor(value).detach().clone()
-    shards = [shard.tensor.detach().flatten() for shard in value.local_shards()]
+        return torch.as_tensor(value).detach().cpu().clone()
+    shards = [shard.tensor.detach().cpu().flatten() for shard in value.local_shards()]
     return torch.cat(shards) if shards else torch.zeros(0)
 
 

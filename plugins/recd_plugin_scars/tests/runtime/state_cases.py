@@ -23,7 +23,6 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from recd_plugin_scars.runtime.host_memory import MemoryStore
 from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.tests.runtime.matrix_cases import (
-    CPU,
     PARTS,
     Case,
     Training,
@@ -32,6 +31,7 @@ from recd_plugin_scars.tests.runtime.matrix_cases import (
 )
 from recd_plugins.data.lower import lower
 from recd_plugins.distributed.pipeline import build_train_pipeline
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.values.model_input import ModelInput
@@ -62,7 +62,7 @@ class Trainer:
 
     def start(self, step: int = 0) -> None:
         """With the batch of a step."""
-        self._pipeline = build_train_pipeline(self.dmp, self.optimizer, CPU)
+        self._pipeline = build_train_pipeline(self.dmp, self.optimizer, DEVICE)
         self._batches = self._endless(step)
 
     def steps(self, number: int = STEPS) -> list[float]:
