@@ -90,6 +90,7 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
         ready,
         world_size=world_size,
         profile=profile(),
+        device=DEVICE,
         replicate=True,
         constraints={"t_f0": ParameterConstraints(sharding_types=["row_wise"])},
     )

@@ -68,6 +68,7 @@ def shard(
     *,
     stock: bool,
     coalesced: Iterable[str] = (),
+    planned_for: str = "cpu",
 ) -> DistributedModelParallel:
     sharders = (
         stock_sharders(TRAINING)
@@ -77,7 +78,7 @@ def shard(
     sharder = next(each for each in sharders if each.module_type is type(module))
     size = dist.get_world_size()
     plan = construct_module_sharding_plan(
-        module, generators, sharder, local_size=size, world_size=size, device_type="cpu"
+        module, generators, sharder, local_size=size, world_size=size, device_type=planned_for
     )
     dmp = DistributedModelParallel(
         module=module,
@@ -294,6 +295,11 @@ def untrained_table(rank: int, world_size: int, stock: bool) -> None:
 def quantized_kernel(rank: int, world_size: int, stock: bool) -> None:
     sizes = ([ROWS - 2, 2], "cpu")
     shard(bags(a=PoolingType.SUM), {"a": row_wise(sizes)}, stock=stock)
+
+
+def planned_for_a_gpu(rank: int, world_size: int, stock: bool) -> None:
+    where = table_wise(rank=0, compute_kernel="fused")
+    shard(bags(a=PoolingType.SUM), {"a": where}, stock=stock, planned_for="cuda")
 
 
 def _step(dmp: DistributedModelParallel, features: KeyedJaggedTensor) -> float:

@@ -131,7 +131,9 @@ def train(rank: int, optimizer: str, deduplicated: bool, stock: bool) -> Trained
     model = Model()
     ready = prepared(reg, model)
     ours = build_sharders(ready)
-    planner = build_planner(ready, world_size=dist.get_world_size(), profile=profile())
+    planner = build_planner(
+        ready, world_size=dist.get_world_size(), profile=profile(), device=DEVICE
+    )
     params = fused_params(reg.training)
     theirs: Any = [
         EmbeddingBagCollectionSharder(dict(params)),
@@ -185,7 +187,9 @@ def hashed(rank: int, world_size: int) -> str:
     model = Model(hashed=True)
     ready = prepared(reg, model)
     sharders = build_sharders(ready)
-    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
+    plan = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE).plan(
+        model, sharders
+    )
     dmp = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
@@ -225,7 +229,7 @@ def errors_of_a_long_sum(rank: int, world_size: int) -> dict[str, tuple[float, f
             nn.init.uniform_(parameter, -1, 1)
         first = {name: value.detach().clone() for name, value in model.named_parameters()}
         ready, dedup = prepared(reg, model), Dedup(model)
-        planner = build_planner(ready, world_size=world_size, profile=profile())
+        planner = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE)
         sharders = build_sharders(ready)
         dmp = DistributedModelParallel(
             model,

@@ -133,7 +133,9 @@ def train(rank: int, world_size: int, kind: str, form: Form, stock: bool) -> Tra
     reg = registry()
     ready = prepared(reg, model)
     sharders = ready.sharders()
-    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
+    plan = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE).plan(
+        model, sharders
+    )
     dmp = _shard(model, plan, stock_sharders(reg) if stock else sharders)
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)
@@ -184,7 +186,9 @@ def pipelined(rank: int, world_size: int, kind: str, deduplicated: bool) -> list
     before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
     ready = prepared(reg, model)
     sharders = ready.sharders()
-    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
+    plan = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE).plan(
+        model, sharders
+    )
     dmp = _shard(model, plan, sharders)
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)
@@ -207,7 +211,7 @@ def sharded_inside(rank: int, world_size: int, kind: str) -> tuple[int, str]:
     sharders = ready.sharders()[:2]
     before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
     inside = nn.ModuleDict({"sparse": nn.ModuleDict({"_embedding_module": build("bags")})})
-    planner = build_planner(ready, world_size=world_size, profile=profile())
+    planner = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE)
     dmp = _shard(model, planner.plan(inside, sharders), sharders)
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)

@@ -96,6 +96,7 @@ def test_weights_whose_gradient_would_be_lost_are_refused() -> None:
         (cases.mean_and_sum_of_one_feature, ExactnessError, "features f look up a row-wise table"),
         (cases.untrained_table, ExactnessError, "no optimizer updates embedding_bags.a.weight"),
         (cases.quantized_kernel, SetupError, "table a has the kernel quant"),
+        (cases.planned_for_a_gpu, SetupError, "the plan has table a on cuda, .* sharded on cpu"),
     ],
 )
 def test_refused(case: Callable[..., Any], error: type[Exception], message: str) -> None:

@@ -138,7 +138,6 @@ def _moves(dim: int, device: torch.device) -> dict[int, float]:
         num_rows=_STORE_BYTES // (4 * dim),
         dim=dim,
         with_state=False,
-        pin=on_device,
     )
     mover = RowMover(store, pin=on_device)
     generator = torch.Generator().manual_seed(0)

@@ -10,23 +10,20 @@ from recd_plugins.api import SetupError
 
 
 class MemoryStore(BackingStore):
-    """Rows in host memory, locked into it where a CUDA device copies them.
+    """Rows in host memory. It is not locked: a device copies what the mover has gathered of it.
 
     Arguments and errors are those of ``open_backing_store``.
     """
 
-    def __init__(
-        self, *, name: str, num_rows: int, dim: int, with_state: bool, pin: bool = False
-    ) -> None:
+    def __init__(self, *, name: str, num_rows: int, dim: int, with_state: bool) -> None:
         self.name = name
         try:
-            self.weights = torch.zeros(num_rows, dim, pin_memory=pin)
-            self.state = torch.zeros(num_rows, pin_memory=pin) if with_state else None
+            self.weights = torch.zeros(num_rows, dim)
+            self.state = torch.zeros(num_rows) if with_state else None
         except RuntimeError as error:
-            kind = "locked memory" if pin else "memory"
             needed = 4 * num_rows * (dim + with_state)
             raise SetupError(
-                f"{name}: {num_rows:,} rows of {dim} values need {needed:,} bytes of {kind}, which "
+                f"{name}: {num_rows:,} rows of {dim} values need {needed:,} bytes of memory, which "
                 f"there are not ({error}); keep the table in a file"
             ) from error
         # The kernel may make parameters of them; what is copied here is none of autograd's.

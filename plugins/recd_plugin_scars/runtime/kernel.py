@@ -100,10 +100,9 @@ class _Cached(RowKernel):
     ) -> None:
         device = device or torch.device("cpu")
         config = self._config
-        pin = device.type == "cuda"
         arguments = fbgemm_arguments(config, device)
-        self._slow = open_store(config, caches, self._pg, pin=pin)
-        self._mover = RowMover(self._slow, pin=pin)
+        self._slow = open_store(config, caches, self._pg)
+        self._mover = RowMover(self._slow, pin=device.type == "cuda")
         self._emb_module = TablesInBackingStore(
             config,
             list(zip(self._local_rows, self._local_cols, strict=True)),

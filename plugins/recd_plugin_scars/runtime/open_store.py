@@ -18,7 +18,6 @@ def open_backing_store(
     num_rows: int,
     dim: int,
     with_state: bool,
-    pin: bool,
     shards: Sequence[str] = (),
 ) -> BackingStore:
     """Make the backing store of a kernel, or open the one that an earlier run kept.
@@ -29,7 +28,6 @@ def open_backing_store(
         num_rows: of all tables of the kernel, as far as this rank holds them.
         dim: values of a row.
         with_state: each row has an optimizer state of one float32.
-        pin: lock host memory, for copies to a CUDA device.
         shards: what the rows are of, in order, in words; kept files have to be of the same.
 
     Returns:
@@ -50,4 +48,4 @@ def open_backing_store(
             with_state=with_state,
             shards=shards,
         )
-    return MemoryStore(name=name, num_rows=num_rows, dim=dim, with_state=with_state, pin=pin)
+    return MemoryStore(name=name, num_rows=num_rows, dim=dim, with_state=with_state)

@@ -40,7 +40,7 @@ def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingC
 
 
 def open_store(
-    config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache], pg: Any, *, pin: bool
+    config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache], pg: Any
 ) -> BackingStore:
     """The backing store of a kernel: its tables below each other.
 
@@ -72,7 +72,6 @@ def open_store(
         dim=first.local_cols,
         with_state=(config.fused_params or {}).get("optimizer")
         == EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-        pin=pin,
         shards=[_name_of_shard(table) for table in tables],
     )
 

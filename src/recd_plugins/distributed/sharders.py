@@ -98,9 +98,11 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
 
         Raises:
             SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of; or an entry asks for something else.
+                an optimizer that the device has no kernel of; an entry asks for something else; or
+                the plan is for another kind of device.
         """
         _check_parameters(params, self.shardable_parameters(module))
+        _check_device(params, device)
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
@@ -184,9 +186,11 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
 
         Raises:
             SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of; or an entry asks for something else.
+                an optimizer that the device has no kernel of; an entry asks for something else; or
+                the plan is for another kind of device.
         """
         _check_parameters(params, self.shardable_parameters(module))
+        _check_device(params, device)
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
@@ -328,6 +332,20 @@ def _as_planned(
 
 def _of_training(training: TrainingSpec) -> dict[str, Any]:
     return fused_params(training)  # not the argument of that name
+
+
+def _check_device(params: Mapping[str, ParameterSharding], device: torch.device | None) -> None:
+    """Refuse a plan for another kind of device, of which torch says that shards do not match."""
+    kind = "cpu" if device is None else device.type
+    for name, sharding in params.items():
+        shards = getattr(sharding.sharding_spec, "shards", None) or ()
+        placed = {shard.placement.device().type for shard in shards if shard.placement is not None}
+        if placed - {kind} and kind != "meta":
+            raise SetupError(
+                f"the plan has table {name} on {', '.join(sorted(placed - {kind}))}, and it is "
+                f"sharded on {kind}: plan for that, as planner(device=...) of what is prepared and "
+                "Topology(compute_device=...) of TorchRec do"
+            )
 
 
 def _check_parameters(

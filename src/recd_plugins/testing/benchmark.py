@@ -177,6 +177,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
+        **_gpu(),
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "torchrec", "pyarrow", "numba")},
     }
@@ -217,6 +218,13 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _gpu() -> dict[str, str]:
+    """Its name, where torch finds one."""
+    import torch
+
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
 def _version(name: str) -> str | None:

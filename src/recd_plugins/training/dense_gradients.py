@@ -90,7 +90,8 @@ def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
     parameters = [*_trained_by(wrapped).values()]
     model, wrapped.module = wrapped.module, _Nothing(parameters)
     try:
-        wrapped().backward()
+        # With an argument: DistributedDataParallel moves those to a GPU, and fails without any.
+        wrapped(0.0).backward()
     finally:
         wrapped.module = model
     for parameter in parameters:
@@ -117,5 +118,5 @@ class _Nothing(nn.Module):
         super().__init__()
         self._used = [*parameters]  # a list: they are the model's
 
-    def forward(self) -> Tensor:
-        return torch.stack([parameter.sum() * 0.0 for parameter in self._used]).sum()
+    def forward(self, nothing: float) -> Tensor:
+        return torch.stack([parameter.sum() * nothing for parameter in self._used]).sum()

@@ -153,7 +153,9 @@ class Side:
             ready = recd_plugins.wrap(self.model, batch_size=8)
             self.dedup, sharders = ready.dedup, ready.sharders(base)
             if not self.rest.planner:
-                planner = ready.planner(world_size=world_size, constraints=constraints or None)
+                planner = ready.planner(
+                    world_size=world_size, device=DEVICE, constraints=constraints or None
+                )
         if self.rest.own_plan:
             self.made[0] = _own_plan(self.model, sharders)
         plan = self.made[0] = self.made[0] or planner.plan(self.model, sharders)
