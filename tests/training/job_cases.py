@@ -1,0 +1,19 @@
+"""What jobs come to on ranks."""
+
+from __future__ import annotations
+
+from recd_plugins.errors import RecdError
+from recd_plugins.training.job import Job
+from recd_plugins.training.trainer import train
+
+
+def losses_of_jobs(rank: int, world_size: int, jobs: list[Job]) -> list[list[float] | str]:
+    """The losses of each job, or what it is refused with."""
+
+    def losses(job: Job) -> list[float] | str:
+        try:
+            return train(rank, world_size, job).losses
+        except RecdError as error:
+            return str(error)
+
+    return [losses(job) for job in jobs]

@@ -1,0 +1,128 @@
+"""Every part that trains does so as stock TorchRec, in a run: on the CPU, or a GPU of the tests.
+
+Parts are those that are installed, not those that a list here remembers.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from tests.training.job_cases import losses_of_jobs
+
+from recd_plugin_recd.papercal_table import TableOptions, write_table
+from recd_plugins.manager import PluginManager
+from recd_plugins.testing.device import DEVICE
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.job import Job
+
+ROWS = 1000
+TRAINING: dict[str, Any] = {
+    "batch_size": 64,
+    "steps": 6,
+    "ranks": 1,
+    "evaluate": False,
+    "device": DEVICE.type,
+}
+#: Of parts that need some, and of those that would do nothing without.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "recd.din": {"target": "item_0"},
+    "scars.cache": {"share": 0.3},
+    "torchrec.uvm": {"load_factor": 0.3},
+}
+RATE = {"learning_rate": 0.01}
+#: Those that are for sequences alone.
+TABLES = {"flexshard.two_tier": ["t_seq_*"], "flexshard.joint": ["t_seq_*"]}
+#: Of several nodes, which these tests have not.
+OF_NODES = {"flexshard.three_tier"}
+# Sums of gradients are in any order on a GPU.
+TOLERANCE = 1e-5 if DEVICE.type == "cuda" else 1e-6
+
+
+def installed(kind: str) -> list[str]:
+    """Names of the parts of a kind."""
+    return sorted(PluginManager().plugins[kind].keys() - OF_NODES)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"converter": {"use": name}} for name in installed("converter")},
+    **{name: {"pooling": [{"use": name, "features": ["seq_*"]}]} for name in installed("pooling")},
+    **{
+        name: {kind: [{"use": name, "tables": TABLES.get(name, ["t_*"])}]}
+        for kind in ("sharding", "cache")
+        for name in installed(kind)
+    },
+    **{
+        name: {"optimizers": [{"use": name, "tables": ["t_*"], "options": RATE}]}
+        for name in installed("optimizer")
+    },
+    **{name: {"pipeline": {"use": name}} for name in installed("pipeline")},
+    "partial IKJTs in tiers": {
+        "converter": {"use": "recd.partial_ikjt"},
+        "sharding": [{"use": "flexshard.two_tier", "tables": ["t_seq_*"]}],
+    },
+    # Its rows have a sum of squares for each part of their columns.
+    "torchrec.column_wise": {
+        "sharding": [{"use": "torchrec.column_wise", "tables": ["t_*"]}],
+        "training": {**TRAINING, "optimizer": "sgd"},
+    },
+    "scars.cache of UVM": {
+        "cache": [{"use": "scars.cache", "tables": ["t_*"], "options": {"policy": "uvm"}}]
+    },
+    "ids sent once, cached": {
+        "sharding": [{"use": "torchrec.row_wise", "tables": ["t_*"]}],
+        "cache": [{"use": "scars.cache", "tables": ["t_seq_*"]}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("every") / "table"
+    write_table(folder, TableOptions(rows=2048, row_group_rows=1024))
+    return folder
+
+
+def write_registry(path: Path, table: Path, sections: dict[str, Any]) -> Path:
+    document: dict[str, Any] = {
+        "version": 1,
+        "dataset": {
+            "use": "recd.session_parquet",
+            "options": {"path": str(table), "sparse": ["item_0", "usr_0", "seq_0_*"]},
+        },
+        "converter": {"use": "recd.ikjt"},
+        "preprocessing": [
+            {"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": ROWS}}
+        ],
+        "pooling": [{"use": "recd.attention", "features": ["seq_*"]}],
+        "model": {"embedding_dim": 16, "num_embeddings": ROWS, "top_mlp": [16]},
+        "training": TRAINING,
+        **sections,
+    }
+    for entry in [each for value in document.values() for each in _entries(value)]:
+        if entry.get("use") in OPTIONS:
+            entry.setdefault("options", OPTIONS[entry["use"]])
+    with path.open("w", encoding="utf-8") as stream:
+        YAML().dump(document, stream)
+    return path
+
+
+def _entries(section: Any) -> list[dict[str, Any]]:
+    found = section if isinstance(section, list) else [section]
+    return [each for each in found if isinstance(each, dict)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_trains_as_stock_torchrec(case: str, table: Path, tmp_path: Path) -> None:
+    path = write_registry(tmp_path / "registry.yaml", table, CASES[case])
+    jobs = [Job(path, side, device=DEVICE.type) for side in ("baseline", "plugins")]
+    (found,) = run_on_ranks(losses_of_jobs, 1, jobs)
+    stock, ours = found
+    if isinstance(ours, str):
+        assert DEVICE.type == "cpu"
+        assert re.search("CUDA|on cpu", ours), ours
+    else:
+        assert ours == pytest.approx(stock, rel=TOLERANCE, abs=TOLERANCE)
