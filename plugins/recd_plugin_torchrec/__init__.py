@@ -33,7 +33,6 @@ def register_plugins() -> Sequence[type[Plugin]]:
         Adagrad,
         Adam,
         Lamb,
-        LarsSgd,
         PartialRowWiseAdam,
         PartialRowWiseLamb,
         RowWiseAdagrad,
@@ -44,5 +43,5 @@ def register_plugins() -> Sequence[type[Plugin]]:
 
     return [
         *(Sgd, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam),
-        *(Lamb, PartialRowWiseLamb, LarsSgd, RecMetrics, Base, SparseDist),
+        *(Lamb, PartialRowWiseLamb, RecMetrics, Base, SparseDist),
     ]

@@ -128,19 +128,3 @@ class PartialRowWiseLamb(Adam):
 
     name = "torchrec.partial_rowwise_lamb"
     optimizer = "PartialRowWiseLAMB"
-
-
-class LarsSgd(FusedOptimizer):
-    """Stochastic gradient descent, whose steps are as long as the row says. Needs CUDA."""
-
-    name = "torchrec.lars_sgd"
-    optimizer = "LarsSGD"
-
-    class Options(FusedOptimizer.Options):
-        """Rate, momentum, trust and weight decay."""
-
-        momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum.")
-        eta: float = Field(default=0.001, ge=_LEAST, le=_MOST, description="Trust coefficient.")
-        weight_decay: float = Field(
-            default=0.0, ge=0, le=_MOST, description="Of rows that are read, decoupled."
-        )

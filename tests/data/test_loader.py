@@ -56,6 +56,6 @@ def test_batches_are_pinned_for_cuda_only(loader_for, monkeypatch, device, pinne
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_batch_is_pinned(loader_for):
     batch = next(iter(loader_for("cuda")))
-    assert batch.dense_features.is_pinned()
+    assert batch.labels.is_pinned()
     assert batch.sparse_features.values().is_pinned()
     assert batch.sparse_features.inverse_indices()[1].is_pinned()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +61,10 @@ class Trainer:
     codecs: bool = False
     in_base: bool = False
     wire: str = "fp32"
+
+
+def local_ranks() -> int:
+    return int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def warnings_of_a_replicating_plan(rank: int, world_size: int) -> list[str]:
     sharder: Any = build_sharders(prepared(registry(), model))[0]
     generators = {f"t_{feature}": data_parallel() for feature in FEATURES}
     plan = construct_module_sharding_plan(
-        model["bags"], generators, sharder, world_size, world_size, DEVICE.type
+        model["bags"], generators, sharder, local_ranks(), world_size, DEVICE.type
     )
     said: list[str] = []
     handler = logging.Handler()
@@ -189,7 +194,7 @@ def tables_that_learn(rank: int, world_size: int, in_base: bool, even: bool) -> 
     placed = {name: table_wise(rank=0, compute_kernel="fused") for name in others}
     generators = {first: row_wise(compute_kernel="fused"), **placed}
     plan = construct_module_sharding_plan(
-        model["bags"], generators, ours[0], world_size, world_size, DEVICE.type
+        model["bags"], generators, ours[0], local_ranks(), world_size, DEVICE.type
     )
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.distributed.other_module_cases import CPU, _bags, _shard, build
+from tests.distributed.other_module_cases import _bags, _shard, build
 from tests.planning.test_planner import prepared, profile, registry
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -20,6 +20,7 @@ from recd_plugins import describe_tables
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.distributed.table_report import TableLine
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.testing.device import DEVICE
 
 
 class OwnBags(EmbeddingBagCollection):
@@ -77,7 +78,7 @@ def of_an_empty_plan(rank: int, world_size: int) -> list[TableLine]:
     dmp = DistributedModelParallel(
         model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=DEVICE,
         plan=ShardingPlan({}),
     )
     return list(describe_tables(dmp).lines)

@@ -13,6 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from tests.distributed import managed_collision_cases as cases
 
 from recd_plugins.distributed.managed_collision import reset_rows
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -43,7 +44,7 @@ def test_long_sums_are_rounded_in_both_forms() -> None:
 
 def test_rows_are_reset_as_fbgemms_operator_for_cuda_does() -> None:
     kernel = SplitTableBatchedEmbeddingBagsCodegen(
-        [(4, 8, EmbeddingLocation.HOST, ComputeDevice.CPU)] * 2,
+        [(4, 8, EmbeddingLocation.HOST, ComputeDevice.DEVICE)] * 2,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     )
     weights, states = kernel.split_embedding_weights(), kernel.split_optimizer_states()
@@ -55,6 +56,7 @@ def test_rows_are_reset_as_fbgemms_operator_for_cuda_does() -> None:
     assert [m.tolist() for m, *_ in states] == [[1.0] * 4, [0.0, 1.0, 0.0, 1.0]]
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="it trains on CUDA")
 def test_a_map_that_only_reads_on_cpu_is_refused() -> None:
     for text in run_on_ranks(cases.hashed, 2):
         assert text.startswith("table t_a has a HashZchManagedCollisionModule, of which FBGEMM ")

@@ -28,5 +28,5 @@ def test_the_torchrec_page_names_every_plugin_of_the_package() -> None:
         for name in PluginManager().plugins[kind]
         if name.startswith("torchrec.")
     ]
-    assert len(names) == 17
+    assert len(names) == 16
     assert all(f"`{name}`" in PAGE for name in names)

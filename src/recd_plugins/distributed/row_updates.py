@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.errors import SetupError
 from recd_plugins.words import shortened
@@ -31,6 +33,15 @@ _ON_CPU = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
 }
+# As its kernels for CUDA assert at the first batch.
+_VARIABLE_ON_CUDA = {
+    EmbOptimType.SGD,
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD,
+    EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
+    EmbOptimType.ADAM,
+}
 # Arguments that FBGEMM (1.6 to 1.9) takes of every kind, and heeds of these alone, on CUDA alone.
 _MOMENTS = {
     EmbOptimType.ADAM,
@@ -39,10 +50,12 @@ _MOMENTS = {
     EmbOptimType.PARTIAL_ROWWISE_LAMB,
 }
 _HEEDED_BY = {
-    "weight_decay": {EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.LARS_SGD, *_MOMENTS},
+    "weight_decay": {EmbOptimType.EXACT_ROWWISE_ADAGRAD, *_MOMENTS},
     "max_norm": {EmbOptimType.EXACT_ROWWISE_ADAGRAD},
-    "momentum": {EmbOptimType.LARS_SGD},
+    "momentum": set[EmbOptimType](),
 }
+# As its get_optimizer_state has them (1.6 to 1.9), which TorchRec calls of every kernel.
+_WITH_STATE = {EmbOptimType.EXACT_ADAGRAD, *_MOMENTS, *_VARIABLE_ON_CUDA}
 
 #: Those that update each number by its own gradients; others have sums or norms of a row.
 ELEMENTWISE = {
@@ -81,14 +94,24 @@ def kind_of_update(
     return found
 
 
-def why_not_on_cpu(kind: EmbOptimType) -> str:
-    """Why tables on CPU cannot be trained so, and what to do; empty where they can."""
-    if kind in _ON_CPU:
-        return ""
-    return (
-        f"FBGEMM has {kind.value} for CUDA alone, and this table is trained on the CPU; train on a "
-        "GPU, or take SGD, Adagrad or row-wise Adagrad"
-    )
+def why_not(kind: EmbOptimType, device_type: str | None) -> str:
+    """Why tables cannot be trained so, and what to do; empty where they can, or nobody knows yet.
+
+    Args:
+        kind: of the update.
+        device_type: that it runs on; None where nobody knows yet.
+    """
+    if device_type == "cpu" and kind not in _ON_CPU:
+        return (
+            f"FBGEMM has {kind.value} for CUDA alone, and this table is trained on the CPU; train "
+            "on a GPU, or take SGD, Adagrad or row-wise Adagrad"
+        )
+    if kind not in _WITH_STATE:
+        return (
+            f"FBGEMM shows no state of {kind.value}, which TorchRec asks its kernels for; take "
+            "SGD, Adagrad, Adam or LAMB, or one of their row-wise forms"
+        )
+    return ""
 
 
 def unheeded_argument(
@@ -146,8 +169,7 @@ def check_updates(
                     without_rate.setdefault(optimizer.__name__, []).append(table)
         except ValueError as error:
             raise SetupError(f"table {table} has {error}") from None
-        why = why_not_on_cpu(kind) if device_type == "cpu" else ""
-        if why := why or unheeded_argument(kind, given, device_type):
+        if why := why_not(kind, device_type) or unheeded_argument(kind, given, device_type):
             raise SetupError(f"table {table}: {why}")
         shards = {
             tuple(shard.shard_sizes) for shard in getattr(sharding.sharding_spec, "shards", [])
@@ -170,6 +192,52 @@ def check_updates(
             shortened(tables),
             name,
             _ARGUMENTS["learning_rate"].default,
+        )
+
+
+def plain_updates(
+    module: EmbeddingBagCollection, fused_params: Mapping[str, Any] | None, device_type: str
+) -> dict[str, str]:
+    """The tables whose kernels take no variable (deduplicated) batches, and their updates.
+
+    Args:
+        module: not sharded, with the optimizers that its parameters bring.
+        fused_params: of its sharder.
+        device_type: of the module.
+
+    Returns:
+        FBGEMM's name of the update by that of the table.
+    """
+    if device_type == "cpu":
+        return {}
+    found = {}
+    for table, bag in module.embedding_bags.items():
+        given = dict(fused_params or {})
+        classes = getattr(bag.weight, "_optimizer_classes", [])
+        kwargs = getattr(bag.weight, "_optimizer_kwargs", [])
+        with suppress(ValueError):  # which check_updates tells
+            kind = kind_of_update(torch.optim.SGD, given)
+            for optimizer, arguments in zip(classes, kwargs, strict=True):
+                kind = kind_of_update(optimizer, arguments)
+            if kind not in _VARIABLE_ON_CUDA:
+                found[table] = kind.value
+    return found
+
+
+def refuse_coalesced_updates(updates: Mapping[str, str]) -> None:
+    """Refuse tables whose ids are to be sent once, which makes their batches variable.
+
+    Args:
+        updates: of those among ``plain_updates``.
+
+    Raises:
+        SetupError: there are some; names them.
+    """
+    if updates:
+        raise SetupError(
+            f"tables {shortened([*updates])} are to be coalesced and are trained by "
+            f"{', '.join(sorted({*updates.values()}))}, whose kernels for CUDA take no batches of "
+            "unique ids: leave coalesce out, or take SGD, row-wise Adagrad or Adam"
         )
 
 

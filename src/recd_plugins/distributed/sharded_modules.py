@@ -60,6 +60,8 @@ from recd_plugins.distributed.no_rows import (
     without_rows,
 )
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.distributed.process_groups import gathers_equal_sizes
+from recd_plugins.distributed.row_updates import plain_updates, refuse_coalesced_updates
 from recd_plugins.distributed.sharding_agreement import check_sharding
 from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -102,12 +104,15 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
         self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
         self.clipped.check_coalesced(coalesced)
+        device_type = "cpu" if device is None else device.type
+        updates = plain_updates(module, fused_params, device_type)
+        refuse_coalesced_updates({name: updates[name] for name in updates if name in coalesced})
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
-        self._on_cpu = device is None or device.type == "cpu"
-        if self._on_cpu:
+        self._gathers_equal_sizes = gathers_equal_sizes(env.process_group, device_type)
+        if device_type == "cpu":
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
@@ -125,12 +130,14 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             require_attributes(self, "_has_mean_pooling_callback")
             self._has_mean_pooling_callback = False
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
-        dense = ", ".join(_plain_alone(shardings, on_cpu=self._on_cpu))
+        dense = ", ".join(_plain_alone(shardings, on_cpu=device_type == "cpu"))
+        why_plain = f"as dense kernels, those of tables {dense}, take no other" if dense else ""
+        if updates and not why_plain:
+            kinds, names = " and ".join(sorted({*updates.values()})), shortened([*updates])
+            why_plain = f"as kernels of {kinds} for CUDA, those of tables {names}, take no other"
         self.form = BatchForm(
             name,
-            f"as dense kernels, those of tables {dense}, take no other"
-            if dense
-            else self.clipped.why_plain,
+            why_plain or self.clipped.why_plain,
             (name for config in configs for name in config.feature_names),
             env.process_group,
         )
@@ -240,7 +247,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def _needs_sync_collectives(self, ctx: EmbeddingBagCollectionContext) -> bool:
         """The same on all ranks, as all know all batch sizes after the input dist."""
-        if not (self._on_cpu and self._any_row_wise):
+        if not (self._gathers_equal_sizes and self._any_row_wise):
             return False
         return ctx.variable_batch_per_feature or any(
             len(set(context.batch_size_per_rank)) > 1

@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.distributed.row_updates import (
     kind_of_update,
     unheeded_argument,
-    why_not_on_cpu,
+    why_not,
 )
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
@@ -115,8 +115,7 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:
         raise PluginError(f"{plugin.title}: {what} returned {error}") from None
-    why = why_not_on_cpu(kind) if device_type == "cpu" else ""
-    if why := why or unheeded_argument(kind, update.arguments, device_type):
+    if why := why_not(kind, device_type) or unheeded_argument(kind, update.arguments, device_type):
         raise SetupError(f"table {table.name}: {why}")
     return update
 

@@ -14,6 +14,8 @@ from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.clipped_gradients import clipping_tables, refuse_coalesced
 from recd_plugins.distributed.guards import guard
+from recd_plugins.distributed.row_updates import plain_updates, refuse_coalesced_updates
+from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
@@ -59,7 +61,7 @@ def prepare_entries(
         model = _rewritten(registry.path, model, entry, claimed, setting)
     parts = prepare_parts(registry, tables, setting)
     apply_optimizers(registry, model, tables, device_type, parts)
-    _refuse_coalesced(registry, model)
+    _refuse_coalesced(registry, model, device_type)
     put_poolings(registry, model)
     guard(model)
     return Prepared(
@@ -106,18 +108,24 @@ def prepare_parts(
     return parts
 
 
-def _refuse_coalesced(registry: Registry, model: nn.Module) -> None:
+def _refuse_coalesced(registry: Registry, model: nn.Module, device_type: str | None) -> None:
     """Refuse entries that coalesce what may not be, before a plan is made with it."""
-    modules = (module.shardable for module in embedding_modules(model))
+    modules = [module.shardable for module in embedding_modules(model)]
     clipping = [
         table.name
         for module in modules
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
         for table in clipping_tables(module)
     ]
+    plain: dict[str, str] = {}
+    for module in modules:
+        if device_type is not None and isinstance(module, EmbeddingBagCollection):
+            plain |= plain_updates(module, fused_params(registry.training), device_type)
     for entry in registry.sharding:
-        with at_entry(registry.path, entry):
-            refuse_coalesced([n for n in clipping if entry.plugin.coalesces and entry.matches(n)])
+        if entry.plugin.coalesces:
+            with at_entry(registry.path, entry):
+                refuse_coalesced([name for name in clipping if entry.matches(name)])
+                refuse_coalesced_updates({n: how for n, how in plain.items() if entry.matches(n)})
 
 
 def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.distributed.coalesced import input_dist
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -159,6 +161,12 @@ class Module:
 def differences(rank: int, world_size: int, modules: list[Module]) -> list[float]:
     """Between coalesced and not: outputs of four steps, weights and optimizer state after them."""
     return [_difference(rank, module) for module in modules]
+
+
+def differences_with_empty_rows(rank: int, world_size: int, modules: list[Module]) -> list[float]:
+    """The same, where groups without ids have an empty row, as on CUDA."""
+    with mock.patch.object(input_dist, "_takes_no_rows", return_value=False):
+        return differences(rank, world_size, modules)
 
 
 def _difference(rank: int, module: Module) -> float:

@@ -34,6 +34,19 @@ def test_outputs_weights_and_optimizer_state_are_those_without(
             assert difference <= 2e-6, module
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_groups_without_ids_may_have_an_empty_row(world_size: int) -> None:
+    """In the third batch rank 0 has no id at all."""
+    modules = [
+        Module("bags", sharding, coalesced, pooling=pooling)
+        for sharding in SHARDINGS
+        for coalesced, pooling in ((ALL, PoolingType.MEAN), (SOME, PoolingType.SUM))
+    ]
+    for found in run_on_ranks(cases.differences_with_empty_rows, world_size, modules):
+        for module, difference in zip(modules, found, strict=True):
+            assert difference <= 2e-6, module
+
+
 def test_weighted_bags() -> None:
     modules = [
         Module("bags", sharding, coalesced, weighted=True)

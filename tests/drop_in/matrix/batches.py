@@ -36,13 +36,28 @@ class Batch(Pipelineable):
 
     def to(self, device: torch.device, non_blocking: bool = False, **_: Any) -> Batch:
         """As TorchRec's pipelines ask."""
-        return self
+        if device.type == "cpu":
+            return self
+        return Batch(
+            self.sparse.to(device, non_blocking=non_blocking),
+            {
+                name: lengths.to(device, non_blocking=non_blocking)
+                for name, lengths in self.lengths.items()
+            },
+            self.labels.to(device, non_blocking=non_blocking),
+            self.stored and self.stored.to(device, non_blocking=non_blocking),
+        )
 
     def record_stream(self, stream: Any) -> None:
         """As TorchRec's pipelines ask."""
+        self.sparse.record_stream(stream)
+        for tensor in (self.labels, *self.lengths.values()):
+            tensor.record_stream(stream)
+        if self.stored is not None:
+            self.stored.record_stream(stream)
 
     def pin_memory(self) -> Batch:
-        """As TorchRec's pipelines ask."""
+        """As TorchRec's pipelines ask, which copy from it."""
         return self
 
 

@@ -79,8 +79,10 @@ def coalesce_bags(
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
     """Unique ids for an EmbeddingBagCollection: a variable batch (VBE) of rows of length 1.
 
-    The first feature of a group has a row for each unique id, the others have none. Features of
-    other tables stay as they are. The inverse indices are empty: nothing must be expanded by them.
+    The first feature of a group has a row for each unique id, the others have none; on CUDA, where
+    FBGEMM's kernels (1.6 to 1.9) fail at a batch in which no feature has any, a group without ids
+    has an empty one. Features of other tables stay as they are. The inverse indices are empty:
+    nothing must be expanded by them.
 
     Args:
         features: plain, or a variable batch with inverse indices; features beside those of
@@ -91,7 +93,9 @@ def coalesce_bags(
         ExactnessError: a variable batch lacks inverse indices, or has some of rows that it lacks.
     """
     batch, ids, counts = _coalesce(features, groups)
-    ones = torch.ones(len(ids), dtype=features.lengths().dtype, device=ids.device)
+    lengths = torch.ones(len(ids), dtype=features.lengths().dtype, device=ids.device)
+    if not _takes_no_rows(ids.device):
+        counts, lengths = _with_empty_rows(counts, lengths, groups)
     strides = counts + [len(batch.lengths[name]) for name in groups.others]
     weights = None
     # Bags of all tables are weighted here: then unique rows need no weights.
@@ -102,7 +106,7 @@ def coalesce_bags(
         keys=groups.keys,
         values=_with_others(ids, features.values(), features, groups),
         weights=weights,
-        lengths=torch.cat([ones, *(batch.lengths[name] for name in groups.others)]),
+        lengths=torch.cat([lengths, *(batch.lengths[name] for name in groups.others)]),
         stride_per_key_per_rank=[[stride] for stride in strides],
         inverse_indices=(
             groups.keys,
@@ -110,6 +114,27 @@ def coalesce_bags(
         ),
     )
     return unique, batch
+
+
+def _takes_no_rows(device: torch.device) -> bool:
+    return device.type == "cpu"
+
+
+def _with_empty_rows(
+    counts: list[int], lengths: Tensor, groups: FeatureGroups
+) -> tuple[list[int], Tensor]:
+    """Rows by feature and their lengths, where each group has one at least."""
+    first = {group[0] for group in groups.groups}
+    rows = [
+        count or int(name in first) for name, count in zip(groups.coalesced, counts, strict=True)
+    ]
+    if rows == counts:
+        return counts, lengths
+    parts = [
+        lengths.new_ones(count) if count else lengths.new_zeros(number)
+        for count, number in zip(counts, rows, strict=True)
+    ]
+    return rows, torch.cat(parts)
 
 
 def _coalesce(

@@ -18,7 +18,7 @@ from torchrec.distributed.utils import convert_to_fbgemm_types, merge_fused_para
 from recd_plugins.distributed.row_updates import (
     kind_of_update,
     unheeded_argument,
-    why_not_on_cpu,
+    why_not,
 )
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table
 from recd_plugins.testing.contracts.plugin import PluginContract
@@ -69,7 +69,7 @@ class OptimizerContract(PluginContract):
 
 def _trained(update: RowUpdate, table: Table) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights before and after two steps that read rows 0 and 1."""
-    if why := why_not_on_cpu(kind_of_update(update.optimizer, update.arguments)):
+    if why := why_not(kind_of_update(update.optimizer, update.arguments), "cpu"):
         pytest.skip(why)
     arguments: dict[str, Any] = dict(update.arguments)
     arguments.setdefault("optimizer", kind_of_update(update.optimizer, update.arguments))
