@@ -119,6 +119,8 @@ class FastMemory:
         kernel.rows_per_table = torch.full_like(kernel.rows_per_table, num_slots)
         kernel.total_hash_size = num_slots  # as one table
         kernel.total_hash_size_bits = num_rows.bit_length()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # other streams find them where they are now
         self.num_slots = num_slots
 
     def follow_optimizer(self) -> None:
@@ -153,8 +155,9 @@ class FastMemory:
             torch.cuda.current_stream(self._device).wait_event(self._used)
 
     def record(self) -> None:
-        """The current stream used the slots."""
+        """The current stream used the slots, after what used them before, on whatever stream."""
         if self._used is not None:
+            self.wait()
             self._used.record(torch.cuda.current_stream(self._device))
 
     def _longer(self, name: str, size: int) -> Tensor:

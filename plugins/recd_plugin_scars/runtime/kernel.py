@@ -132,9 +132,7 @@ class _Cached(RowKernel):
         if not self._slow.is_kept:
             self._slow.fill(first_values(self._config))
 
-    def prefetch(
-        self, features: KeyedJaggedTensor, forward_stream: torch.cuda.Stream | None = None
-    ) -> None:
+    def prefetch(self, features: KeyedJaggedTensor) -> None:
         """Start to read the rows of a batch that a later ``forward`` looks up.
 
         Batches are prefetched in the order in which they are looked up; others that were not
@@ -142,10 +140,9 @@ class _Cached(RowKernel):
         thread that trains prefetches: not another one while a backward pass runs.
 
         Args:
-            features: what ``forward`` gets, with the same memory.
-            forward_stream: of ``forward``, on CUDA.
+            features: what ``forward`` gets, with the same memory; on whatever stream.
         """
-        self._prefetch_ids(features.values(), features.length_per_key(), forward_stream)
+        self._prefetch_ids(features.values(), features.length_per_key())
 
     def flush(self) -> None:
         """Write every changed row of fast memory to the backing store, which may be written then.
@@ -233,6 +230,7 @@ class _Cached(RowKernel):
                     "one, or give these tables no cache"
                 )
             rows.land(batch)  # the backing store may have been written since the forward pass
+            fast.wait()
 
         def release(*_: Any) -> None:
             fast.record()
@@ -243,12 +241,8 @@ class _Cached(RowKernel):
         # The node holds the hook, and the hook is held by nobody else.
         weakref.finalize(release, rows.abandon, batch).atexit = False
 
-    def _prefetch_ids(
-        self, ids: Tensor, ids_per_feature: list[int], forward_stream: torch.cuda.Stream | None
-    ) -> None:
+    def _prefetch_ids(self, ids: Tensor, ids_per_feature: list[int]) -> None:
         batch = self._admit(ids, ids_per_feature)
-        if forward_stream is not None:
-            batch.slot_of_id.record_stream(forward_stream)
         # The check of bounds may have changed them; holding them keeps their memory from others.
         self._prefetched.append((ids, ids._version, ids_per_feature, batch))
 

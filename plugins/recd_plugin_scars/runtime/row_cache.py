@@ -65,6 +65,17 @@ class CachedBatch:
         self.slot_of_id = slot_of_id
         self.admitted = admitted
         self.is_released = False
+        self._ready: torch.cuda.Event | None = None
+        if slot_of_id.is_cuda:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record(torch.cuda.current_stream(slot_of_id.device))
+
+    def wait(self) -> None:
+        """What follows on the current stream finds the slots, found on another one perhaps."""
+        if self._ready is not None:
+            stream = torch.cuda.current_stream(self.slot_of_id.device)
+            stream.wait_event(self._ready)
+            self.slot_of_id.record_stream(stream)
 
 
 class RowCache:
@@ -156,6 +167,7 @@ class RowCache:
 
     def land(self, batch: CachedBatch) -> None:
         """Put the rows of a batch, and of those admitted before it, into their slots."""
+        batch.wait()
         with self._lock:
             self._load()
             self._land(batch.number)

@@ -133,7 +133,7 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         pooling_mode: PoolingMode,
         slow: BackingStore,
         arguments: dict[str, Any],
-        lookahead: Callable[[Tensor, list[int], torch.cuda.Stream | None], None] | None,
+        lookahead: Callable[[Tensor, list[int]], None] | None,
     ) -> None:
         _check_fbgemm()
         arguments = dict(arguments)
@@ -172,7 +172,7 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
         self,
         indices: Tensor,
         offsets: Tensor,
-        forward_stream: torch.cuda.Stream | None = None,
+        forward_stream: torch.cuda.Stream | None = None,  # noqa: ARG002 - lookups wait
         batch_size_per_feature_per_rank: list[list[int]] | None = None,
     ) -> None:
         """Start to read the rows of a batch, as TorchRec's lookups call it."""
@@ -185,4 +185,4 @@ class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
             bags = [sum(sizes) for sizes in batch_size_per_feature_per_rank]
         ends = torch.tensor([0, *bags]).cumsum(0).to(offsets.device)
         ids_per_feature = offsets.index_select(0, ends).diff().tolist()
-        self._lookahead(indices, ids_per_feature, forward_stream)
+        self._lookahead(indices, ids_per_feature)

@@ -163,7 +163,7 @@ def keep_a_state_dict(rank: int, world_size: int, case: Case) -> list[Run]:
             pickled = BytesIO()
             torch.save(held, pickled)
             assert b"AskedShardedTensor" not in pickled.getvalue()
-            read = [value.clone() for value in _tensors(held)]
+            read = [value.cpu().clone() for value in _tensors(held)]
             losses += trainer.steps()
             pickled.seek(0)
             for value, now in zip(
@@ -231,7 +231,7 @@ def names(rank: int, world_size: int, case: Case) -> list[Named]:
                         for name, values in optimizer.state_dict()["state"].items()
                     },
                     {
-                        f"{name}/{number}": tensor.clone()
+                        f"{name}/{number}": tensor.cpu().clone()
                         for name, value in state.items()
                         for number, tensor in enumerate(_tensors(value))
                     },
@@ -244,8 +244,14 @@ def _shape(value: Any) -> Any:
     if not isinstance(value, ShardedTensor):
         return type(value).__name__, tuple(getattr(value, "shape", ()))
     metadata = value.metadata()
+    # Beside a GPU stock tables are in its memory, cached ones in that of the host.
+    on_cpu = DEVICE.type == "cpu"
     shards = [
-        (tuple(each.shard_offsets), tuple(each.shard_sizes), str(each.placement))
+        (
+            tuple(each.shard_offsets),
+            tuple(each.shard_sizes),
+            str(each.placement) if on_cpu else each.placement.rank(),
+        )
         for each in metadata.shards_metadata
     ]
     return tuple(metadata.size), str(metadata.tensor_properties.dtype), sorted(shards)

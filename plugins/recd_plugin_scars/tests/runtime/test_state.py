@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from recd_plugin_scars.tests.runtime.matrix_cases import SHARDINGS, Case, Training
 from recd_plugin_scars.tests.runtime.state_cases import (
@@ -20,6 +23,7 @@ from recd_plugin_scars.tests.runtime.state_cases import (
 )
 from recd_plugins.distributed.launch import launch
 from recd_plugins.errors import SetupError
+from recd_plugins.testing.device import DEVICE, backend_of_tests
 from recd_plugins.testing.gloo import run_on_ranks
 
 MOMENTS = [
@@ -28,6 +32,13 @@ MOMENTS = [
     "in the middle of a write-back",
     "while a checkpoint is written",
 ]
+
+# Sums of gradients are in any order on a GPU.
+TOLERANCE = 1e-6 if DEVICE.type == "cuda" else 0.0
+LAUNCHED: dict[str, Any] = {
+    "backend": backend_of_tests(2),
+    "local_world_size": 2 if DEVICE.type == "cpu" else 1,
+}
 
 
 def case_of(sharding: str, turn: int = 0, *, lookahead: bool = True) -> Case:
@@ -78,7 +89,8 @@ def test_names_shapes_and_first_weights_are_those_of_stock_tables(sharding: str)
         assert cached.weights == plain.weights
         assert cached.parameters == plain.parameters
         assert cached.optimizer == plain.optimizer
-        for name, weights in plain.first_weights.items():
+        # A GPU draws others.
+        for name, weights in plain.first_weights.items() if DEVICE.type == "cpu" else ():
             assert cached.first_weights[name].equal(weights), name
 
 
@@ -88,7 +100,7 @@ def test_a_kill_loses_nothing_that_a_checkpoint_held(
 ) -> None:
     case = case_of("row_wise", turn=MOMENTS.index(moment))
     with pytest.raises(SetupError, match="killed"):
-        launch(train_to_the_end, 2, case, tmp_path, moment)
+        launch(train_to_the_end, 2, case, tmp_path, moment, **LAUNCHED)
     resumed = run_on_ranks(train_to_the_end, 2, case, tmp_path, None)
     for rank, (first, losses) in enumerate(resumed):
         assert first == 6
@@ -103,7 +115,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]
 
 
 def _assert_equal(one: Run, other: Run) -> None:
-    assert one.losses == other.losses
+    assert np.allclose(one.losses, other.losses, rtol=0, atol=TOLERANCE)
     assert one.state.keys() == other.state.keys()
     for name, values in one.state.items():
-        assert values.equal(other.state[name]), name
+        assert torch.allclose(values, other.state[name], rtol=0, atol=TOLERANCE), name
