@@ -13,9 +13,13 @@ folder=${1:-gpu_day} python=${PYTHON:-python} size=${SIZE:-reference} device=${D
 ends=$((SECONDS + ${MINUTES:-40} * 60))
 mkdir -p "$folder" || exit 1
 
-# The tests that look for a device, by file.
+# The tests that look for a device, or train on that of tests, by file.
 cuda_tests() {
-  grep -rl "cuda.is_available" tests plugins/*/tests --include='test_*.py' | sort
+  local modules
+  modules=$(grep -rl "testing.device" tests plugins/*/tests --include='*.py' |
+    sed -E 's|^plugins/||; s|\.py$||; s|/([^/]*)$|( import \|[.])\1|; s|/|[.]|g' | paste -sd '|')
+  grep -rlE "cuda.is_available|testing.device|($modules)\b" \
+    tests plugins/*/tests --include='test_*.py' | sort
 }
 
 # step NAME SECONDS COMMAND...: COMMAND makes FOLDER/NAME.part, which becomes FOLDER/NAME.
@@ -33,7 +37,8 @@ step() {
   echo "$name: exit $rc after $((SECONDS - started)) s"
 }
 
-failed=0
+failed=0 xdist=
+"$python" -c 'import xdist' 2> /dev/null && xdist="-n 4"
 step doctor.json 120 "$python" - "$folder/doctor.json.part" "$device" <<'PY'
 import json, platform, sys
 from importlib.metadata import version
@@ -50,9 +55,16 @@ PY
 
 for file in $(cuda_tests); do
   name=tests-$(echo "${file%.py}" | tr / -).xml
-  step "$name" 600 "$python" -m pytest -q -p no:cacheprovider "$file" \
+  step "$name" 600 env RECD_TEST_DEVICE="$device" RECD_DAY=all "$python" -m pytest -q -p no:cacheprovider $xdist "$file" \
     --junitxml "$folder/$name.part" -o junit_family=xunit2
 done
+# Two ranks share the device; goes on where it was stopped.
+step matrix.jsonl 900 env RECD_TEST_DEVICE="$device" "$python" -m tests.drop_in.matrix --sample \
+  --keep "$folder/matrix.jsonl.part"
+step run.json 300 "$python" -c 'from recd_plugins.cli import main; main()' run registry.yaml \
+  training.device="$device" --ranks 1 --compare --json "$folder/run.json.part"
+step cluster.json 300 "$python" -c 'from recd_plugins.cli import main; main()' calibrate --ranks 1 \
+  --device "$device" --force -o "$folder/cluster.yaml" --json "$folder/cluster.json.part"
 for bench in trainer scars dlrm; do
   step "$bench.json" 900 "$python" -c 'from recd_plugins.cli import main; main()' bench "$bench" --size "$size" --device "$device" \
     --json "$folder/$bench.json.part"
@@ -60,6 +72,7 @@ done
 
 "$python" - "$folder" <<'PY'
 import json, sys
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 folder = Path(sys.argv[1])
@@ -68,8 +81,10 @@ for path in sorted(folder.glob("tests-*.xml")):
     suite = next(ElementTree.parse(path).iter("testsuite"))
     tests[path.stem] = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
 benches = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))
-           if p.stem not in ("doctor", "summary")}
-summary = {**json.loads((folder / "doctor.json").read_text()), "tests": tests, "benchmarks": benches}
+           if p.stem not in ("doctor", "summary", "cluster")}
+matrix = folder / "matrix.jsonl"
+signs = Counter(json.loads(line)[-2] for line in matrix.open()) if matrix.exists() else Counter()
+summary = {**json.loads((folder / "doctor.json").read_text()), "tests": tests, "matrix": signs, "benchmarks": benches}
 (folder / "summary.json").write_text(json.dumps(summary, indent=1))
 total = {key: sum(each[key] for each in tests.values()) for key in ("tests", "skipped", "failures", "errors")}
 print(summary["device"], total, "benchmarks:", ", ".join(benches) or "none")
