@@ -305,16 +305,6 @@ class Constrains(Sharding):
     ("constraints", "message"),
     [
         (
-            {"sharding_types": ["table_wise"], "compute_kernels": ["fuesd"]},
-            "table b cannot have the compute kernel fuesd (unknown; did you mean fused?) on cpu: "
-            "ExactEmbeddingBagCollectionSharder offers fused for table_wise;",
-        ),
-        (
-            {"sharding_types": ["table_wsie"], "compute_kernels": ["fused"]},
-            "table b cannot be sharded table_wsie (unknown; did you mean table_wise?) on cpu: "
-            "ExactEmbeddingBagCollectionSharder offers data_parallel, table_wise, ",
-        ),
-        (
             {"sharding_types": ["data_parallel"], "compute_kernels": ["fused"]},
             "table b cannot have the compute kernel fused on cpu: "
             "ExactEmbeddingBagCollectionSharder offers dense for data_parallel;",
@@ -328,6 +318,32 @@ def test_the_part_of_the_constraints_that_is_wrong_is_named(
     plugin.result = {"b": ParameterConstraints(**constraints)}
     with pytest.raises(SetupError) as caught:
         chosen(registry((plugin, ["b"])), Model())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "message"),
+    [
+        (
+            {"sharding_types": ["table_wise"], "compute_kernels": ["fuesd"]},
+            "table b cannot have the compute kernel fuesd (unknown; did you mean fused?) on cpu: "
+            "ExactEmbeddingBagCollectionSharder offers fused for table_wise;",
+        ),
+        (
+            {"sharding_types": ["table_wsie"], "compute_kernels": ["fused"]},
+            "table b cannot be sharded table_wsie (unknown; did you mean table_wise?) on cpu: "
+            "ExactEmbeddingBagCollectionSharder offers data_parallel, table_wise, ",
+        ),
+    ],
+)
+def test_unknown_words_of_a_trainers_own_constraints_are_named(
+    constraints: Mapping[str, Any], message: str
+) -> None:
+    ready = prepared(registry())
+    asked = {"b": ParameterConstraints(**constraints)}
+    planner = build_planner(ready, world_size=2, profile=profile(), constraints=asked)
+    with pytest.raises(SetupError) as caught:
+        planner.plan(Model(), ready.sharders())
     assert message in str(caught.value)
 
 
@@ -352,6 +368,14 @@ def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCapture
         (
             {"b": ParameterConstraints(compute_kernels="fused")},
             "constraints returned compute_kernels 'fused' for table b; expected a list of texts",
+        ),
+        (
+            {"b": ParameterConstraints(sharding_types=["table_wsie"])},
+            "returned sharding_types ['table_wsie'] for table b; expected TorchRec's data_parallel",
+        ),
+        (
+            {"b": ParameterConstraints(compute_kernels=["fuesd"])},
+            "; did you mean fused?",
         ),
         (
             {"b": ParameterConstraints(pooling_factors=[-1.0])},

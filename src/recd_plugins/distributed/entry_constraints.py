@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.errors import PluginError, SetupError
@@ -16,6 +17,7 @@ from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry
 from recd_plugins.registry.table_answers import check_answers
+from recd_plugins.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -113,12 +115,21 @@ def _constraints(
 
 
 def _check_words(plugin: str, table: str, constraints: ParameterConstraints) -> None:
-    for name in ("sharding_types", "compute_kernels"):
+    for name, known in (
+        ("sharding_types", ShardingType),
+        ("compute_kernels", EmbeddingComputeKernel),
+    ):
         words = getattr(constraints, name)
         if isinstance(words, str) or any(type(word) is not str for word in words or ()):
             raise PluginError(
                 f"{plugin}: constraints returned {name} {words!r} for table {table}; expected a "
                 "list of texts, as [ShardingType.ROW_WISE.value]"
+            )
+        values = [each.value for each in known]
+        if unknown := [word for word in words or () if word not in values]:
+            raise PluginError(
+                f"{plugin}: constraints returned {name} {words!r} for table {table}; expected "
+                f"TorchRec's {', '.join(values)}{did_you_mean(unknown[0], values)}"
             )
 
 
