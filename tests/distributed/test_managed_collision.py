@@ -44,7 +44,7 @@ def test_long_sums_are_rounded_in_both_forms() -> None:
 
 def test_rows_are_reset_as_fbgemms_operator_for_cuda_does() -> None:
     kernel = SplitTableBatchedEmbeddingBagsCodegen(
-        [(4, 8, EmbeddingLocation.HOST, ComputeDevice.DEVICE)] * 2,
+        [(4, 8, EmbeddingLocation.HOST, ComputeDevice.CPU)] * 2,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     )
     weights, states = kernel.split_embedding_weights(), kernel.split_optimizer_states()

@@ -147,7 +147,7 @@ def test_pruning_is_refused_without_fbgemms_operators() -> None:
         if each.module_type is ITEPEmbeddingBagCollection
     )
     with pytest.raises(SetupError, match="sparse is a ITEPEmbeddingBagCollection, and the inst"):
-        sharder.shard(module, {}, ShardingEnv(2, 0), cases.CPU, "sparse")
+        sharder.shard(module, {}, ShardingEnv(2, 0), cases.DEVICE, "sparse")
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.small_registry import MakeRegistry
 from torchrec import optim
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.distributed.types import ParameterSharding
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
+from recd_plugins.distributed.clipped_gradients import ClippedGradients
+from recd_plugins.distributed.plain_kernels import (
+    plain_updates,
+    refuse_coalesced_updates,
+    why_plain_kernels,
+)
 from recd_plugins.distributed.process_groups import gathers_equal_sizes
-from recd_plugins.distributed.row_updates import plain_updates, refuse_coalesced_updates, why_not
+from recd_plugins.distributed.row_updates import check_updates, why_not
+from recd_plugins.distributed.sharded_modules import ExactShardedEmbeddingCollection
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.planning.prepare_entries import prepare_entries
 from recd_plugins.planning.setting import setting_of
@@ -41,6 +51,52 @@ def test_updates_whose_kernels_for_cuda_take_plain_batches_alone() -> None:
     assert plain_updates(module, None, "cpu") == {}
     own = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
     assert plain_updates(module, own, "cuda").keys() == {"a", "c", "e"}
+
+
+def test_updates_of_a_fused_collection_are_its_own() -> None:
+    def fused(optimizer: type) -> FusedEmbeddingBagCollection:
+        configs = bags(a=None, b=None).embedding_bag_configs()
+        return FusedEmbeddingBagCollection(
+            configs, optimizer, {"lr": 0.1}, device=torch.device("meta")
+        )
+
+    assert plain_updates(fused(torch.optim.Adagrad), None, "cuda").keys() == {"a", "b"}
+    assert plain_updates(fused(torch.optim.SGD), None, "cuda") == {}
+
+
+def test_why_batches_are_plain() -> None:
+    fused = ParameterSharding("table_wise", "fused", ranks=[0])
+    replicated = ParameterSharding("data_parallel", "dense")
+    tables = {"a": fused, "b": replicated}
+    assert why_plain_kernels({"a": fused}, {}, on_cpu=False) == ""
+    assert why_plain_kernels(tables, {}, on_cpu=True) == ""
+    assert "dense kernels, those of tables b" in why_plain_kernels(tables, {}, on_cpu=False)
+    why = why_plain_kernels({"a": fused}, {"a": "lamb"}, on_cpu=False)
+    assert why == "as kernels of lamb for CUDA, those of tables a, take no other"
+
+
+def test_sequences_whose_tables_clip_get_plain_batches_on_a_gpu_too() -> None:
+    tables = EmbeddingCollection(
+        tables=[EmbeddingConfig(name="a", num_embeddings=8, embedding_dim=4, feature_names=["f_a"])]
+    )
+    params = {"a": ParameterSharding("table_wise", "fused", ranks=[0])}
+    clipping = {"gradient_clipping": True, "max_gradient": 0.1}
+    sharded = object.__new__(ExactShardedEmbeddingCollection)
+    clipped = ClippedGradients(tables, params, clipping)
+    vars(sharded).update(_groups=None, _on_cpu=False, clipped=clipped)
+    assert "clips the gradient of each row" in sharded._why_plain()
+    vars(sharded).update(clipped=ClippedGradients(tables, params, None))
+    assert sharded._why_plain() == ""
+
+
+@pytest.mark.parametrize("kernel", ["fused", "fused_uvm", "fused_uvm_caching"])
+def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: str) -> None:
+    module = bags(a=optim.SGD)
+    weight = module.embedding_bags["a"].weight
+    weight._optimizer_kwargs = [{"lr": 0.1, "momentum": 0.9}]
+    params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
+    with pytest.raises(SetupError, match=r"table a: .* do nothing with momentum"):
+        check_updates(params, {"a": weight}, None, torch.device("cuda"))
 
 
 def test_such_tables_are_not_coalesced() -> None:

@@ -45,7 +45,7 @@ class BatchForm:
     ) -> None:
         self.name = name
         self._group = group
-        self._plain_only = plain_only
+        self.plain_only = plain_only
         self._features = tuple(features)
         self._keys: list[str] = []
         self._variable: bool | None = None
@@ -124,16 +124,16 @@ class BatchForm:
 
     def _begin(self, features: KeyedJaggedTensor, variable: bool) -> None:
         variable = self._on_any_rank(variable)
-        self._variable = variable and not self._plain_only
+        self._variable = variable and not self.plain_only
         if self._variable:
             names, _ = features.inverse_indices_or_none() or (features.keys(), None)
             self._order = list(names)  # TorchRec keeps it, too
         elif variable:
-            logger.warning("%s: deduplicated batches become plain, %s", self.name, self._plain_only)
+            logger.warning("%s: deduplicated batches become plain, %s", self.name, self.plain_only)
 
     def _on_any_rank(self, variable: bool) -> bool:
         """Whether a rank's first batch is deduplicated: messages of two forms would not fit."""
-        if self._group is None or self._plain_only:
+        if self._group is None or self.plain_only:
             return variable
         return any(tell_all(f"the form of the first batch of {self.name}", variable, self._group))
 
@@ -238,6 +238,17 @@ def refuse_inverse_indices(
         )
 
 
+def keep_inverse_indices(features: KeyedJaggedTensor) -> None:
+    """Keep the memory of what says where rows are until this stream is done with it.
+
+    A batch may have been copied to a GPU on another stream, and of a KeyedJaggedTensor's tensors
+    TorchRec (1.6 to 1.9) forgets these, which backward passes read.
+    """
+    indices = features.inverse_indices_or_none()
+    if indices is not None and indices[1].is_cuda:
+        indices[1].record_stream(torch.cuda.current_stream())
+
+
 def fit_batches(
     sharded: ShardedModule[Any, Any, Any, Any],
     form: BatchForm,
@@ -259,6 +270,7 @@ def fit_batches(
 
     def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
+            keep_inverse_indices(features)
             features = form.fit(form.ordered(features))
             if weights is not None:
                 weights.check_batch(features)

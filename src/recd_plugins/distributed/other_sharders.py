@@ -64,6 +64,7 @@ from recd_plugins.distributed.managed_collision import (
     why_all_rows_remapped,
 )
 from recd_plugins.distributed.mean_pooling import mean_pooled
+from recd_plugins.distributed.plain_kernels import plain_updates, why_plain_kernels
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.distributed.wire import with_gradients
@@ -187,9 +188,12 @@ def _shard(
     if isinstance(sharded, _OF_KJTS):
         tables = [table for inside in embedding_modules(module) for table in inside.tables]
         features = (feature for table in tables for feature in table.features)
+        why = why_plain(module) or why_clipped(sharded)
+        if not (on_cpu or why):
+            why = _why_plain_kernels(module, sharded, params)
         fit_batches(
             sharded,
-            BatchForm(name, why_plain(module) or why_clipped(sharded), features, env.process_group),
+            BatchForm(name, why, features, env.process_group),
             remaps=isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection),
             needs_rows=not isinstance(sharded, _WITHOUT_ROWS),
             weights=IdWeights(name, weighted=module.is_weighted(), means=mean_pooled(module))
@@ -243,6 +247,18 @@ def _refuse_rows_of_fused_bags(
                 f"rows, which is {why}. Shard them by tables or columns, or make the module an "
                 "EmbeddingBagCollection"
             )
+
+
+def _why_plain_kernels(
+    module: nn.Module, sharded: nn.Module, params: EmbeddingModuleShardingPlan
+) -> str:
+    """Why kernels on CUDA take plain batches alone; empty where they take others."""
+    if isinstance(module, FusedEmbeddingBagCollection):
+        updates = plain_updates(module, None, "cuda")
+        return why_plain_kernels(params, updates, on_cpu=False)
+    # Of a module around an EmbeddingBagCollection, whose own input dist is not called.
+    inside = getattr(getattr(sharded, "_embedding_module", None), "form", None)
+    return inside.plain_only if isinstance(inside, BatchForm) else ""
 
 
 def why_plain(module: nn.Module) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.errors import SetupError
 from recd_plugins.words import shortened
@@ -33,15 +31,6 @@ _ON_CPU = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
 }
-# As its kernels for CUDA assert at the first batch.
-_VARIABLE_ON_CUDA = {
-    EmbOptimType.SGD,
-    EmbOptimType.EXACT_SGD,
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD,
-    EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
-    EmbOptimType.ADAM,
-}
 # Arguments that FBGEMM (1.6 to 1.9) takes of every kind, and heeds of these alone, on CUDA alone.
 _MOMENTS = {
     EmbOptimType.ADAM,
@@ -55,7 +44,24 @@ _HEEDED_BY = {
     "momentum": set[EmbOptimType](),
 }
 # As its get_optimizer_state has them (1.6 to 1.9), which TorchRec calls of every kernel.
-_WITH_STATE = {EmbOptimType.EXACT_ADAGRAD, *_MOMENTS, *_VARIABLE_ON_CUDA}
+_WITH_STATE = {
+    EmbOptimType.SGD,
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD,
+    EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
+    *_MOMENTS,
+}
+# Those of FBGEMM's tables. On CPU a part has kernels of its own for the last one.
+_FUSED = {
+    "cpu": {EmbeddingComputeKernel.FUSED.value},
+    "cuda": {
+        EmbeddingComputeKernel.FUSED.value,
+        EmbeddingComputeKernel.FUSED_UVM.value,
+        EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+    },
+}
 
 #: Those that update each number by its own gradients; others have sums or norms of a row.
 ELEMENTWISE = {
@@ -153,8 +159,8 @@ def check_updates(
     without_rate: dict[str, list[str]] = {}
     split: list[str] = []
     for table, sharding in params.items():
-        if sharding.compute_kernel != EmbeddingComputeKernel.FUSED.value:
-            continue  # a dense one, those of CUDA alone, and those of plugins, which say it
+        if sharding.compute_kernel not in _FUSED.get(device_type, _FUSED["cpu"]):
+            continue  # a dense one, and those of plugins, which say it
         # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
         classes = getattr(parameters.get(table), "_optimizer_classes", [])
         kwargs = getattr(parameters.get(table), "_optimizer_kwargs", [])
@@ -192,52 +198,6 @@ def check_updates(
             shortened(tables),
             name,
             _ARGUMENTS["learning_rate"].default,
-        )
-
-
-def plain_updates(
-    module: EmbeddingBagCollection, fused_params: Mapping[str, Any] | None, device_type: str
-) -> dict[str, str]:
-    """The tables whose kernels take no variable (deduplicated) batches, and their updates.
-
-    Args:
-        module: not sharded, with the optimizers that its parameters bring.
-        fused_params: of its sharder.
-        device_type: of the module.
-
-    Returns:
-        FBGEMM's name of the update by that of the table.
-    """
-    if device_type == "cpu":
-        return {}
-    found = {}
-    for table, bag in module.embedding_bags.items():
-        given = dict(fused_params or {})
-        classes = getattr(bag.weight, "_optimizer_classes", [])
-        kwargs = getattr(bag.weight, "_optimizer_kwargs", [])
-        with suppress(ValueError):  # which check_updates tells
-            kind = kind_of_update(torch.optim.SGD, given)
-            for optimizer, arguments in zip(classes, kwargs, strict=True):
-                kind = kind_of_update(optimizer, arguments)
-            if kind not in _VARIABLE_ON_CUDA:
-                found[table] = kind.value
-    return found
-
-
-def refuse_coalesced_updates(updates: Mapping[str, str]) -> None:
-    """Refuse tables whose ids are to be sent once, which makes their batches variable.
-
-    Args:
-        updates: of those among ``plain_updates``.
-
-    Raises:
-        SetupError: there are some; names them.
-    """
-    if updates:
-        raise SetupError(
-            f"tables {shortened([*updates])} are to be coalesced and are trained by "
-            f"{', '.join(sorted({*updates.values()}))}, whose kernels for CUDA take no batches of "
-            "unique ids: leave coalesce out, or take SGD, row-wise Adagrad or Adam"
         )
 
 

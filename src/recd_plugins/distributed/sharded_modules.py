@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionContext,
     ShardedEmbeddingBagCollection,
@@ -26,7 +26,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.distributed.batch_form import BatchForm, refuse_inverse_indices
+from recd_plugins.distributed.batch_form import (
+    BatchForm,
+    keep_inverse_indices,
+    refuse_inverse_indices,
+)
 from recd_plugins.distributed.clipped_gradients import ClippedGradients
 from recd_plugins.distributed.coalesced.bags import BagLayout, CoalescedBags
 from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
@@ -59,9 +63,13 @@ from recd_plugins.distributed.no_rows import (
     with_an_empty_row,
     without_rows,
 )
+from recd_plugins.distributed.plain_kernels import (
+    plain_updates,
+    refuse_coalesced_updates,
+    why_plain_kernels,
+)
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.process_groups import gathers_equal_sizes
-from recd_plugins.distributed.row_updates import plain_updates, refuse_coalesced_updates
 from recd_plugins.distributed.sharding_agreement import check_sharding
 from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -130,11 +138,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             require_attributes(self, "_has_mean_pooling_callback")
             self._has_mean_pooling_callback = False
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
-        dense = ", ".join(_plain_alone(shardings, on_cpu=device_type == "cpu"))
-        why_plain = f"as dense kernels, those of tables {dense}, take no other" if dense else ""
-        if updates and not why_plain:
-            kinds, names = " and ".join(sorted({*updates.values()})), shortened([*updates])
-            why_plain = f"as kernels of {kinds} for CUDA, those of tables {names}, take no other"
+        why_plain = why_plain_kernels(shardings, updates, on_cpu=device_type == "cpu")
         self.form = BatchForm(
             name,
             why_plain or self.clipped.why_plain,
@@ -168,6 +172,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """
         self.form.require(features)
         if isinstance(features, KeyedJaggedTensor):
+            keep_inverse_indices(features)
             features = self.form.ordered(features)
             self._id_weights.check_batch(features)
             variable = features.variable_stride_per_key()
@@ -355,7 +360,9 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def _why_plain(self) -> str:
         if self._groups is not None:
             return "from which unique ids are taken"
-        return "as TorchRec loses their gradient on CPU" if self._on_cpu else ""
+        if self._on_cpu:
+            return "as TorchRec loses their gradient on CPU"
+        return self.clipped.why_plain
 
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
@@ -405,20 +412,6 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Lookup and output dist of the ids that ``distribute`` sent."""
         return super().compute_and_output_dist(ctx, input)
-
-
-def _plain_alone(shardings: Mapping[str, ParameterSharding], *, on_cpu: bool) -> list[str]:
-    """Tables with dense kernels that take no variable batches; data-parallel ones do on CPU."""
-    replicated = ShardingType.DATA_PARALLEL.value
-    return [
-        name
-        for name, sharding in shardings.items()
-        if not (on_cpu and sharding.sharding_type == replicated)
-        and (
-            sharding.sharding_type == replicated
-            or sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value
-        )
-    ]
 
 
 @contextmanager

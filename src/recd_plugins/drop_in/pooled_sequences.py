@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.distributed.batch_form import keep_inverse_indices
 from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import ExactnessError, PluginError, SetupError
 from recd_plugins.interfaces import Pooling, TargetPooling
@@ -152,8 +153,7 @@ def _inverse_of(
                 "shard it by ready.sharders(...)"
             )
         )
-    if indices[1].is_cuda:  # copied there on another stream, which a KeyedJaggedTensor forgets
-        indices[1].record_stream(torch.cuda.current_stream())
+    keep_inverse_indices(features)
     return (
         dict(zip(indices[0], indices[1].unbind(), strict=True)),
         dict(zip(features.keys(), features.stride_per_key(), strict=True)),

@@ -14,7 +14,7 @@ from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.clipped_gradients import clipping_tables, refuse_coalesced
 from recd_plugins.distributed.guards import guard
-from recd_plugins.distributed.row_updates import plain_updates, refuse_coalesced_updates
+from recd_plugins.distributed.plain_kernels import plain_updates, refuse_coalesced_updates
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.distributed.parity_cases import CPU, _whole
+from tests.distributed.parity_cases import _whole
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -112,7 +112,7 @@ def shard(
     dmp = DistributedModelParallel(
         module=module,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=torch.device("cpu"),
         plan=ShardingPlan({"": plan}),
         sharders=[sharder],
     )
