@@ -352,8 +352,9 @@ def _memory(
     tables = ("embeddings", "optimizer")
     names = (*tables, *beside, *(name for name in COMPONENTS if name not in tables))
     parts = {name: np.zeros(spec.world_size, np.int64) for name in names}
+    of_shards = planned.static()
     for option in planned.options:
-        for shard, static in zip(option.shards, planned.static[option.name], strict=True):
+        for shard, static in zip(option.shards, of_shards[option.name], strict=True):
             held = static.hbm if on_gpu else static.ddr
             whole = shard.storage.hbm if on_gpu else shard.storage.ddr
             known = row_memory(of_entries, option, shard, training.optimizer, spec.device)

@@ -127,13 +127,14 @@ class Planned:
     Attributes:
         sharding: what DistributedModelParallel takes.
         options: how each table is sharded, with rank, storage and time of each shard.
-        static: storage of each of those shards without inputs and outputs, by table name.
+        static: asked for, storage of each of those shards without inputs and outputs, by table
+            name: of plans that are only compared nobody asks.
         groups: of tables whose ranks table parts have chosen.
     """
 
     sharding: ShardingPlan
     options: tuple[ShardingOption, ...]
-    static: dict[str, list[Storage]]
+    static: Callable[[], dict[str, list[Storage]]]
     groups: tuple[TableGroup, ...] = ()
 
 
@@ -287,7 +288,8 @@ class RegistryPlanner(ShardingPlanner):
             ) from error
         except ValueError as error:  # of a table that cannot be split as it is to be
             raise SetupError(f"TorchRec's planner: {error}") from error
-        return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen), groups)
+        static = partial(enumerator.static_storage, chosen)
+        return Planned(sharding, tuple(chosen), static, groups)
 
 
 class SortedEnumerator(EmbeddingEnumerator):

@@ -128,18 +128,18 @@ class RegistryQuestion(ChoiceQuestion):
         )
         sharders = build_sharders(prepared)
         try:
-            planned = planner.plan_in_detail(prepared.model, sharders, haste=haste)
+            plan = planner.plan_in_detail(prepared.model, sharders, haste=haste).sharding
         except NoPlanError:
             if not haste:
                 raise
-            planned = planner.plan_in_detail(prepared.model, sharders)
+            plan = planner.plan_in_detail(prepared.model, sharders).sharding
 
         overlapped = registry.training.overlaps(setting.device_type, setting.nodes)
 
         def work(without: Collection[str]) -> Sequence[Work]:
             return work_of_step(
                 [table for table in prepared.tables if table.name not in without],
-                _without(planned.sharding, without),
+                _without(plan, without),
                 profile,
                 NO_COMPUTE,  # it is the same whatever is chosen
                 batch_size=setting.batch_size,
