@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.errors import RecdError
 from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import train
@@ -21,15 +20,3 @@ def train_under_each(
         *(Job(path, overrides=overrides, sharding=name) for name in shardings),
     ]
     return [train(rank, world_size, job) for job in jobs]
-
-
-def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[list[float] | str]:
-    """The losses of each job, or what it is refused with."""
-
-    def losses(job: Job) -> list[float] | str:
-        try:
-            return train(rank, world_size, job).losses
-        except RecdError as error:
-            return str(error)
-
-    return [losses(job) for job in jobs]

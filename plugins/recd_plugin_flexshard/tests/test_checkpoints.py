@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.training.job_cases import losses_of_jobs
 
-from recd_plugin_flexshard.tests.run_cases import train_each
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.job import Job
 
@@ -36,12 +36,12 @@ def test_checkpoints_are_those_of_tables_without_tiers(
 
     for ranks, steps, sharding in ((4, 3, TIERS), (2, 6, ROW_WISE), (4, 9, TIERS)):
         jobs = [job(sharding, "tiers", ranks, steps), job(ROW_WISE, "rows", ranks, steps)]
-        done = run_on_ranks(train_each, ranks, jobs, local_world_size=ranks // 2)[0]
+        done = run_on_ranks(losses_of_jobs, ranks, jobs, local_world_size=ranks // 2)[0]
         with_tiers, without = done
         assert len(with_tiers) == steps
         assert with_tiers == pytest.approx(without, abs=1e-6)
     # Row-wise Adagrad has one number for each part of a row there.
     jobs = [job("torchrec.column_wise", "rows", 4, 10)]
-    (refused,) = run_on_ranks(train_each, 4, jobs, local_world_size=2)[0]
+    (refused,) = run_on_ranks(losses_of_jobs, 4, jobs, local_world_size=2)[0]
     assert "step-000000009: cannot be loaded" in refused
     assert "column-wise tables have a row-wise Adagrad for each part" in refused
