@@ -256,9 +256,11 @@ def _why_plain_kernels(
     if isinstance(module, FusedEmbeddingBagCollection):
         updates = plain_updates(module, None, "cuda")
         return why_plain_kernels(params, updates, on_cpu=False)
-    # Of a module around an EmbeddingBagCollection, whose own input dist is not called.
-    inside = getattr(getattr(sharded, "_embedding_module", None), "form", None)
-    return inside.plain_only if isinstance(inside, BatchForm) else ""
+    if not isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
+        return ""
+    # Of the module inside, whose own input dist is not called.
+    forms = [getattr(inside, "form", None) for inside in sharded.modules()]
+    return next((form.plain_only for form in forms if isinstance(form, BatchForm)), "")
 
 
 def why_plain(module: nn.Module) -> str:
