@@ -6,20 +6,17 @@ Parts are those that are installed, not those that a list here remembers.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
+from tests.small_registry import MakeRegistry
 from tests.training.job_cases import losses_of_jobs
 
-from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugins.manager import PluginManager
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.job import Job
 
-ROWS = 1000
 TRAINING: dict[str, Any] = {
     "batch_size": 64,
     "steps": 6,
@@ -73,51 +70,27 @@ CASES: dict[str, dict[str, Any]] = {
         "cache": [{"use": "scars.cache", "tables": ["t_*"], "options": {"policy": "uvm"}}]
     },
     "ids sent once, cached": {
-        "sharding": [{"use": "torchrec.row_wise", "tables": ["t_*"]}],
+        "sharding": [
+            {"use": "torchrec.row_wise", "tables": ["t_*"], "options": {"coalesce": True}}
+        ],
         "cache": [{"use": "scars.cache", "tables": ["t_seq_*"]}],
     },
 }
 
 
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("every") / "table"
-    write_table(folder, TableOptions(rows=2048, row_group_rows=1024))
-    return folder
-
-
-def write_registry(path: Path, table: Path, sections: dict[str, Any]) -> Path:
-    document: dict[str, Any] = {
-        "version": 1,
-        "dataset": {
-            "use": "recd.session_parquet",
-            "options": {"path": str(table), "sparse": ["item_0", "usr_0", "seq_0_*"]},
-        },
-        "converter": {"use": "recd.ikjt"},
-        "preprocessing": [
-            {"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": ROWS}}
-        ],
-        "pooling": [{"use": "recd.attention", "features": ["seq_*"]}],
-        "model": {"embedding_dim": 16, "num_embeddings": ROWS, "top_mlp": [16]},
-        "training": TRAINING,
-        **sections,
-    }
-    for entry in [each for value in document.values() for each in _entries(value)]:
-        if entry.get("use") in OPTIONS:
-            entry.setdefault("options", OPTIONS[entry["use"]])
-    with path.open("w", encoding="utf-8") as stream:
-        YAML().dump(document, stream)
-    return path
-
-
-def _entries(section: Any) -> list[dict[str, Any]]:
-    found = section if isinstance(section, list) else [section]
-    return [each for each in found if isinstance(each, dict)]
+def sections_of(case: str) -> dict[str, Any]:
+    """Of a registry file, with the options that parts need."""
+    sections = {"training": TRAINING, **CASES[case]}
+    for section in sections.values():
+        for entry in section if isinstance(section, list) else [section]:
+            if entry.get("use") in OPTIONS:
+                entry.setdefault("options", OPTIONS[entry["use"]])
+    return sections
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_run_trains_as_stock_torchrec(case: str, table: Path, tmp_path: Path) -> None:
-    path = write_registry(tmp_path / "registry.yaml", table, CASES[case])
+def test_a_run_trains_as_stock_torchrec(case: str, make_registry: MakeRegistry) -> None:
+    path = make_registry(**sections_of(case)).path
     jobs = [Job(path, side, device=DEVICE.type) for side in ("baseline", "plugins")]
     (found,) = run_on_ranks(losses_of_jobs, 1, jobs)
     stock, ours = found
