@@ -12,8 +12,8 @@ def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bo
         group: of the module; None: it is on one rank.
         device_type: of the tensors.
     """
-    if group is None:
+    if group is None or device_type == "cpu":
         return device_type == "cpu"
     # "cpu:gloo,cuda:nccl"
     backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
-    return device_type == "cpu" or backends.get(device_type) == "gloo"
+    return backends.get(device_type) == "gloo"
