@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 
 from recd_plugin_auto.groups import Group, offered
 from recd_plugins.api import ChoiceQuestion, Offer, Offered, Trial
@@ -37,7 +39,7 @@ class Trials:
             PluginError: a plugin failed.
         """
         if choices not in self._made:
-            self._made[choices] = self._question.trial(self._offered(choices), haste=True)
+            self._made[choices] = self._trial(choices, haste=True)
         return self._made[choices]
 
     def settle(self, choices: Choices) -> bool:
@@ -45,13 +47,18 @@ class Trials:
         if settled := choices in self._settled:
             return settled
         self._settled.add(choices)
-        self._made[choices] = self._question.trial(self._offered(choices))
+        self._made[choices] = self._trial(choices)
         return settled
 
     def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
         """Seconds of the step without the tables of some groups, of choices that have a plan."""
-        left_out = {name for number in numbers for name in self._groups[number].names}
+        left_out = frozenset(name for number in numbers for name in self._groups[number].names)
         return self(choices).without(left_out).total
+
+    def _trial(self, choices: Choices, *, haste: bool = False) -> Trial:
+        trial = self._question.trial(self._offered(choices), haste=haste)
+        # The search asks for the same tables again and again.
+        return replace(trial, without=cache(trial.without))
 
     def _offered(self, choices: Choices) -> Offered:
         return offered(zip((group.names for group in self._groups), choices, strict=True))

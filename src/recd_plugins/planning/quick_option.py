@@ -26,8 +26,8 @@ class ShardLoads:
     """What the shards of an option take, in their order.
 
     Attributes:
-        storage: int64 ``[num_shards, 3]``, the fields of TorchRec's ``Storage``.
-        perf: float64 ``[num_shards, num_fields]``, those of its ``Perf``.
+        storage: int64 ``[3, num_shards]``, the fields of TorchRec's ``Storage``.
+        perf: float64 ``[num_fields, num_shards]``, those of its ``Perf``.
         milliseconds: float64 ``[num_shards]``, ``Perf.total``.
         total_storage: that of all of them.
     """
@@ -78,12 +78,9 @@ class QuickOption(ShardingOption):
     @cached_property
     def loads(self) -> ShardLoads:
         """Of the shards as they are estimated when it is asked for first."""
-        # Most shards of a table are alike, and share what was estimated of one.
-        storage = {id(s.storage): values_of(s.storage) for s in self.shards}
-        perf = {id(s.perf): values_of(s.perf) for s in self.shards}
-        storages = np.array([storage[id(s.storage)] for s in self.shards], np.int64)
-        perfs = np.array([perf[id(s.perf)] for s in self.shards], np.float64)
-        return ShardLoads(storages, perfs, milliseconds_of(perfs), storages.sum(axis=0).tolist())
+        storages = _values([shard.storage for shard in self.shards], np.int64)
+        perfs = _values([shard.perf for shard in self.shards], np.float64)
+        return ShardLoads(storages, perfs, milliseconds_of(perfs), storages.sum(axis=1).tolist())
 
 
 class Placement(list[ShardingOption]):
@@ -113,12 +110,21 @@ class Placement(list[ShardingOption]):
         return found
 
 
+def _values(taken: Sequence[Storage | Perf | None], dtype: type) -> NDArray[Any]:
+    """Of each, the values of its fields: most shards of a table share what was estimated of one."""
+    places: dict[int, int] = {}
+    rows = [places.setdefault(id(each), len(places)) for each in taken]
+    distinct = {id(each): each for each in taken}.values()
+    values = np.array([values_of(each) for each in distinct if each is not None], dtype)
+    return values.T[:, rows]
+
+
 def values_of(taken: Storage | Perf) -> list[float]:
     """The values of the fields, in their order."""
     return [*vars(taken).values()]
 
 
 def milliseconds_of(perf: Milliseconds) -> Milliseconds:
-    """``Perf.total`` of values of fields, along the last axis, added up in its order."""
-    compute, backward, sent, received, fetched = (perf[..., field] for field in _OF_TOTAL)
+    """``Perf.total`` of values of fields, along the first axis, added up in its order."""
+    compute, backward, sent, received, fetched = (perf[field] for field in _OF_TOTAL)
     return compute + backward + sent + received + fetched

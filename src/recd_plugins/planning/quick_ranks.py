@@ -42,8 +42,9 @@ class QuickRanks:
 
     def __init__(self, topology: Topology) -> None:
         devices = topology.devices
-        self._storage = np.array([values_of(each.storage) for each in devices], np.int64)
-        self._perf = np.array([values_of(each.perf) for each in devices], np.float64)
+        # As of ``ShardLoads``.
+        self._storage = np.array([values_of(each.storage) for each in devices], np.int64).T.copy()
+        self._perf = np.array([values_of(each.perf) for each in devices], np.float64).T.copy()
         self._busy = milliseconds_of(self._perf)
         self._every = np.arange(len(devices))
         # Of ranks that are as busy, the first of each node go before the second.
@@ -75,7 +76,7 @@ class QuickRanks:
     def on(self, topology: Topology) -> Topology:
         """A copy of a topology whose ranks are these."""
         copied = copy.deepcopy(topology)
-        left = zip(copied.devices, self._storage.tolist(), self._perf.tolist(), strict=True)
+        left = zip(copied.devices, self._storage.T.tolist(), self._perf.T.tolist(), strict=True)
         for device, storage, perf in left:
             device.storage, device.perf = Storage(*storage), Perf(*perf)
         return copied
@@ -86,9 +87,9 @@ class QuickRanks:
         Raises:
             PlannerError: there is no room.
         """
-        if (placed := self._on_each(option, self._every)) is None:
+        if not self._takes_each(option, slice(None)):
             raise no_room(f"a shard of {option.name} fits on no rank")
-        return placed
+        return self._every
 
     def place(self, option: ShardingOption) -> Ranks:
         """The ranks of shards: the least busy, or those of the least busy node that has room.
@@ -111,14 +112,14 @@ class QuickRanks:
 
     def place_together(self, options: Sequence[ShardingOption], ranks: Ranks) -> list[Ranks] | None:
         """The ranks of the shards of each option, all among some; None where there is no room."""
-        before = self._storage[ranks], self._perf[ranks], self._busy[ranks]
+        before = self._storage[:, ranks], self._perf[:, ranks], self._busy[ranks]
         placed = []
         for option in options:
             # A node's ranks hold the parts of a table that is split by rows in their order.
             in_order = option.sharding_type == ShardingType.TABLE_ROW_WISE.value
             found = (self._on_each if in_order else self._on_some)(option, ranks)
             if found is None:
-                self._storage[ranks], self._perf[ranks], self._busy[ranks] = before
+                self._storage[:, ranks], self._perf[:, ranks], self._busy[ranks] = before
                 return None
             placed.append(found)
         return placed
@@ -130,26 +131,31 @@ class QuickRanks:
     def _on_a_node(self, option: ShardingOption) -> Ranks | None:
         """The ranks of the least busy node that has room, which take a shard each."""
         loads = _loads(option)
-        if len(loads.storage) != self._nodes.shape[1]:
+        if loads.storage.shape[1] != self._nodes.shape[1]:
             return None
-        fits = (loads.storage <= self._storage[self._nodes]).all(axis=(1, 2))
+        left = self._storage[:, self._nodes]
+        fits = (loads.storage[:, None] <= left).all(axis=(0, 2))
         node = np.where(fits, self._busy_nodes(), np.inf).argmin()
         return self._on_each(option, self._nodes[node])
 
     def _on_each(self, option: ShardingOption, ranks: Ranks) -> Ranks | None:
         """The ranks, which take a shard each in their order."""
-        loads = _loads(option)
-        if len(loads.storage) != len(ranks) or (loads.storage > self._storage[ranks]).any():
-            return None
+        return ranks if self._takes_each(option, ranks) else None
+
+    def _takes_each(self, option: ShardingOption, ranks: Ranks | slice) -> bool:
+        """Whether each of the ranks has room for its shard, which it takes then."""
+        loads, left = _loads(option), self._storage[:, ranks]
+        if loads.storage.shape != left.shape or (loads.storage > left).any():
+            return False
         self._take(ranks, loads.storage, loads.perf)
-        return ranks
+        return True
 
     def _on_some(self, option: ShardingOption, ranks: Ranks) -> Ranks | None:
         """The least busy of the ranks for one shard after the other; of several the first."""
         loads = _loads(option)
         placed = []
-        for storage, perf in zip(loads.storage, loads.perf, strict=True):
-            fits = (storage <= self._storage[ranks]).all(axis=1)
+        for storage, perf in zip(loads.storage.T, loads.perf.T, strict=True):
+            fits = (storage[:, None] <= self._storage[:, ranks]).all(axis=0)
             if not fits.any():
                 return None
             rank = ranks[np.where(fits, self._busy[ranks], np.inf).argmin()]
@@ -157,10 +163,10 @@ class QuickRanks:
             placed.append(rank)
         return np.array(placed)
 
-    def _take(self, ranks: Ranks, storage: Ranks, perf: Milliseconds) -> None:
-        self._storage[ranks] -= storage
-        self._perf[ranks] += perf
-        self._busy[ranks] = milliseconds_of(self._perf[ranks])
+    def _take(self, ranks: Ranks | slice, storage: Ranks, perf: Milliseconds) -> None:
+        self._storage[:, ranks] -= storage
+        self._perf[:, ranks] += perf
+        self._busy[ranks] = milliseconds_of(self._perf[:, ranks])
 
 
 def no_room(message: str) -> PlannerError:
