@@ -94,6 +94,7 @@ class SideReport:
         batch_size: rows of a rank.
         largest_batch_size: that fits; None where it was not looked for.
         batch_step: rows more than ``largest_batch_size`` that were found not to fit.
+        data_ends: why the data has no larger batch, where that was found before memory ended.
         tables: in the order of the model.
         memory: bytes ``[world_size]`` by component, of GPUs where there are some.
         host_memory: bytes ``[world_size]`` of tables that GPUs read from their node's memory.
@@ -104,6 +105,7 @@ class SideReport:
     batch_size: int
     largest_batch_size: int | None
     batch_step: int | None
+    data_ends: str
     tables: tuple[PlannedTable, ...]
     memory: Mapping[str, NDArray[np.int64]]
     host_memory: NDArray[np.int64]
@@ -130,6 +132,7 @@ class SideReport:
             "batch_size": self.batch_size,
             "largest_batch_size": self.largest_batch_size,
             "batch_step": self.batch_step,
+            "data_ends": self.data_ends or None,
             "tables": [table.as_json() for table in self.tables],
             "memory_bytes": {
                 "max": int(total.max()),
@@ -248,6 +251,7 @@ def report_side(
     batch_size: int,
     largest_batch_size: int | None,
     batch_step: int | None,
+    data_ends: str = "",
     compute: Compute,
     costs: StageCosts,
 ) -> SideReport:
@@ -276,6 +280,7 @@ def report_side(
         batch_size,
         largest_batch_size,
         batch_step,
+        data_ends,
         _tables(candidate, planned, batch_size),
         _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
         _host_memory(planned, spec),

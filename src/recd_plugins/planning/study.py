@@ -56,7 +56,8 @@ class Study:
         mine = self._side("with the plugins", plugins, batch_size, start)
         theirs, problem = None, ""
         try:
-            theirs = self._side("plain", lambda _: plain, batch_size, start)
+            # What data is there for none, it is there for no other.
+            theirs = self._side("plain", lambda _: plain, batch_size, start, mine)
         except NoPlanError as error:
             problem = str(error)
         return PlanReport(
@@ -71,23 +72,31 @@ class Study:
         )
 
     def _side(
-        self, what: str, candidates: _Candidates, batch_size: int | None, start: int
+        self,
+        what: str,
+        candidates: _Candidates,
+        batch_size: int | None,
+        start: int,
+        other: SideReport | None = None,
     ) -> SideReport:
         largest = step = None
-        fitting = 0
+        fitting, data_ends = 0, "" if other is None else other.data_ends
         topology = self.spec.to_torchrec()
 
         def fits(rows: int) -> bool:
-            nonlocal fitting
+            nonlocal fitting, data_ends
             self.say(f"looking for the largest batch {what}: {rows:,} rows a rank")
+            if other is not None and data_ends and rows > other.batch_size:
+                return False
             try:
                 candidate = candidates(rows)
             except DataError as error:
-                advice = "; or name a batch size"
-                if fitting:
-                    advice = f". {fitting:,} rows a rank fit, as more might: name a batch size"
-                said = f"looking for the largest batch {what}, at {rows:,} rows a rank"
-                raise DataError(f"{said}: {error}{advice}") from error
+                said = f"at {rows:,} rows a rank: {error}"
+                if not fitting:
+                    said = f"looking for the largest batch {what}, {said}; or name a batch size"
+                    raise DataError(said) from error
+                data_ends = data_ends or said
+                return False
             kept = candidate.activation_bytes(self.compute, rows)
             found = candidate.fits(topology, rows, kept)
             fitting = max(fitting, rows * found)
@@ -106,6 +115,7 @@ class Study:
             batch_size=batch_size,
             largest_batch_size=largest,
             batch_step=step,
+            data_ends=data_ends,
             compute=self.compute,
             costs=self.spec.costs or self.spec.least_costs,
         )
