@@ -57,8 +57,8 @@ class Trials:
 
     def _trial(self, choices: Choices, *, haste: bool = False) -> Trial:
         trial = self._question.trial(self._offered(choices), haste=haste)
-        # The search asks for the same tables again and again.
-        return replace(trial, without=cache(trial.without))
+        without = cache(trial.without)  # the search asks for the same tables again and again
+        return replace(trial, without=lambda names: without(frozenset(names)))
 
     def _offered(self, choices: Choices) -> Offered:
         return offered(zip((group.names for group in self._groups), choices, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence, Set
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,14 @@ class _SplitByRows(EmbeddingPerfEstimatorConfig):
     """
 
     def __dir__(self) -> list[str]:
-        """The names of what ``annotations`` mark, which TorchRec looks for at each estimate."""
-        return _marked(type(self))
+        # TorchRec looks through all for marks, for each term of each estimate.
+        return self._marked
+
+    @cached_property
+    def _marked(self) -> list[str]:
+        """The names of methods that TorchRec's ``annotations`` mark."""
+        methods = inspect.getmembers(type(self), inspect.isfunction)
+        return [name for name, method in methods if any(m.startswith("_is_") for m in vars(method))]
 
     @input_dist_comms(sharding_type=ShardingType.ROW_WISE.value)
     def row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
@@ -172,13 +178,6 @@ class StepTime(NoopPerfModel):
 def collective_seconds(device_type: str) -> float:
     """What a collective is taken to take where nobody has measured it."""
     return _COLLECTIVE_MS.get(device_type, 0.0) / 1000
-
-
-@cache
-def _marked(config: type) -> list[str]:
-    """Of methods that bear a mark, as ``_is_custom_fwd_comms``."""
-    found = inspect.getmembers(config, inspect.isfunction)
-    return [name for name, method in found if any(mark.startswith("_is_") for mark in vars(method))]
 
 
 def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:
