@@ -44,7 +44,7 @@ def register_shardings():
 #: What a chooser does wrong, and how that is told.
 WRONG = {
     "return 5": (PluginError, r"acme\.alike: choose returned 5; expected a Choice"),
-    "return Alike(5, 1.0)": (PluginError, "has offered=5; expected pairs of an Offer"),
+    "return Alike(5, 1.0)": (PluginError, r"acme\.alike: chose 5; expected pairs of an Offer"),
     "return Alike([(Offer('acme.half', {}), ['t_user'])], 1.0)": (
         PluginError,
         r"acme\.alike: chose acme\.half, which offers nothing",
@@ -73,6 +73,14 @@ WRONG = {
     "class Own(Alike): pass\n        return Own([], 1.0)": (
         PluginError,
         r"acme\.alike: Own, which choose returned, cannot be sent to other ranks",
+    ),
+    "return question.trial([(Offer('acme.halves', {}), ['t_usr'])])": (
+        PluginError,
+        r"acme\.alike: tried acme\.halves for t_usr, which is none of its tables; did you mean",
+    ),
+    "return question.trial([]).without(['t_usr'])": (
+        PluginError,
+        r"acme\.alike: asked for the step without t_usr, which is none of its tables; did you",
     ),
     "raise DataError('not today')": (RegistryError, r"registry\.yaml:5 sharding\[0\]: not today"),
     "1 / 0": (PluginError, r"acme\.alike: choose failed at .*alike\.py:\d+: ZeroDivisionError"),

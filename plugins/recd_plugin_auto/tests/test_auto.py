@@ -297,6 +297,7 @@ def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
         ),
         ("'a'", "'a', which are no options of it: options: input should be a mapping, got 'a'$"),
         ("None", "returned None; expected a sequence of options, each a mapping$"),
+        ("iter(dict, None)", "returned more than 1,000$"),
     ],
 )
 def test_offers_that_are_no_options_name_the_plugin(

@@ -112,7 +112,7 @@ class ChoiceQuestion(ABC):
         """What the plugins offer for tables that are alike; those that change no modules first.
 
         Raises:
-            PluginError: a plugin fails, or offers what are no options.
+            PluginError: a plugin fails, offers what are no options, or more than a thousand.
         """
 
     @abstractmethod
@@ -124,7 +124,8 @@ class ChoiceQuestion(ABC):
             haste: of a sample of the data, by few proposals.
 
         Raises:
-            PluginError: a plugin failed.
+            PluginError: a plugin failed; what is offered are no offers, or for tables that are not
+                the chooser's, or come twice.
         """
 
 

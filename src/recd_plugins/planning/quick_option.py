@@ -115,7 +115,9 @@ def _values(taken: Sequence[Storage | Perf | None], dtype: type) -> NDArray[Any]
     places: dict[int, int] = {}
     rows = [places.setdefault(id(each), len(places)) for each in taken]
     distinct = {id(each): each for each in taken}.values()
-    values: NDArray[Any] = np.array([values_of(each) for each in distinct if each is not None], dtype)
+    values: NDArray[Any] = np.array(
+        [values_of(each) for each in distinct if each is not None], dtype
+    )
     return values.T[:, rows]
 
 

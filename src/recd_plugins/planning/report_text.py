@@ -248,9 +248,10 @@ def _changes(report: PlanReport) -> Text:
             f"({size_text(abs(saved))} {'saved' if saved >= 0 else 'more'})"
         )
         faster = plain.seconds.total / mine.seconds.total
+        gain = "" if faster >= 1 else ": they gain nothing here"
         lines.append(
             f"  {report.time_of_step} of a step: {_seconds(plain.seconds.total)} -> "
-            f"{_seconds(mine.seconds.total)} ({faster:.2f}x as fast)"
+            f"{_seconds(mine.seconds.total)} ({faster:.2f}x as fast{gain})"
         )
     if mine.largest_batch_size and plain.largest_batch_size:
         more = mine.largest_batch_size / plain.largest_batch_size

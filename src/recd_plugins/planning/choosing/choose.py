@@ -19,10 +19,11 @@ from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
-from recd_plugins.interfaces import Choice, Chooser, Offer, Setting, Table, TablePart
+from recd_plugins.interfaces import Choice, Chooser, Setting, Table, TablePart
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
+from recd_plugins.planning.choosing.check_offers import check_offers
 from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
-from recd_plugins.planning.choosing.entries import chooser_of, with_offers, wrong_options
+from recd_plugins.planning.choosing.entries import chooser_of, with_offers
 from recd_plugins.planning.choosing.question import RegistryQuestion
 from recd_plugins.planning.decided import document
 from recd_plugins.planning.performance import collective_seconds
@@ -34,7 +35,6 @@ from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes
-from recd_plugins.words import did_you_mean, shortened
 
 # To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed where it was not
 # measured.
@@ -168,42 +168,9 @@ def _find(
             raise
     if not isinstance(choice, Choice):
         raise PluginError(f"{plugin.title}: choose returned {choice!r}; expected a Choice")
-    if not _are_offers(choice.offered):
-        raise PluginError(
-            f"{plugin.title}: the Choice that choose returned has offered={choice.offered!r:.200}; "
-            "expected pairs of an Offer and names of tables"
-        )
-    _check_offers(registry, chooser, choice, tables)
+    check_offers(registry, chooser, choice.offered, tables, "chose")
     _check_report(registry, chooser, choice)
     return _Found(choice, question.profile(choice.offered))
-
-
-def _check_offers(
-    registry: Registry, chooser: Entry[Chooser], choice: Choice, tables: Sequence[Table]
-) -> None:
-    """Refuse offers that nobody makes, and tables that are not the chooser's, or chosen twice."""
-    plugins = {cls.name: cls for cls in registry.offering}
-    known = [table.name for table in tables]
-    taken: set[str] = set()
-    for offer, names in choice.offered:
-        if offer.use not in plugins:
-            raise PluginError(f"{chooser.plugin.title}: chose {offer.use}, which offers nothing")
-        if wrong := wrong_options(plugins[offer.use], offer.options):
-            raise PluginError(
-                f"{chooser.plugin.title}: chose {offer.use} with {offer.options!r:.200}, which are "
-                f"no options of it: {wrong}"
-            )
-        if not names:
-            raise PluginError(f"{chooser.plugin.title}: chose {offer} for no table")
-        for name in names:
-            if name not in known:
-                raise PluginError(
-                    f"{chooser.plugin.title}: chose {offer} for {name}, which is none of its tables"
-                    + (did_you_mean(name, known) or f"; its tables: {shortened(known)}")
-                )
-            if name in taken:
-                raise PluginError(f"{chooser.plugin.title}: chose twice for table {name}")
-            taken.add(name)
 
 
 def _check_report(registry: Registry, chooser: Entry[Chooser], choice: Choice) -> None:
@@ -225,18 +192,6 @@ def _check_report(registry: Registry, chooser: Entry[Chooser], choice: Choice) -
     told = part.asked("with_compute", StageTimes(0, 0, 0, 0, 0), of=choice)
     part.asked("as_json", of=told)
     part.asked("shown", "", of=told)
-
-
-def _are_offers(offered: object) -> bool:
-    return isinstance(offered, Sequence) and all(
-        isinstance(each, Sequence)
-        and len(each) == 2
-        and isinstance(each[0], Offer)
-        and isinstance(each[1], Sequence)
-        and not isinstance(each[1], str)
-        and all(isinstance(name, str) for name in each[1])
-        for each in offered
-    )
 
 
 def _costs(setting: Setting, name: str) -> StageCosts:

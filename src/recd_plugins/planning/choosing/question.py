@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from recd_plugins.interfaces import (
     Table,
     Trial,
 )
+from recd_plugins.planning.choosing.check_offers import check_offers, check_table
 from recd_plugins.planning.choosing.data import DataOfChoices
 from recd_plugins.planning.choosing.entries import with_offers, wrong_options
 from recd_plugins.planning.compute import NO_COMPUTE
@@ -44,6 +45,8 @@ from recd_plugins.values.work import Work
 
 # Accesses are counted in so many rows to compare choices.
 _SAMPLE = 4096
+# Each is tried: that many are a mistake.
+_MOST_OFFERS = 1000
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ class RegistryQuestion(ChoiceQuestion):
                         f"{cls.name}: offers returned {returned!r:.200}; expected a sequence of "
                         "options, each a mapping"
                     )
-                offered = list(returned)
+                offered = list(islice(returned, _MOST_OFFERS + 1))
+                if len(offered) > _MOST_OFFERS:
+                    raise PluginError(f"{cls.name}: offers returned more than {_MOST_OFFERS:,}")
             except RecdError:
                 raise
             except PLUGIN_FAILURES as error:
@@ -89,6 +94,7 @@ class RegistryQuestion(ChoiceQuestion):
 
     def trial(self, offered: Offered, *, haste: bool = False) -> Trial:
         """See ``ChoiceQuestion.trial``."""
+        check_offers(self.registry, self.chooser, offered, self.tables, "tried")
         profile, sample = self.profile(offered), _SAMPLE if haste else None
         data = DataOfChoices(self.setting.data, self.tables, profile, sample)
         registry = with_offers(self.registry, self.chooser, offered)
@@ -135,6 +141,7 @@ class RegistryQuestion(ChoiceQuestion):
             plan = planner.plan_in_detail(prepared.model, sharders).sharding
 
         overlapped = registry.training.overlaps(setting.device_type, setting.nodes)
+        known = [table.name for table in prepared.tables]
 
         def work(without: Collection[str]) -> Sequence[Work]:
             return work_of_step(
@@ -154,8 +161,13 @@ class RegistryQuestion(ChoiceQuestion):
         def step(works: Sequence[Work]) -> StageTimes:
             return predict_stages(works, self.costs, overlapped=overlapped)
 
+        def without(names: Collection[str]) -> StageTimes:
+            for name in names:
+                check_table(self.chooser, "asked for the step without", name, known)
+            return step(work(names))
+
         works = work(())
-        return Trial(step(works), tuple(works), without=lambda names: step(work(names)))
+        return Trial(step(works), tuple(works), without=without)
 
 
 def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
