@@ -7,13 +7,13 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
+from recd_plugins.cli.unwinding import Ended, unwinding
 from recd_plugins.errors import PluginError, RecdError, RunInterrupted, on_rank
 from recd_plugins.versions import __version__
 
@@ -94,7 +94,7 @@ class _Recd(click.Group):
         if not kwargs.get("standalone_mode", True) or os.environ.get("RECD_TRACEBACK") == "1":
             return super().__call__(*args, **kwargs)
         try:
-            with _unwinding():
+            with unwinding():
                 return super().__call__(*args, **kwargs)
         except Exception as error:
             from recd_plugins.cli.fault import EXIT_STATUS, fault_message
@@ -115,7 +115,7 @@ class _Recd(click.Group):
                 error = on_rank(error, int(rank))
             raise _Failure(str(error)) from error
         except KeyboardInterrupt as error:
-            number = error.signal if isinstance(error, _Ended) else signal.SIGINT
+            number = error.signal if isinstance(error, Ended) else signal.SIGINT
             with suppress(OSError):  # of a terminal that has gone
                 name = signal.Signals(number).name
                 click.secho(f"{name}: ended before it was done", fg="red", err=True)
@@ -126,35 +126,6 @@ class _Recd(click.Group):
             if os.environ.get("RECD_TRACEBACK") == "1" or (said := meant_by(error)) is None:
                 raise
             raise _Failure(said) from error
-
-
-class _Ended(KeyboardInterrupt):
-    """A signal that ends the program, as Ctrl-C does."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.signal = number
-
-
-@contextmanager
-def _unwinding() -> Iterator[None]:
-    """A context that SIGTERM and SIGHUP leave by an exception, so that no half of a file stays.
-
-    A rank of torchrun may wait for others, out of reach of exceptions: it ends at once.
-    """
-
-    def end(number: int, _: object) -> None:
-        raise _Ended(number)
-
-    ending = () if "RANK" in os.environ else (signal.SIGTERM, signal.SIGHUP)
-    mine = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
-    for number in mine:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in mine:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _plugin_commands(ctx: click.Context) -> PluginCommands:

@@ -1,0 +1,84 @@
+"""Signals that end a command, wherever in it they come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import weakref
+
+import pytest
+
+from recd_plugins.cli.unwinding import Ended, unwinding
+from recd_plugins.errors import RunInterrupted
+
+
+class Garbage:
+    """What sends this process a signal when nobody needs it any more."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), self.number)
+
+
+def leave_garbage(number: int) -> None:
+    """Have a finalizer send a signal, and go on."""
+    garbage = Garbage(number)
+    del garbage
+    wait()
+
+
+def wait() -> None:
+    for _ in range(100):
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("number", "raised"), [(signal.SIGTERM, Ended), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_signal_in_a_finalizer_is_not_lost(capfd, number: int, raised: type) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(raised), unwinding():
+        leave_garbage(number)
+    assert signal.getsignal(number) is before
+    assert capfd.readouterr().err == ""
+
+
+def test_nor_in_a_call_of_a_weak_reference() -> None:
+    def leave() -> None:
+        garbage = {1}
+        kept = weakref.ref(garbage, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        del garbage
+        assert kept() is None
+        wait()
+
+    with pytest.raises(Ended), unwinding():
+        leave()
+
+
+def test_nor_that_which_ends_a_run() -> None:
+    def end(*_: object) -> None:
+        raise RunInterrupted.by(signal.SIGTERM, "the run was ended before its first step")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(RunInterrupted), unwinding():
+            leave_garbage(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_errors_are_told(monkeypatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: told.append(what.exc_value))
+
+    class Wrong:
+        def __del__(self) -> None:
+            raise ValueError("wrong")
+
+    with unwinding():
+        wrong = Wrong()
+        del wrong
+    assert [str(each) for each in told] == ["wrong"]
