@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ from recd_plugins.api.reading import digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
 VERSION = 5
+
+_WAITS = "another process imports it, which this one waits for"
 
 
 class ImportOptions(PluginOptions):
@@ -208,5 +211,10 @@ class ImportPlace:
         )
         with progress_bars() as add_bar:
             bar = add_bar(f"importing {source.location}", source.num_rows)
-            note = importer.make(self.folder, self.identity, bar)
+            note = importer.make(
+                self.folder,
+                self.identity,
+                bar,
+                lambda: print(f"{source.location}: {_WAITS}", file=sys.stderr),
+            )
         return Imported(source.location, self.folder, note, new=True)

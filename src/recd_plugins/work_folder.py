@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -43,21 +44,32 @@ class WorkFolder:
 
 @contextmanager
 def work_folder(
-    target: Path, purpose: str, identity: dict[str, Any], say: Callable[[str], None]
+    target: Path,
+    purpose: str,
+    identity: dict[str, Any],
+    say: Callable[[str], None],
+    *,
+    waits: Callable[[], None] | None = None,
 ) -> Iterator[WorkFolder]:
     """The folder ``.NAME.PURPOSE`` beside ``target``, for this process alone.
 
     What an earlier run with the same identity left in it stays. It is removed at the end and when
     the input is wrong, but not when the process is killed or interrupted.
 
+    Args:
+        target: what the run makes.
+        purpose: of the run.
+        identity: JSON values, by name; a run with others starts anew.
+        say: told, in words, how the run begins.
+        waits: called where another process is at work in it, before that is waited for; it may
+            have made the target then. Without it this is an error.
+
     Raises:
         DataError: the place cannot be written, or another process is at work in it.
     """
     path = target.with_name(f".{target.name}.{purpose}")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with (path / _LOCK).open("ab") as lock:
-            _lock(lock.fileno(), path)
+        with _locked(path, waits):
             put_back(target, path)
             resumed = _take_over(path, identity, say)
             try:
@@ -94,10 +106,25 @@ def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None])
     return False
 
 
-def _lock(handle: int, path: Path) -> None:
-    try:
-        try_lock(handle)
-    except BlockingIOError as error:
-        raise DataError(f"{path}: another process is at work for this target") from error
-    if os.fstat(handle).st_nlink == 0:
-        raise DataError(f"{path}: another process just ended here; start again")
+@contextmanager
+def _locked(path: Path, waits: Callable[[], None] | None) -> Iterator[None]:
+    """A context in which no other process is in the folder."""
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            opened = (path / _LOCK).open("ab")
+        except FileNotFoundError:  # another process has just removed the folder, at its end
+            continue
+        with opened as lock:
+            try:
+                try_lock(lock.fileno())
+            except BlockingIOError as error:
+                if waits is None:
+                    raise DataError(
+                        f"{path}: another process is at work for this target"
+                    ) from error
+                waits()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock.fileno()).st_nlink:
+                yield
+                return

@@ -65,16 +65,23 @@ class Importer:
         self._widths = widths or {}
 
     def make(
-        self, target: Path, identity: dict[str, Any], progress: Callable[[int], None]
+        self,
+        target: Path,
+        identity: dict[str, Any],
+        progress: Callable[[int], None],
+        waits: Callable[[], None],
     ) -> ImportNote:
         """Write the import to ``target``, whole or not at all.
+
+        Another process that makes it is waited for, after a call of ``waits``: all ranks of a
+        trainer may begin with it.
 
         Raises:
             DataError: a value is wrong, a split is empty, or the place cannot be written.
         """
-        with work_folder(target, "import", identity, lambda _: None) as work:
+        with work_folder(target, "import", identity, lambda _: None, waits=waits) as work:
             if (found := ImportNote.read(target)) is not None:
-                return found  # another process made it while this one waited to begin
+                return found  # which another process made meanwhile
             shutil.rmtree(work.table, ignore_errors=True)
             work.table.mkdir()
             note = self._write(work.table, work.path / "spill", progress)

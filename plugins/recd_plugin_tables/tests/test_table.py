@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from recd_plugin_tables import imported
 from recd_plugin_tables.imports import make
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
 from recd_plugin_tables.tests.writers import ROWS, WRITERS
@@ -34,6 +37,29 @@ class TestContract(DatasetContract):
     @pytest.fixture
     def plugin(self, path):
         return table(path, order="stored", split={"by": "row", "test": 0.2})
+
+
+def test_two_that_begin_at_once_make_it_once(path, monkeypatch):
+    written, said, waits = [], [], threading.Event()
+    write = make.Importer._write
+
+    def slowly(*args: Any) -> Any:
+        written.append(args)
+        assert waits.wait(10)
+        return write(*args)
+
+    def show(line: str, **_: Any) -> None:
+        said.append(line)
+        waits.set()
+
+    monkeypatch.setattr(make.Importer, "_write", slowly)
+    monkeypatch.setattr(imported, "print", show, raising=False)
+    tables = [table(path) for _ in range(2)]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda each: each.prepare(), tables))
+    assert len(written) == 1
+    assert said == [f"{path}: another process imports it, which this one waits for"]
+    assert by_row(tables[0]) == by_row(tables[1])
 
 
 def test_every_row_and_value_is_there(path):

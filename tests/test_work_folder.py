@@ -1,0 +1,60 @@
+"""Work folders: one process at a time, and who waits for another is told so first."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.errors import DataError
+from recd_plugins.work_folder import work_folder
+
+
+def made_by(name: str, target: Path, waiting: threading.Event) -> str:
+    """Who made the target: this one, or another that it waited for."""
+    with work_folder(target, "test", {}, lambda _: None, waits=waiting.set) as work:
+        if not target.exists():
+            work.table.mkdir()
+            (work.table / "maker").write_text(name)
+            work.publish(target)
+    return (target / "maker").read_text()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_another_is_waited_for(tmp_path: Path, fails: bool) -> None:
+    target, waiting = tmp_path / "made", threading.Event()
+    with ThreadPoolExecutor() as threads:
+        try:
+            with work_folder(target, "test", {}, lambda _: None) as work:
+                second = threads.submit(made_by, "second", target, waiting)
+                assert waiting.wait(10)
+                assert not second.done()
+                if fails:
+                    raise DataError("a value is wrong")
+                work.table.mkdir()
+                (work.table / "maker").write_text("first")
+                work.publish(target)
+        except DataError:
+            assert fails
+        assert second.result(10) == ("second" if fails else "first")
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]
+
+
+def test_one_that_does_not_wait_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    with (
+        work_folder(target, "test", {}, lambda _: None),
+        pytest.raises(DataError, match="another process is at work for this target"),
+        work_folder(target, "test", {}, lambda _: None),
+    ):
+        pass
+
+
+def test_errors_of_the_work_are_passed_on(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataError, match="cannot be written"),
+        work_folder(tmp_path / "made", "test", {}, lambda _: None),
+    ):
+        raise FileNotFoundError(2, "no such file")
