@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from recd_plugins import load_registry
+from recd_plugins.api import Pipeline
 from recd_plugins.cli import main
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import PluginError
+from recd_plugins.plugin_call import plugin_code
+
+# What decorates methods stands in a file of its own.
+HELPER = """
+def guarded(method):
+    def call(*arguments):
+        return method(*arguments)
+    return call
+
+def fail():
+    raise ValueError("wrong")
+"""
 
 FAULTY = '''
 from recd_plugins.api import *
@@ -117,3 +131,30 @@ def test_recd_run_shows_it_as_the_plugins(folder: Path, method: str) -> None:
     assert result.exit_code == 1, result.output
     assert f"bad.wrapper: {method} failed at " in result.stderr
     assert "fault of recd-plugins" not in result.stderr
+
+
+class Bare(Pipeline):
+    """A pipeline whose code is elsewhere."""
+
+    name = "bad.bare"
+
+    def build(self, *_: Any) -> Any:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("file", "is_plugins"),
+    [("helper.py", True), ("site-packages/torchrec/train.py", False)],
+)
+def test_a_method_that_a_helper_decorates_is_the_plugins(
+    tmp_path: Path, file: str, is_plugins: bool
+) -> None:
+    helper: dict[str, Any] = {}
+    exec(compile(HELPER, str(tmp_path / file), "exec"), helper)
+    progress = helper["guarded"](helper["fail"])
+    plugin = Bare(Bare.Options())
+    with (
+        pytest.raises(PluginError if is_plugins else ValueError, match="wrong"),
+        plugin_code(plugin, "progress", Bare),
+    ):
+        progress()

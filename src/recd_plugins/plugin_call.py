@@ -128,12 +128,20 @@ def _place(code: object, error: BaseException) -> str:
 
 def _is_own(cls: type, error: BaseException) -> bool:
     """Whether an error is of the class's own file, or of a library that it called itself."""
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    file = _file(cls)
-    if file not in files:
+    # The first is that of the context, the second has called the method.
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][2:]
+    # What decorates a method stands in a file of its own.
+    own = {_file(cls), *(files[:1] if files and not _is_of_libraries(files[0]) else [])}
+    last = max((at for at, file in enumerate(files) if file in own), default=None)
+    if last is None:
         return False
-    below = files[len(files) - files[::-1].index(file) :]
+    below = files[last + 1 :]
     return not any("/distributed/" in name or name.startswith(_OWN_FILES) for name in below)
+
+
+def _is_of_libraries(file: str) -> bool:
+    """Whether a file is recd-plugins' own, or torch's or TorchRec's."""
+    return file.startswith(_OWN_FILES) or "/torch/" in file or "/torchrec/" in file
 
 
 def _file(code: object) -> str | None:

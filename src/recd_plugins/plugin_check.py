@@ -16,6 +16,7 @@ from recd_plugins.words import did_you_mean
 API_VERSION = 5
 """The version of the API: goes up by one where plugins may need what older ones lack."""
 
+_INTERFACES = "recd_plugins.interfaces."
 # How methods begin that are called when something happens.
 _EVENT = "on_"
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
@@ -87,11 +88,15 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
         if events and method.startswith(_EVENT) and method not in events and inspect.isfunction(of):
             meant = did_you_mean(method, events) or f"; there are: {', '.join(events)}"
             raise PluginError(f"{what}.{method} is never called{meant}")
-    for name, declared in sorted(_attributes(interface).items()):
+    # Of a kind there may be several, as that of choosers among those of shardings.
+    own_interfaces = [each for each in cls.__mro__ if each.__module__.startswith(_INTERFACES)]
+    nearest = next((each for each in own_interfaces if issubclass(each, interface)), interface)
+    for name, declared in sorted(_attributes(nearest).items()):
         own = of_class[name]
         if name.startswith("_") or own is declared:
             continue
-        if inspect.isfunction(declared):
+        if inspect.isfunction(declared) or isinstance(own, classmethod):
+            declared = getattr(declared, "__func__", declared)
             _check_method(cls, name, own, declared, f"{what}.{name}")
         else:
             _check_value(own, declared, f"{what}.{name}")
@@ -110,7 +115,7 @@ def _check_method(cls: type, method: str, own: Any, declared: Any, what: str) ->
     try:
         taken = _parameters(getattr(cls, method), bound=inspect.isfunction(own))
         inspect.Signature(taken).bind(*positional, **named)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # ValueError: it has no parameter at all
         words = ", ".join(p.name for p in called_with)
         message = f"{what} is called with ({words}), which it does not take: {error}"
         raise PluginError(message) from error

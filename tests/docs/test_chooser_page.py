@@ -105,6 +105,29 @@ def asked(folder: Path, body: str | None = None) -> Registry:
     return load_registry(written(folder, "[{use: acme.alike}]", body), plugins_dir=folder)
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "words"),
+    [
+        ("def choose(self, question):", "def choose(self):", r"choose is called with \(question\)"),
+        (
+            "offers(cls, tables, setting):",
+            "offers(cls):",
+            r"offers is called with \(tables, setting",
+        ),
+        ("offers(cls, tables, setting):", "offers():", r"offers is called with \(tables, setting"),
+    ],
+)
+def test_parameters_are_compared_when_it_is_loaded(
+    tmp_path: Path, right: str, wrong: str, words: str
+) -> None:
+    registry = written(tmp_path, "[{use: acme.alike}]")
+    for module in tmp_path.glob("*.py"):
+        code = module.read_text(encoding="utf-8")
+        module.write_text(code.replace(right, wrong), encoding="utf-8")
+    with pytest.raises(PluginError, match=words):
+        load_registry(registry, plugins_dir=tmp_path)
+
+
 def test_training_is_that_of_the_entries_that_it_chose(tmp_path: Path) -> None:
     losses = []
     for sharding in ("[{use: acme.alike}]", "[{use: acme.halves, tables: ['*']}]"):

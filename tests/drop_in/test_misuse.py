@@ -78,6 +78,23 @@ def test_a_schedule_that_nobody_follows(tmp_path: Path) -> None:
         recd_plugins.wrap(model(), path)
 
 
+@pytest.mark.parametrize("key", ["learning_rate", "eps"])
+def test_a_rate_of_an_optimizer_that_is_not_named(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(f"version: 1\ntraining: {{{key}: 0.5}}\n")
+    with pytest.raises(SetupError, match=rf"training.{key} is of the tables' optimizer, which is"):
+        recd_plugins.wrap(model(), path)
+    path.write_text(f"version: 1\ntraining: {{{key}: 0.5, optimizer: rowwise_adagrad}}\n")
+    assert recd_plugins.wrap(model(), path).sharders()[0].fused_params[key] == 0.5  # type: ignore[attr-defined]
+
+
+def test_what_is_chosen_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("version: 1\nsharding: [{use: auto}]\n")
+    ready = recd_plugins.wrap(model(), path)
+    assert f"{ready.chosen}; the registry has no dataset, so no rows are taken" in caplog.text
+
+
 def test_ranks_cannot_decide_in_workers() -> None:
     """They find one another there in no process group: without this they wait for ever."""
     dedup = recd_plugins.wrap(model()).dedup

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from inspect import signature
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from recd_plugins.api import (
 from recd_plugins.registry import Entry
 from recd_plugins.registry.checked_part import (
     _EXPECTED,
+    _OF_A_TABLE,
     CheckedPart,
     asked_together,
     by_class,
@@ -41,7 +44,7 @@ class Part(TablePart):
 
 def checked(part: TablePart) -> CheckedPart:
     return CheckedPart(
-        Path("registry.yaml"), Entry(Wide(Wide.Options()), (), "sharding[1]", 7), part
+        Path("registry.yaml"), Entry(Wide(Wide.Options()), ("t",), "sharding[1]", 7), part
     )
 
 
@@ -125,15 +128,34 @@ def test_what_a_plugin_refuses_names_its_entry() -> None:
         raise SetupError("too wide")
 
     with pytest.raises(RegistryError, match=AT + "too wide$"):
-        with_method("work", refuse).work(None, None, None)  # type: ignore[arg-type]
+        with_method("work", refuse).work("t", None, None)  # type: ignore[arg-type]
 
 
 def test_what_is_right_passes() -> None:
     part = checked(TablePart())
     assert part.sharded_share("t") == 1.0
     assert part.words("t") == ()
-    assert part.work(None, None, None) == ()  # type: ignore[arg-type]
+    assert part.work("t", None, None) == ()  # type: ignore[arg-type]
     assert with_method("words", lambda *_: iter(["one"])).words("t") == ("one",)
+
+
+@pytest.mark.parametrize("method", sorted(_OF_A_TABLE))
+def test_nothing_is_asked_of_a_table_that_the_entry_does_not_claim(method: str) -> None:
+    def boom(*_: Any) -> Any:
+        raise KeyError("boom")
+
+    arguments: list[Any] = [None] * (len(signature(getattr(TablePart, method)).parameters) - 2)
+    part = with_method(method, boom)
+    assert getattr(part, method)("u", *arguments) == getattr(TablePart(), method)("u", *arguments)
+    with pytest.raises(PluginError, match="boom"):
+        getattr(part, method)("t", *arguments)
+
+
+def test_work_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recd_plugins.registry.checked_part._MOST", 10)
+    part = with_method("work", lambda *_: repeat((slice(None), Work())))
+    with pytest.raises(PluginError, match=AT + r"acme\.wide: work returned more than 10$"):
+        part.work("t", None, None)  # type: ignore[arg-type]
 
 
 def test_a_class_is_asked_for_all_of_its_parts() -> None:

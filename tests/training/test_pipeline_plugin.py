@@ -104,6 +104,7 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
         ("trains_nothing", "returned 2 times, and no parameter of the model was written to: the"),
         ("adds_up_gradients", "calls backward where .* still has the gradient of the batch before"),
         ("trains_twice", "made 2 backward passes in 1 calls, each of which trains one batch: tab"),
+        ("steps_twice", "made 2 steps of an optimizer in 1 calls, each of which trains one batch"),
         ("is_one_behind", "returned the labels of another batch in call 2: expected the output of"),
         ("skips", "progress ended with 1 of 2 batches that it had taken and not trained"),
         ("evaluates", "progress left the model in evaluation mode in call 1, in which no later"),

@@ -246,6 +246,8 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
     keys = [role for role, is_it in given.items() if is_it]
     by = "weekday" if seen.daily else "hour"
     part = "day of the week" if seen.daily else "hour of the day in UTC"
+    if time and not (pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or unit_of(seen)):
+        return Guess(seen, tuple(keys), "which rows come first; of no known unit, so no feature")
     if time:
         options = {"unit": unit_of(seen), "by": by} if unit_of(seen) else {"by": by}
         return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)

@@ -107,6 +107,19 @@ def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
     assert "tags: {as: ids, texts: true}" in text
 
 
+def test_a_time_of_no_known_unit_only_orders_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.parquet"), {"at": [*range(90)], "user": [1, 2, 3] * 30, "click": [0, 1, 0] * 30})
+    done = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--time", "at"])
+    assert done.exit_code == 0, done.output
+    assert "which rows come first; of no known unit, so no feature" in Path("my.yaml").read_text()
+    dataset = load_registry("my.yaml").dataset
+    dataset.prepare()
+    assert "at" not in dataset.schema().sparse
+
+
 def test_a_missing_number_becomes_the_median(tmp_path: Path) -> None:
     price = [None if row % 10 == 0 else 100.004 + row for row in range(101)]
     columns = {"price": price, "user": [1, 2, 3] * 33 + [1, 2], "click": [0, *[0, 1] * 50]}

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,17 @@ def test_two_that_begin_at_once_make_it_once(path, monkeypatch):
 
     monkeypatch.setattr(make.Importer, "_write", slowly)
     monkeypatch.setattr(imported, "print", show, raising=False)
-    tables = [table(path) for _ in range(2)]
+    # rich has one set of bars a process.
+    no_bar = nullcontext(lambda *_: lambda _: None)
+    monkeypatch.setattr("recd_plugins.api.commands.progress_bars", lambda: no_bar)
+    places = [table(path)._place for _ in range(2)]
+    for place in places:
+        assert place.find() is None
     with ThreadPoolExecutor() as threads:
-        list(threads.map(lambda each: each.prepare(), tables))
+        first, second = threads.map(lambda place: place.make(), places)
     assert len(written) == 1
     assert said == [f"{path}: another process imports it, which this one waits for"]
-    assert by_row(tables[0]) == by_row(tables[1])
+    assert (first.folder, first.note) == (second.folder, second.note)
 
 
 def test_every_row_and_value_is_there(path):

@@ -10,6 +10,7 @@ import torch
 
 from recd_plugins.distributed.launch import torchrun_rank, torchrun_ranks_per_node
 from recd_plugins.errors import SetupError
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Registry, at_entry
 from recd_plugins.versions import fbgemm_has_cuda
 
@@ -33,7 +34,7 @@ def choose_device(registry: Registry) -> str:
         _say_once(registry.path, f"training.device auto takes the CPU: {lack}")
     device = "cpu" if wanted == "cpu" or lack else "cuda"
     for entry in registry.cache:
-        with at_entry(registry.path, entry):
+        with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
             entry.plugin.check(torch.device(device))
     return device
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -19,6 +20,7 @@ from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.prepare import prepare_model
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.registry.from_file import read_registry, registry_without_file
+from recd_plugins.registry.no_data import NoDataset
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Wrapped(Prepared):
     @property
     def _defaults(self) -> dict[str, Any]:
         training = self.registry.training
-        return fused_params(training) if training.model_fields_set & _OF_OPTIMIZER else {}
+        return fused_params(training) if "optimizer" in training.model_fields_set else {}
 
 
 def wrap(
@@ -86,7 +88,8 @@ def wrap(
 
     Raises:
         SetupError: the model has no embedding module, an entry needs rows and there is no
-            dataset, or the file has a schedule, which is the trainer's own.
+            dataset, or the file has a schedule, which is the trainer's own, or a learning rate or
+            eps of an optimizer that it does not name.
         RegistryError: something is wrong with the registry file, or does not suit the model.
 
     Example::
@@ -109,6 +112,12 @@ def wrap(
             f"{registry}: training.schedule is followed by recd run alone: leave it out, and set "
             "the learning rates as your trainer does, or by recd_plugins.api.training.LearningRates"
         )
+    without_name = parsed.training.model_fields_set & _OF_OPTIMIZER - {"optimizer"}
+    if without_name and "optimizer" not in parsed.training.model_fields_set:
+        raise SetupError(
+            f"{registry}: training.{min(without_name)} is of the tables' optimizer, which is the "
+            "trainer's own where training.optimizer names none: name it, or leave both out"
+        )
     if batch_size is not None:
         parsed = parsed.with_training({"batch_size": batch_size})
     if topology is not None:
@@ -116,6 +125,13 @@ def wrap(
     _warn_of_subclasses(model)
     dedup = Dedup(model)  # before plugins replace modules
     prepared = prepare_model(Registry(**vars(parsed)), model)
+    if prepared.chosen is not None and not (dist.is_initialized() and dist.get_rank()):
+        unseen = isinstance(parsed.dataset, NoDataset)
+        logger.warning(
+            "%s%s",
+            prepared.chosen,
+            "; the registry has no dataset, so no rows are taken to be equal" if unseen else "",
+        )
     return Wrapped(**vars(prepared), dedup=dedup)
 
 

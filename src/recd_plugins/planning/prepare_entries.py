@@ -20,11 +20,17 @@ from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_st
 from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.model.poolings import put_poolings
-from recd_plugins.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
+from recd_plugins.model_tables import (
+    EmbeddingModule,
+    embedding_modules,
+    rows_by_feature,
+    tables_of,
+)
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.registry.checked_part import CheckedPart
+from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -161,6 +167,11 @@ def _rewritten(
     if not isinstance(rewritten, nn.Module):
         raise PluginError(
             f"{entry.plugin.title}: rewrite returned {rewritten!r}; expected the model"
+        )
+    if lost := {table.name for table in tables} - {table.name for table in tables_of(rewritten)}:
+        raise PluginError(
+            f"{entry.plugin.title}: rewrite returned a {type(rewritten).__name__} without tables "
+            f"{shortened(sorted(lost))}; expected the model, with them"
         )
     # What stands in place of a collection of PooledSequences gets the rows that are stored, too.
     by_name = dict(rewritten.named_modules())

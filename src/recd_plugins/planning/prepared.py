@@ -199,6 +199,7 @@ class Registry(parsed.Registry):
         kinds: that sections of the file may be of, by name.
         further: entries of the kinds that have no attribute here, by kind.
         offering: shardings that a chooser may choose among; none without one.
+        unloaded: why packages could not be loaded, which may have more; none without a chooser.
     """
 
     @property

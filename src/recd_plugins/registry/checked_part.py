@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,9 +23,14 @@ from recd_plugins.values.work import Work
 
 T = TypeVar("T")
 
+# Pairs of a table's work, say: an iterator of more has no end.
+_MOST = 1_000_000
+
 
 class CheckedPart(TablePart):
     """A part that does what the part of an entry does, each method in a call that is checked.
+
+    Of tables that the entry does not claim it is not asked: nothing is done to them.
 
     Args:
         path: of the registry file.
@@ -34,6 +40,7 @@ class CheckedPart(TablePart):
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TablePart) -> None:
         self.path, self.entry, self.part = path, entry, part
+        self._claimed: dict[str, bool] = {}
 
     def __str__(self) -> str:
         return f"{self.entry.plugin.name} ({self.entry.field}, line {self.entry.line})"
@@ -42,6 +49,12 @@ class CheckedPart(TablePart):
     def place(self) -> str:
         """The plugin and where its entry stands, for errors that are of several entries."""
         return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
+
+    def claims(self, table: str) -> bool:
+        """Whether the entry's tables have this one among them."""
+        if table not in self._claimed:
+            self._claimed[table] = self.entry.matches(table)
+        return self._claimed[table]
 
     def asked(self, method: str, *arguments: Any, of: TablePart | Section | None = None) -> Any:
         """What a method of the part, or of a section of it, returns.
@@ -57,13 +70,15 @@ class CheckedPart(TablePart):
         try:
             result = getattr(asked, method)(*arguments)
             if isinstance(result, Iterator):
-                result = tuple(result)
+                result = tuple(islice(result, _MOST + 1))
         except RecdError:
             with at_entry(self.path, self.entry):
                 raise
         except PLUGIN_FAILURES as error:
             failure = plugin_failure(type(self.entry.plugin), what, error, type(asked))
             raise self.error(str(failure)) from error
+        if isinstance(result, tuple) and len(result) > _MOST:
+            raise self.error(f"{self.entry.plugin.name}: {what} returned more than {_MOST:,}")
         why = ""
         try:
             right = is_right(result)
@@ -244,8 +259,23 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+# Methods whose first argument is a table, a sharding option of one, or its name.
+_OF_A_TABLE = {
+    *("ranks", "sharded_share", "row_memory", "fetch_bandwidth"),
+    *("activation_bytes", "work", "figures", "words"),
+}
+
+
 def _asks(method: str) -> Callable[..., Any]:
-    return lambda part, *arguments: part.asked(method, *arguments)
+    def of_table(part: CheckedPart, table: Any, *others: Any) -> Any:
+        if part.claims(table if isinstance(table, str) else table.name):
+            return part.asked(method, table, *others)
+        return getattr(TablePart(), method)(table, *others)
+
+    def of_all(part: CheckedPart, *arguments: Any) -> Any:
+        return part.asked(method, *arguments)
+
+    return of_table if method in _OF_A_TABLE else of_all
 
 
 # Every method of a part is asked in one way; those of the class by ``together``.

@@ -57,6 +57,7 @@ class Registry:
     kinds: Mapping[str, Kind] = field(default_factory=lambda: dict(built_in_kinds.BY_NAME))
     further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
     offering: tuple[type[Sharding], ...] = ()
+    unloaded: tuple[str, ...] = ()
 
     @property
     def model(self) -> ModelSpec | None:

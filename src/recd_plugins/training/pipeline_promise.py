@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Pipeline
@@ -32,6 +34,7 @@ class PipelinePromise:
         self._batches = batches
         self._labels: deque[Tensor] = deque()
         self._taken = self._done = self._backwards = 0
+        self._steps = Counter[int]()
         self._trains, self._is_at_end = model.training, False
         self._before = self._writes()
 
@@ -51,12 +54,16 @@ class PipelinePromise:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """A context in which backward passes are counted."""
-        handle = self._model.register_forward_hook(self._after_forward)
+        """A context in which backward passes and steps of optimizers are counted."""
+        handles = (
+            self._model.register_forward_hook(self._after_forward),
+            register_optimizer_step_post_hook(self._after_step),
+        )
         try:
             yield
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def check(self, output: Any) -> None:
         """Look at what ``progress`` returned.
@@ -87,6 +94,12 @@ class PipelinePromise:
                 f"made {self._backwards} backward passes in {self._done} calls, each of which "
                 "trains one batch: tables learn in each of them"
             )
+        most = max(self._steps.values(), default=0)
+        if most > self._done:
+            raise self._broken(
+                f"made {most} steps of an optimizer in {self._done} calls, each of which trains "
+                "one batch"
+            )
 
     def check_end(self) -> None:
         """Look at what is left when ``progress`` has ended.
@@ -109,6 +122,9 @@ class PipelinePromise:
                 f"returned {self._done} times, and no parameter of the model was written to: the "
                 "backward pass, or the step of the optimizer, is missing"
             )
+
+    def _after_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
+        self._steps[id(optimizer)] += 1
 
     def _after_forward(self, model: nn.Module, _: Any, output: Any) -> None:
         loss = output[0]

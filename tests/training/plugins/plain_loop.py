@@ -65,6 +65,8 @@ class PlainLoop:
             loss.backward()
             if self.fault != "trains_nothing":
                 self.optimizer.step()
+            if self.fault == "steps_twice":
+                self.optimizer.step()
         if self.fault == "trains_twice":
             self.optimizer.zero_grad()
             self.model(batch)[0].backward()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import torch.distributed as dist
 from torch import nn
@@ -35,6 +36,8 @@ from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes
+
+logger = logging.getLogger(__name__)
 
 # To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed where it was not
 # measured.
@@ -142,6 +145,8 @@ def _find(
     others: tuple[str, ...],
     setting: Setting,
 ) -> _Found:
+    if registry.unloaded:
+        _warn_of_unloaded(chooser.plugin.name, registry.unloaded)
     costs = _costs(setting, chooser.plugin.name)
     modules = list(embedding_modules(model))
     rows = rows_by_feature(
@@ -192,6 +197,12 @@ def _check_report(registry: Registry, chooser: Entry[Chooser], choice: Choice) -
     told = part.asked("with_compute", StageTimes(0, 0, 0, 0, 0), of=choice)
     part.asked("as_json", of=told)
     part.asked("shown", "", of=told)
+
+
+@cache
+def _warn_of_unloaded(name: str, reasons: tuple[str, ...]) -> None:
+    """Say once what the choice may differ by from machine to machine."""
+    logger.warning("%s chooses without what cannot be loaded: %s", name, "; ".join(reasons))
 
 
 def _costs(setting: Setting, name: str) -> StageCosts:

@@ -73,24 +73,32 @@ class RegistryQuestion(ChoiceQuestion):
             try:
                 returned: Any = cls.offers(tuple(tables), setting)
                 if not isinstance(returned, Iterable):
-                    raise PluginError(
+                    raise self._wrong(
                         f"{cls.name}: offers returned {returned!r:.200}; expected a sequence of "
                         "options, each a mapping"
                     )
                 offered = list(islice(returned, _MOST_OFFERS + 1))
                 if len(offered) > _MOST_OFFERS:
-                    raise PluginError(f"{cls.name}: offers returned more than {_MOST_OFFERS:,}")
+                    raise self._wrong(f"{cls.name}: offers returned more than {_MOST_OFFERS:,}")
             except RecdError:
                 raise
             except PLUGIN_FAILURES as error:
-                raise plugin_failure(cls, "offers", error) from error
+                raise self._wrong(str(plugin_failure(cls, "offers", error))) from error
             for options in offered:
                 if wrong := wrong_options(cls, options):
-                    raise PluginError(
+                    raise self._wrong(
                         f"{cls.name}: offers {options!r}, which are no options of it: {wrong}"
                     )
                 found.append(Offer(cls.name, options))
         return found
+
+    def _wrong(self, what: str) -> PluginError:
+        """The error for what an installed sharding offers, which no entry names."""
+        entry = self.chooser
+        return PluginError(
+            f"{self.registry.path}:{entry.line} {entry.field}: {entry.plugin.name} asks what all "
+            f"installed shardings offer, and {what}; recd --without PACKAGE leaves one out"
+        )
 
     def trial(self, offered: Offered, *, haste: bool = False) -> Trial:
         """See ``ChoiceQuestion.trial``."""
