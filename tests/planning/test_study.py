@@ -136,27 +136,28 @@ def test_the_largest_batch(make_registry) -> None:
 
 
 def test_data_that_ends_before_memory_does(make_registry, monkeypatch) -> None:
-    def ends(registry: Registry, *_: object) -> Candidate:
+    def few(registry: Registry, *_: object) -> Candidate:
         if registry.training.batch_size > 512:
             raise DataError("too few rows")
         return with_plugins(registry)
 
-    monkeypatch.setattr("recd_plugins.planning.study.with_plugins", ends)
+    monkeypatch.setattr("recd_plugins.planning.study.with_plugins", few)
     made = report(make_registry(), load_topology("machine", ranks=2), None)
     assert made.plain is not None
     assert made.plugins.largest_batch_size == made.plain.largest_batch_size == 512
-    said = "no more were tried, as the data ends: at 1,024 rows a rank: too few rows"
+    ends = "at 1,024 rows a rank: a plan looks at a batch of the first rows, and too few rows"
+    said = f"no more were tried, as the data ends: {ends}"
     assert said in " ".join(text(made).split())
-    assert made.as_json()["plain"]["data_ends"] == "at 1,024 rows a rank: too few rows"
+    assert made.as_json()["plain"]["data_ends"] == ends
 
 
 def test_data_that_ends_before_the_first_batch_that_is_tried(make_registry, monkeypatch) -> None:
-    def ends(registry: Registry, *_: object) -> Candidate:
+    def few(registry: Registry, *_: object) -> Candidate:
         if registry.training.batch_size > 32:
             raise DataError("too few rows")
         return with_plugins(registry)
 
-    monkeypatch.setattr("recd_plugins.planning.study.with_plugins", ends)
+    monkeypatch.setattr("recd_plugins.planning.study.with_plugins", few)
     registry = make_registry().with_training({"batch_size": 32})
     with pytest.raises(DataError, match=r"with the plugins, at 64 .*few rows; or name a batch"):
         report(registry, load_topology("machine", ranks=2), None)

@@ -65,7 +65,7 @@ def test_two_that_begin_at_once_make_it_once(path, monkeypatch):
         first, second = threads.map(lambda place: place.make(), places)
     assert len(written) == 1
     assert said == [f"{path}: another process imports it, which this one waits for"]
-    assert (first.folder, first.note) == (second.folder, second.note)
+    assert (first.folder, first.note.rows) == (second.folder, second.note.rows)
 
 
 def test_every_row_and_value_is_there(path):

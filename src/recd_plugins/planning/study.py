@@ -49,9 +49,16 @@ class Study:
 
         @cache
         def plugins(rows: int) -> Candidate:
+            if rows == start:
+                return at_start
             # Table parts are made for a batch size.
             changed = registry.with_training({"batch_size": rows})
-            return at_start if rows == start else with_plugins(changed, self.spec, data)
+            try:
+                return with_plugins(changed, self.spec, data)
+            except DataError as error:
+                raise DataError(
+                    f"a plan looks at a batch of the first rows, and {error}"
+                ) from error
 
         mine = self._side("with the plugins", plugins, batch_size, start)
         theirs, problem = None, ""
