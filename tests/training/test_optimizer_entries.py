@@ -20,6 +20,7 @@ from recd_plugins.distributed.row_updates import check_updates
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import TablePart
+from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.optimizer_entries import apply_optimizers
@@ -64,6 +65,7 @@ RETURNED = {
     "unknown_class": RowUpdate(Own, {"lr": 0.1}),
     "momentum": RowUpdate(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "unknown_argument": RowUpdate(torch.optim.SGD, {"rate": 0.1}),
+    "adagrad": RowUpdate(torch.optim.Adagrad, {"lr": 0.1}),
     "nan": RowUpdate(torch.optim.SGD, {"lr": float("nan")}),
     "negative": RowUpdate(torch.optim.SGD, {"lr": -1.0}),
     "text_rate": RowUpdate(torch.optim.SGD, {"lr": "0.1"}),
@@ -93,9 +95,9 @@ def registry_of(folder: Path, text: str) -> Registry:
     return load_registry(folder / "registry.yaml", plugins_dir=folder / "plugins")
 
 
-def model_of(*names: str) -> EmbeddingBagCollection:
+def model_of(*names: str, device: str = "meta") -> EmbeddingBagCollection:
     return EmbeddingBagCollection(
-        device=torch.device("meta"),
+        device=torch.device(device),
         tables=[
             EmbeddingBagConfig(
                 name=name, embedding_dim=8, num_embeddings=20, feature_names=[name[2:]]
@@ -125,6 +127,13 @@ def test_a_plugin_of_ones_own_sees_its_tables(tmp_path: Path) -> None:
     assert not hasattr(weights["embedding_bags.t_b.weight"], "_optimizer_kwargs")
 
 
+def test_tables_that_have_no_memory_yet_need_none(tmp_path: Path) -> None:
+    registry = registry_of(tmp_path, MINE.replace("t_a", "t_adagrad"))
+    with deferred_tables() as deferred:
+        applied(registry, model_of("t_adagrad", device="cpu"))
+    assert not deferred.touched
+
+
 @pytest.mark.parametrize(
     ("table", "kind", "said"),
     [
@@ -137,7 +146,7 @@ def test_a_plugin_of_ones_own_sees_its_tables(tmp_path: Path) -> None:
             RegistryError,
             r"yaml:5 optimizers\[0\]: table t_momentum: .* nothing with mom",
         ),
-        ("unknown_argument", RegistryError, r"t_unknown_argument: SGD does not take .*rate"),
+        ("unknown_argument", PluginError, "returned rate, which FBGEMM's kernels do not take"),
         ("nan", PluginError, "returned lr nan; expected a finite number from 0 on"),
         ("negative", PluginError, "returned lr -1.0; expected"),
         ("text_rate", PluginError, "returned lr '0.1'; expected"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -120,6 +120,11 @@ def why_not(kind: EmbOptimType, device_type: str | None) -> str:
     return ""
 
 
+def unknown_arguments(arguments: Iterable[str]) -> list[str]:
+    """Those that no kernel of FBGEMM takes, by name."""
+    return [name for name in arguments if name not in {"lr", *_ARGUMENTS}]
+
+
 def unheeded_argument(
     kind: EmbOptimType, arguments: Mapping[str, Any], device_type: str | None
 ) -> str:
@@ -215,8 +220,7 @@ def _refuse_unknown(
     table: str, optimizer: type[torch.optim.Optimizer], arguments: Mapping[str, Any]
 ) -> None:
     """Refuse what FBGEMM's kernels would answer with a TypeError that names no table."""
-    unknown = [name for name in arguments if name not in {"lr", *_ARGUMENTS}]
-    if unknown:
+    if unknown := unknown_arguments(arguments):
         raise SetupError(
             f"table {table}: {optimizer.__name__} was given {', '.join(unknown)}, which FBGEMM's "
             "kernels do not take: leave that out, or give the table to the dense optimizer "

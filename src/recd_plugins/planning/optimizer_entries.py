@@ -11,11 +11,13 @@ from torch import nn
 from torch.distributed.optim import (  # type: ignore[attr-defined]
     _apply_optimizer_in_backward as apply_optimizer_in_backward,  # public as torchrec.optim has it
 )
+from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.distributed.row_updates import (
     kind_of_update,
     unheeded_argument,
+    unknown_arguments,
     why_not,
 )
 from recd_plugins.errors import PluginError, SetupError
@@ -115,6 +117,11 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:
         raise PluginError(f"{plugin.title}: {what} returned {error}") from None
+    if unknown := unknown_arguments(update.arguments):
+        raise PluginError(
+            f"{plugin.title}: {what} returned {', '.join(unknown)}, which FBGEMM's kernels do not "
+            "take: leave that out"
+        )
     if why := why_not(kind, device_type) or unheeded_argument(kind, update.arguments, device_type):
         raise SetupError(f"table {table.name}: {why}")
     return update
@@ -139,8 +146,10 @@ def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
             "(apply_optimizer_in_backward): leave that away, or the entry"
         )
     try:
-        # A dict of its own: TorchRec changes what it finds there.
-        apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
+        # State that is made here goes when the table is sharded: of one that has no memory yet none
+        # is needed. A dict of its own: TorchRec changes what it finds there.
+        with _disable_current_modes():
+            apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
     except (TypeError, ValueError) as error:
         raise SetupError(
             f"table {table.name}: {update.optimizer.__name__} does not take "
