@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins import load_registry
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations, count_operations, measure_compute
@@ -133,6 +135,7 @@ def works(
     compute: Compute = NOTHING,
     overlapped: bool = False,
     gloo: bool = False,
+    parts: Sequence[TablePart] = (),
 ) -> list[Work]:
     """Of 4 ranks with batches of 10 rows of 3 ids; a table of 100 rows of 8 scalars."""
     feature = FeatureProfile(3.0, unique > 0, unique, unique, unique)
@@ -146,6 +149,7 @@ def works(
         local_world_size=local_world_size,
         overlapped=overlapped,
         gloo=gloo,
+        parts=parts,
     )
 
 
@@ -419,3 +423,15 @@ def test_ids_that_parts_keep_are_not_sent() -> None:
     )
     lengths = 3 * 10 * 4
     assert quarter - lengths == (whole - lengths) / 4
+
+
+class Elsewhere(TablePart):
+    """Has work of ranks that are not there."""
+
+    def work(self, *_: Any) -> Sequence[tuple[slice, Work]]:
+        return [(slice(5, 9), Work(collectives=1.0))]
+
+
+def test_work_of_ranks_that_are_not_there_is_refused() -> None:
+    with pytest.raises(PluginError, match="work of ranks 5 to 9, and there are 4"):
+        works(plan("table_wise", (0, 100, 8)), parts=[Elsewhere()])

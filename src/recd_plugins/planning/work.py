@@ -18,6 +18,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.distributed.wire import scalar_bytes
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import StepShape, Table, TablePart
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.values.data_profile import DataProfile
@@ -100,6 +101,9 @@ def work_of_step(
             and on gloo ids of all modules come at once.
         gloo: whether it is gloo that sends, whose reduce-scatter is an all-reduce.
         learns_by_fbgemm: whether rows learn by FBGEMM's own row-wise Adagrad on a CPU.
+
+    Raises:
+        PluginError: a part has work of ranks that are not there.
     """
     local = local_world_size or world_size
     step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
@@ -129,6 +133,11 @@ def work_of_step(
             add(EVERY_RANK, {name: work for name, work in of_table.items() if name != _OUTPUT})
             for part in parts:
                 for ranks, work in part.work(table, sharding, step):
+                    if not range(world_size)[ranks]:
+                        raise PluginError(
+                            f"{part}: work returned work of ranks {ranks.start} to {ranks.stop}, "
+                            f"and there are {world_size}"
+                        )
                     add(ranks, vars(work))
         add(EVERY_RANK, {"collectives": sum(part.collectives(module) for part in parts)})
     of_kinds = collectives_of(
