@@ -38,7 +38,10 @@ def wait() -> None:
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGTERM, Ended), (signal.SIGINT, KeyboardInterrupt)]
 )
-def test_a_signal_in_a_finalizer_is_not_lost(capfd, number: int, raised: type) -> None:
+def test_a_signal_in_a_finalizer_is_not_lost(capfd, request, number: int, raised: type) -> None:
+    # Programs in the background are started with Ctrl-C ignored.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ignored))
     before = signal.getsignal(number)
     with pytest.raises(raised), unwinding():
         leave_garbage(number)
