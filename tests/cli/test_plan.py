@@ -83,7 +83,7 @@ def test_the_batch_size_is_an_option(folder: Path) -> None:
         (["--topology", "registry.yaml"], "registry.yaml:2 version: unknown key of a topology"),
         (["--topology", "ndv4", "--ranks-per-node", "16"], "a node of ndv4 has 8 GPUs"),
         (["--batch-size", "many"], "'many' is neither a number of rows nor auto"),
-        (["--batch-size", "2048"], "a plan looks at a batch of the first rows, and "),
+        (["--auto", "--batch-size", "2048"], "a plan looks at a batch of the first rows, and "),
         (["--calibrate", "c.yaml", "--nodes", "2"], "--calibrate measures this machine"),
         (["--plot", "plan.txt"], "--plot plan.txt ends in none of .png, .svg, .pdf"),
     ],
