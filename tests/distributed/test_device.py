@@ -1,12 +1,16 @@
 """Which device a run takes, on machines that are made to look otherwise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from recd_plugins import Registry, load_registry
 from recd_plugins.distributed import device
 from recd_plugins.distributed.device import choose_device
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.interfaces import Cache
+from recd_plugins.registry import Entry
 
 REGISTRY = """\
 version: 1
@@ -73,6 +77,25 @@ def test_the_cpu_needs_no_word(registry, machine, capsys):
     machine(2)
     assert choose_device(registry.with_training({"device": "cpu"})) == "cpu"
     assert capsys.readouterr().err == ""
+
+
+class Broken(Cache):
+    """A cache that fails where it is asked whether it can run."""
+
+    name = "acme.broken"
+
+    def check(self, device):
+        raise KeyError("no disk")
+
+    def part(self, tables, setting):
+        """Nothing."""
+
+
+def test_a_cache_that_fails_to_say_names_its_plugin(registry, machine):
+    machine(0)
+    entry = Entry(Broken(Broken.Options()), ("*",), "cache[0]", 5)
+    with pytest.raises(PluginError, match=r"acme\.broken: check failed at .*KeyError: 'no disk'"):
+        choose_device(replace(registry, cache=(entry,)))
 
 
 def test_torchrun_counts_the_ranks_of_this_machine(registry, machine, monkeypatch, capsys):

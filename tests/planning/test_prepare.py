@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import Registry, load_registry, wrap
-from recd_plugins.errors import RegistryError, SetupError
+from recd_plugins.errors import PluginError, RegistryError, SetupError
+from recd_plugins.interfaces import Setting, Sharding, Table
 from recd_plugins.planning.topologies import this_machine
+from recd_plugins.registry import Entry
 from recd_plugins.training.calibration_file import write_topology
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.values.model_input import Placement
@@ -119,3 +123,19 @@ def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) ->
     write_topology(measured, spec.model_copy(update={"costs": StageCosts()}), "Own.")
     with pytest.raises(SetupError, match="on one node of 2 ranks, and this run has one node of 1"):
         wrap(model(build("processed")), topology=measured)
+
+
+class Inner(Sharding):
+    """A sharding that returns a module of the model in its place."""
+
+    name = "acme.inner"
+
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
+        return model.get_submodule("left")
+
+
+def test_a_rewrite_that_loses_tables_names_its_plugin(tmp_path: Path) -> None:
+    entry = Entry(Inner(Inner.Options()), ("t_x",), "sharding[0]", 5)
+    registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
+    with pytest.raises(PluginError, match=r"acme\.inner: rewrite .* without tables t_x; expected"):
+        registry.prepare(model(build("bags")))

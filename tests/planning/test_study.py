@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -135,29 +137,49 @@ def test_the_largest_batch(make_registry) -> None:
     assert "rows more do not fit" in text(made)
 
 
-def test_data_that_ends_before_memory_does(make_registry, monkeypatch) -> None:
-    def few(registry: Registry, *_: object) -> Candidate:
-        if registry.training.batch_size > 512:
-            raise DataError("too few rows")
-        return with_plugins(registry)
+@pytest.fixture
+def data_ends(monkeypatch) -> Callable[[int], None]:
+    def after(rows: int) -> None:
+        def few(registry: Registry, *others: Any) -> Candidate:
+            if registry.training.batch_size > rows:
+                raise DataError("too few rows")
+            return with_plugins(registry, *others)
 
-    monkeypatch.setattr("recd_plugins.planning.study.with_plugins", few)
+        monkeypatch.setattr("recd_plugins.planning.study.with_plugins", few)
+
+    return after
+
+
+def test_data_that_ends_before_memory_does(make_registry, data_ends) -> None:
+    data_ends(512)
     made = report(make_registry(), load_topology("machine", ranks=2), None)
     assert made.plain is not None
     assert made.plugins.largest_batch_size == made.plain.largest_batch_size == 512
-    ends = "at 1,024 rows a rank: a plan looks at a batch of the first rows, and too few rows"
-    said = f"no more were tried, as the data ends: {ends}"
+    at = 512 + (made.plugins.batch_step or 0)
+    ends = f"at {at} rows a rank: a plan looks at a batch of the first rows, and too few rows"
+    said = f"rows more do not fit, as the data ends: plugins ({ends}); plain ({ends})"
     assert said in " ".join(text(made).split())
     assert made.as_json()["plain"]["data_ends"] == ends
 
 
-def test_data_that_ends_before_the_first_batch_that_is_tried(make_registry, monkeypatch) -> None:
-    def few(registry: Registry, *_: object) -> Candidate:
-        if registry.training.batch_size > 32:
-            raise DataError("too few rows")
-        return with_plugins(registry)
+def test_a_side_whose_memory_ends_first_is_not_said_to_lack_data(make_registry, data_ends) -> None:
+    spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 400_000_000})
+    whole = report(make_registry(), spec, None)
+    assert whole.plain is not None
+    most = (whole.plain.batch_size + whole.plugins.batch_size) // 2
+    data_ends(most)
+    made = report(make_registry(), spec, None)
+    assert made.plain is not None
+    assert made.plugins.batch_size <= most < whole.plugins.batch_size
+    assert made.plain.largest_batch_size == whole.plain.largest_batch_size
+    assert made.plugins.data_ends
+    assert not made.plain.data_ends
+    assert "as the data ends: plugins (" in text(made)
+    assert "plain (at" not in text(made)
 
-    monkeypatch.setattr("recd_plugins.planning.study.with_plugins", few)
+
+def test_data_that_ends_before_the_first_batch_that_is_tried(make_registry, data_ends) -> None:
+    data_ends(32)
     registry = make_registry().with_training({"batch_size": 32})
     with pytest.raises(DataError, match=r"with the plugins, at 64 .*few rows; or name a batch"):
         report(registry, load_topology("machine", ranks=2), None)

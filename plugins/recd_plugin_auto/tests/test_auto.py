@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,12 @@ def test_offers_that_are_no_options_name_the_plugin(
         PluginError, match=r"sharding\[0\]: auto asks .* acme\.nearer: offers " + said
     ):
         with_plugins(registry, slow())
+
+
+def test_packages_that_cannot_be_loaded_are_named(make_registry, caplog) -> None:
+    registry = replace(make_registry(sharding=AUTO), unloaded=("acme.far failed to load",))
+    with_plugins(registry, slow())
+    assert "auto chooses without what cannot be loaded: acme.far failed to load" in caplog.text
 
 
 def test_what_cannot_be_is_refused(make_registry) -> None:

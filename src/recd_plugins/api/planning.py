@@ -5,6 +5,7 @@ For table parts that say what they take, for plan modes, and for what they measu
 """
 
 from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
+from recd_plugins.planning.collectives import COLLECTIVES
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.fitting import fit_costs
@@ -16,7 +17,6 @@ from recd_plugins.planning.setting import RegistryData
 from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND, predict_stages
 from recd_plugins.planning.topologies import TopologySpec, load_topology, this_machine
 from recd_plugins.planning.work import (
-    COLLECTIVES,
     EVERY_RANK,
     ID_BYTES,
     SCALAR_BYTES,

@@ -15,7 +15,7 @@ What users call:
 What a plan comes to:
 
 - ``compute``, ``activations``: operations and memory of the model apart from its tables, counted.
-- ``work``: what a step of each rank does. ``stage_times``: the seconds of it.
+- ``work``, ``collectives``: what a step of each rank does. ``stage_times``: the seconds of it.
   ``recd_plugins.training.calibrate`` measures them on this machine.
 
 ``recd plan``:

@@ -30,8 +30,8 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
+from recd_plugins.planning.collectives import Kind, collectives_of
 from recd_plugins.planning.quick_option import Placement, QuickOption
-from recd_plugins.planning.work import Kind, collectives_of
 from recd_plugins.registry.checked_part import one_answer
 
 # Milliseconds of a step for each collective of a module, however little it sends. On CPU inferred

@@ -93,8 +93,9 @@ class SideReport:
     Attributes:
         batch_size: rows of a rank.
         largest_batch_size: that fits; None where it was not looked for.
-        batch_step: rows more than ``largest_batch_size`` that were found not to fit.
-        data_ends: why the data has no larger batch, where that was found before memory ended.
+        batch_step: rows more than ``largest_batch_size`` that were found not to fit, or not to be
+            there.
+        data_ends: why the data has none of so many rows, where that and not memory is the limit.
         tables: in the order of the model.
         memory: bytes ``[world_size]`` by component, of GPUs where there are some.
         host_memory: bytes ``[world_size]`` of tables that GPUs read from their node's memory.

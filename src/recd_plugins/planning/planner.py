@@ -34,6 +34,7 @@ from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import TablePart
 from recd_plugins.model_tables import left_modules, sharded_modules, tables_of
+from recd_plugins.planning.collectives import variable_bags
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.decided import decided
 from recd_plugins.planning.feasible import feasible
@@ -47,7 +48,6 @@ from recd_plugins.planning.quick_option import Placement, QuickOption
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
-from recd_plugins.planning.work import variable_bags
 from recd_plugins.processes import portable
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.training_spec import TrainingSpec

@@ -257,8 +257,13 @@ def _changes(report: PlanReport) -> Text:
         more = mine.largest_batch_size / plain.largest_batch_size
         lines.append(
             f"  largest batch of a rank: {plain.largest_batch_size:,} -> "
-            f"{mine.largest_batch_size:,} rows ({more:.2f}x); {_not_more(plain, mine)}"
+            f"{mine.largest_batch_size:,} rows ({more:.2f}x); {plain.batch_step:,} and "
+            f"{mine.batch_step:,} rows more do not fit"
         )
+        if ends := [
+            f"{name} ({side.data_ends})" for name, side in _sides(report) if side.data_ends
+        ]:
+            lines[-1] += f", as the data ends: {'; '.join(ends)}"
     for (before, after), names in report.changed().items():
         more = len(names) - 1
         others = f" and {more} more table{'s' * (more > 1)}" if more else ""
@@ -267,13 +272,6 @@ def _changes(report: PlanReport) -> Text:
     if not report.changed():
         lines.append("  sharding: every table is sharded alike")
     return Text("\n".join(lines))
-
-
-def _not_more(plain: SideReport, mine: SideReport) -> str:
-    """Why no side has a larger batch."""
-    if not mine.data_ends:
-        return f"{plain.batch_step:,} and {mine.batch_step:,} rows more do not fit"
-    return f"no more were tried, as the data ends: {mine.data_ends}"
 
 
 def _sides(report: PlanReport) -> list[tuple[str, SideReport]]:

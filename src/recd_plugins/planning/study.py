@@ -87,26 +87,27 @@ class Study:
         other: SideReport | None = None,
     ) -> SideReport:
         largest = step = None
-        fitting, data_ends = 0, "" if other is None else other.data_ends
+        one_fits, data_ends = False, dict[int, str]()  # why the data has no batch of a size
         topology = self.spec.to_torchrec()
 
         def fits(rows: int) -> bool:
-            nonlocal fitting, data_ends
+            nonlocal one_fits
             self.say(f"looking for the largest batch {what}: {rows:,} rows a rank")
-            if other is not None and data_ends and rows > other.batch_size:
+            if other is not None and other.data_ends and rows > other.batch_size:
+                data_ends[rows] = other.data_ends
                 return False
             try:
                 candidate = candidates(rows)
             except DataError as error:
                 said = f"at {rows:,} rows a rank: {error}"
-                if not fitting:
+                if not one_fits:
                     said = f"looking for the largest batch {what}, {said}; or name a batch size"
                     raise DataError(said) from error
-                data_ends = data_ends or said
+                data_ends[rows] = said
                 return False
             kept = candidate.activation_bytes(self.compute, rows)
             found = candidate.fits(topology, rows, kept)
-            fitting = max(fitting, rows * found)
+            one_fits = one_fits or found
             return found
 
         if batch_size is None:
@@ -122,7 +123,7 @@ class Study:
             batch_size=batch_size,
             largest_batch_size=largest,
             batch_step=step,
-            data_ends=data_ends,
+            data_ends=data_ends.get(batch_size + (step or 0), ""),
             compute=self.compute,
             costs=self.spec.costs or self.spec.least_costs,
         )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,14 @@ from torchrec.distributed.types import (
 from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import StepShape, Table, TablePart
+from recd_plugins.planning.collectives import (
+    ROW_WISE,
+    WITHIN_NODE,
+    Kind,
+    collectives_of,
+    is_variable_table,
+    variable_bags,
+)
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.work import Work
@@ -29,22 +36,6 @@ SCALAR_BYTES = 4
 #: Bytes of an id.
 ID_BYTES = 8
 LENGTH_BYTES = 4
-#: Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
-COLLECTIVES = 4
-# Of them, those of the input dist.
-_OF_IDS = 2
-# As much more do bags take whose features have different numbers of rows; sequences take no more.
-_OF_ROWS = 1
-# And as much of a collective does each round in which gloo passes sums around: of 4 and 8 ranks 1.1
-# to 2.0 and 2.7 to 3.1 collectives were counted for 9 and 21 rounds.
-_OF_A_ROUND = 1 / 6
-# Collectives' time has in it what ranks wait for one another, as they do in sums of gradients where
-# tables send nothing else: 3.7 to 4.9 collectives of 4 x 1 and 2 x 2 ranks, 0.4 on slower links.
-_WAITED_FOR = 3
-# What sums of bags take besides over gloo, in collectives, by whether tables are split within nodes
-# and whether features have other numbers of rows than one another: then 3.5 to 5.0 were measured
-# within nodes and 2.4 to 3.8 over all ranks, 2 x 2, 4 x 1 and 4 x 2, nearly all processor time.
-_SUMS = {(True, True): 4.0, (True, False): 0.7, (False, True): 3.0}
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
 # Operators besides for a table whose ids are coalesced and for one whose features are deduplicated.
@@ -59,9 +50,6 @@ _SORTED_THERE, _SORTED_HERE = 4, 6
 # and averaged, and Adagrad adds its square, takes a root and divides by it. By the rate at which
 # ``recd calibrate`` moves rows 7 were timed of 0.6 and 6 MB, 28 of 64 MB; row-wise Adagrad alike.
 _LEARNED = 15
-_ROW_WISE = ShardingType.ROW_WISE.value
-# Rows are split over the ranks of one node.
-_WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
 
 _Numbers = NDArray[np.float64]
 # Of ``Work``: of every rank alike, or ``[world_size]``.
@@ -212,73 +200,6 @@ def bytes_of_tables(
     }
 
 
-class Kind(NamedTuple):
-    """What tables of a module have in common that are looked up by the same collectives.
-
-    Attributes:
-        path: of the module.
-        sharding_type: as TorchRec names it.
-        pooled: whether they are of bags.
-        variable: whether features of the table may have fewer rows than a batch.
-    """
-
-    path: str
-    sharding_type: str
-    pooled: bool
-    variable: bool
-
-
-def collectives_of(
-    kinds: Set[Kind], *, world_size: int, local_world_size: int, gloo: bool, joined: bool
-) -> float:
-    """Collectives of a step.
-
-    Args:
-        kinds: all of a plan.
-        world_size: ranks.
-        local_world_size: ranks of a node.
-        gloo: whether it is gloo that sends.
-        joined: whether lengths, ids and numbers of rows of all modules come at once, as
-            ``JoinedIds`` has them.
-    """
-    variable = {kind.path for kind in kinds if kind.variable}  # one feature makes all of them so
-    total, input_dists = 0.0, 0
-    for path, kind, pooled in {each[:3] for each in kinds}:
-        if kind == ShardingType.DATA_PARALLEL.value:
-            total += 1  # of gradients
-            continue
-        total += COLLECTIVES
-        input_dists += 1
-        if not pooled:
-            continue
-        is_variable = path in variable
-        if is_variable and not joined:
-            total += _OF_ROWS
-        within = kind in _WITHIN_NODE
-        if not (gloo and (within or kind == _ROW_WISE)):
-            continue
-        if (local_world_size if within else world_size) == 1:
-            continue
-        # Else an all-reduce of outputs, and an all-gather of gradients.
-        rounds = _OF_A_ROUND * 3 * (world_size - 1)
-        total += _SUMS.get((within, is_variable), rounds)
-    if gloo and total and not input_dists:
-        total += _WAITED_FOR
-    return total - (_OF_IDS * max(0, input_dists - 1) if joined else 0)
-
-
-def variable_bags(tables: Iterable[Table], profile: DataProfile) -> set[str]:
-    """The names of pooled tables of which features may have fewer rows than a batch."""
-    return {table.name for table in tables if table.pooled and _is_variable(table, profile)}
-
-
-def _is_variable(table: Table, profile: DataProfile) -> bool:
-    """Whether features of a table may have fewer rows than a batch."""
-    return table.name in profile.distinct or any(
-        profile.of(feature).deduplicated for feature in table.features
-    )
-
-
 def _sharded_share(table: str, parts: Sequence[TablePart]) -> float:
     """The share of a table's ids that go to its shards."""
     return math.prod(part.sharded_share(table) for part in parts)
@@ -354,7 +275,7 @@ def _table_work(
     ids = own_share * profile.ids(table, batch_size)
     read = profile.read.get(table.name)
     updated = world_size * ids if read is None else read.of(world_size * batch_size)
-    variable = _is_variable(table, profile)
+    variable = is_variable_table(table, profile)
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         num_bytes = table.num_embeddings * table.embedding_dim * SCALAR_BYTES
         return {
@@ -373,14 +294,14 @@ def _table_work(
     def of_nodes(values: _Numbers) -> _Numbers:
         return np.add.reduceat(values, range(0, world_size, local))
 
-    within_node = table.pooled and sharding.sharding_type in _WITHIN_NODE
+    within_node = table.pooled and sharding.sharding_type in WITHIN_NODE
     # A rank sends its ids to the owner, which sends an embedding to each rank for each of its rows
     # or, of a sequence, of its ids; the gradients of these come back.
     sent = ids * shares
     vectors = (rows if table.pooled else sent) * columns * wire_bytes
     inputs = sent * ID_BYTES + rows * LENGTH_BYTES
     ring = 0.0
-    if gloo and table.pooled and not variable and sharding.sharding_type == _ROW_WISE:
+    if gloo and table.pooled and not variable and sharding.sharding_type == ROW_WISE:
         # Sums are all-reduced, their gradients gathered: a link carries what one rank sends.
         ring, vectors = 3 * (world_size - 1) * float(vectors[0]), np.zeros_like(vectors)
     ring_across = ring / local if local < world_size else 0.0
@@ -394,7 +315,7 @@ def _table_work(
     looked_up = of_owners(world_size * sent * columns * SCALAR_BYTES)
     ordered: float | _Numbers = 0.0
     if not table.pooled:
-        here = sharding.sharding_type == _ROW_WISE and ids * table.embedding_dim * SCALAR_BYTES
+        here = sharding.sharding_type == ROW_WISE and ids * table.embedding_dim * SCALAR_BYTES
         ordered = _SORTED_THERE * looked_up + _SORTED_HERE * here
     return {
         "ids_looked_up": of_owners(world_size * sent),

@@ -259,6 +259,8 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
+# What is done to tables of others.
+_NOTHING = TablePart()
 # Methods whose first argument is a table, a sharding option of one, or its name.
 _OF_A_TABLE = {
     *("ranks", "sharded_share", "row_memory", "fetch_bandwidth"),
@@ -270,7 +272,7 @@ def _asks(method: str) -> Callable[..., Any]:
     def of_table(part: CheckedPart, table: Any, *others: Any) -> Any:
         if part.claims(table if isinstance(table, str) else table.name):
             return part.asked(method, table, *others)
-        return getattr(TablePart(), method)(table, *others)
+        return getattr(_NOTHING, method)(table, *others)
 
     def of_all(part: CheckedPart, *arguments: Any) -> Any:
         return part.asked(method, *arguments)
