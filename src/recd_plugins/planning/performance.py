@@ -31,7 +31,7 @@ from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
 from recd_plugins.planning.collectives import Kind, collectives_of
-from recd_plugins.planning.quick_option import Placement, QuickOption
+from recd_plugins.planning.quick_option import Placement, quick
 from recd_plugins.registry.checked_part import one_answer
 
 # Milliseconds of a step for each collective of a module, however little it sends. On CPU inferred
@@ -157,8 +157,7 @@ class StepTime(NoopPerfModel):
         """See TorchRec's ``PerfModel.rate``."""
         assert isinstance(plan, Placement), "the partitioner makes these"
         busy = np.zeros(self._num_ranks)
-        for option, ranks in zip(plan, plan.ranks, strict=True):
-            assert isinstance(option, QuickOption), "the enumerator makes these"
+        for option, ranks in zip(quick(plan), plan.ranks, strict=True):
             np.add.at(busy, ranks, option.loads.milliseconds)
         kinds = {
             Kind(each.path, each.sharding_type, each.is_pooled, each.name in self._variable)

@@ -343,12 +343,7 @@ class SortedEnumerator(EmbeddingEnumerator):
             option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
         super().populate_estimates(sharding_options)
         for option, shards in zip(sharding_options, every, strict=True):
-            estimated = {tuple(shard.size): shard for shard in option.shards}
-            for shard in shards:
-                alike = estimated[tuple(shard.size)]
-                shard.storage, shard.perf = alike.storage, alike.perf
-            option.shards = shards
-            QuickOption.adopt(option)
+            QuickOption.adopt(option, shards)
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
         """As the base class, which refuses managed collision by MCH on more than one rank.

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from torchrec.distributed.planner.proposers import (
-    GreedyProposer,
-    GridSearchProposer,
-    UniformProposer,
-)
+from torchrec.distributed.planner.proposers import GridSearchProposer
 from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Topology
 
-from recd_plugins.planning.quick_option import QuickOption
+from recd_plugins.planning.quick_option import QuickOption, quick
+from recd_plugins.planning.quick_proposers import Greedy, Uniform, every_shard, slowest_shard
 
 # TorchRec tries every proposal, each of which places a shard of each table on each rank. From so
 # many ranks on it is told to give up an order of trying after so many plans that are no better.
@@ -26,20 +23,20 @@ def proposers(world_size: int) -> list[Proposer]:
     if world_size <= _MANY_RANKS:
         return _with_quickest(
             GridSearchProposer(),
-            GreedyProposer(),
-            GreedyProposer(use_depth=False),
-            UniformProposer(),
+            Greedy(slowest_shard),
+            Greedy(every_shard),
+            Uniform(),
         )
     return _with_quickest(
-        GreedyProposer(threshold=_PATIENCE),
-        GreedyProposer(use_depth=False, threshold=_PATIENCE),
-        UniformProposer(),
+        Greedy(slowest_shard, patience=_PATIENCE),
+        Greedy(every_shard, patience=_PATIENCE),
+        Uniform(),
     )
 
 
 def few_proposers() -> list[Proposer]:
     """Those that find a plan near the best one soon, for who compares many plans."""
-    return _with_quickest(GreedyProposer(use_depth=False, threshold=_HASTE), UniformProposer())
+    return _with_quickest(Greedy(every_shard, patience=_HASTE), Uniform())
 
 
 def _with_quickest(*inner: Proposer) -> list[Proposer]:
@@ -107,19 +104,13 @@ class QuickestKernels(Proposer):
 
     def _quickest_of_best(self) -> list[ShardingOption]:
         """Of the same tables and sharding types; the best plan's own where none is quicker."""
-        alike: dict[tuple[str, str], list[ShardingOption]] = defaultdict(list)
-        for option in self._options:
+        alike: dict[tuple[str, str], list[QuickOption]] = defaultdict(list)
+        for option in quick(self._options):
             alike[option.fqn, option.sharding_type].append(option)
         return [
-            min((option, *alike[option.fqn, option.sharding_type]), key=_slowest)
-            for option in self._best
+            min((option, *alike[option.fqn, option.sharding_type]), key=slowest_shard)
+            for option in quick(self._best)
         ]
-
-
-def _slowest(option: ShardingOption) -> float:
-    """Milliseconds of the shard that takes the longest."""
-    assert isinstance(option, QuickOption), "the enumerator makes these"
-    return float(option.loads.milliseconds.max())
 
 
 class UntilOneFits(Proposer):

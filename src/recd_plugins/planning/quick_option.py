@@ -29,13 +29,30 @@ class ShardLoads:
         storage: int64 ``[3, num_shards]``, the fields of TorchRec's ``Storage``.
         perf: float64 ``[num_fields, num_shards]``, those of its ``Perf``.
         milliseconds: float64 ``[num_shards]``, ``Perf.total``.
+        most_storage: int64 ``[3]``, that of the shard that takes most.
         total_storage: that of all of them.
     """
 
     storage: NDArray[np.int64]
     perf: NDArray[np.float64]
     milliseconds: Milliseconds
+    most_storage: NDArray[np.int64]
     total_storage: list[int]
+
+    @classmethod
+    def of(cls, distinct: Sequence[Shard], rows: Sequence[int]) -> ShardLoads:
+        """Of shards that are each estimated as the one in a row of distinct ones."""
+        storages = _values([shard.storage for shard in distinct], np.int64)[:, rows]
+        perfs = _values([shard.perf for shard in distinct], np.float64)[:, rows]
+        most = storages.max(axis=1)
+        return cls(storages, perfs, milliseconds_of(perfs), most, storages.sum(axis=1).tolist())
+
+    @cached_property
+    def memory(self) -> tuple[int, int, int, int]:
+        """Bytes of the device, of the shard that takes most and of all, and of the host."""
+        device, host, *_ = self.most_storage.tolist()
+        devices, hosts, *_ = self.total_storage
+        return device, devices, host, hosts
 
 
 class QuickOption(ShardingOption):
@@ -46,41 +63,48 @@ class QuickOption(ShardingOption):
     Here sizes, storage and times are shared by copies; nobody changes them but for another's.
     """
 
+    loads: ShardLoads
+
     @classmethod
-    def adopt(cls, option: ShardingOption) -> None:
-        """Make an option that TorchRec has estimated one of these."""
+    def adopt(cls, option: ShardingOption, shards: list[Shard]) -> None:
+        """Make an option one of these.
+
+        Args:
+            option: whose shards, one of each size, TorchRec has estimated.
+            shards: all of them, each of one of those sizes.
+        """
+        places = {tuple(shard.size): place for place, shard in enumerate(option.shards)}
+        rows = [places[tuple(shard.size)] for shard in shards]
+        for shard, row in zip(shards, rows, strict=True):
+            alike = option.shards[row]
+            shard.storage, shard.perf = alike.storage, alike.perf
         option.__class__ = cls
-        option.__dict__.pop("loads", None)
+        option.__dict__["loads"] = ShardLoads.of(option.shards, rows)
+        option.shards = shards
 
     def __hash__(self) -> int:
         return id(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuickOption:
-        # TorchRec's proposers change how large a cache is, of copies.
-        memo[id(self.shards)] = [
-            Shard(each.size, each.offset, each.storage, each.perf, each.rank)
-            for each in self.shards
-        ]
-        copied: QuickOption = super().__deepcopy__(memo)
-        copied.__dict__.pop("loads", None)
-        return copied
+        return self  # no proposer that is used here changes one, and ranks stand beside them
 
     def copied(self, ranks: Iterable[int | None]) -> QuickOption:
         """A copy with shards of its own on some ranks, which share what was estimated of these."""
         found = copy.copy(self)
-        found.__dict__.pop("loads", None)
         found.shards = [
             Shard(each.size, each.offset, each.storage, each.perf, rank)
             for each, rank in zip(self.shards, ranks, strict=True)
         ]
         return found
 
-    @cached_property
-    def loads(self) -> ShardLoads:
-        """Of the shards as they are estimated when it is asked for first."""
-        storages = _values([shard.storage for shard in self.shards], np.int64)
-        perfs = _values([shard.perf for shard in self.shards], np.float64)
-        return ShardLoads(storages, perfs, milliseconds_of(perfs), storages.sum(axis=1).tolist())
+
+def quick(options: Iterable[ShardingOption]) -> list[QuickOption]:
+    """The options, which the enumerator made such ones."""
+    found = []
+    for option in options:
+        assert isinstance(option, QuickOption), "the enumerator makes these"
+        found.append(option)
+    return found
 
 
 class Placement(list[ShardingOption]):
@@ -103,22 +127,13 @@ class Placement(list[ShardingOption]):
 
     def options(self) -> list[QuickOption]:
         """Copies of the options, with ranks in their shards."""
-        found = []
-        for option, ranks in zip(self, self.ranks, strict=True):
-            assert isinstance(option, QuickOption), "the enumerator makes these"
-            found.append(option.copied(ranks.tolist()))
-        return found
+        pairs = zip(quick(self), self.ranks, strict=True)
+        return [option.copied(ranks.tolist()) for option, ranks in pairs]
 
 
 def _values(taken: Sequence[Storage | Perf | None], dtype: type) -> NDArray[Any]:
-    """Of each, the values of its fields: most shards of a table share what was estimated of one."""
-    places: dict[int, int] = {}
-    rows = [places.setdefault(id(each), len(places)) for each in taken]
-    distinct = {id(each): each for each in taken}.values()
-    values: NDArray[Any] = np.array(
-        [values_of(each) for each in distinct if each is not None], dtype
-    )
-    return values.T[:, rows]
+    values: NDArray[Any] = np.array([values_of(each) for each in taken if each is not None], dtype)
+    return values.T
 
 
 def values_of(taken: Storage | Perf) -> list[float]:

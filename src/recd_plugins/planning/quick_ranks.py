@@ -46,6 +46,8 @@ class QuickRanks:
         self._storage = np.array([values_of(each.storage) for each in devices], np.int64).T.copy()
         self._perf = np.array([values_of(each.perf) for each in devices], np.float64).T.copy()
         self._busy = milliseconds_of(self._perf)
+        # No rank has less left.
+        self._least = self._storage.min(axis=1)
         self._every = np.arange(len(devices))
         # Of ranks that are as busy, the first of each node go before the second.
         self._in_order = np.lexsort((self._every, self._every % topology.local_world_size))
@@ -56,7 +58,7 @@ class QuickRanks:
     def __deepcopy__(self, memo: dict[int, Any]) -> QuickRanks:
         copied = copy.copy(self)
         copied._storage, copied._perf = self._storage.copy(), self._perf.copy()
-        copied._busy = self._busy.copy()
+        copied._busy, copied._least = self._busy.copy(), self._least.copy()
         return copied
 
     @staticmethod
@@ -133,9 +135,11 @@ class QuickRanks:
         loads = _loads(option)
         if loads.storage.shape[1] != self._nodes.shape[1]:
             return None
-        left = self._storage[:, self._nodes]
-        fits = (loads.storage[:, None] <= left).all(axis=(0, 2))
-        node = np.where(fits, self._busy_nodes(), np.inf).argmin()
+        busy = self._busy_nodes()
+        if not (loads.most_storage <= self._least).all():
+            left = self._storage[:, self._nodes]
+            busy[~(loads.storage[:, None] <= left).all(axis=(0, 2))] = np.inf
+        node = busy.argmin()
         return self._on_each(option, self._nodes[node])
 
     def _on_each(self, option: ShardingOption, ranks: Ranks) -> Ranks | None:
@@ -155,10 +159,13 @@ class QuickRanks:
         loads = _loads(option)
         placed = []
         for storage, perf in zip(loads.storage.T, loads.perf.T, strict=True):
-            fits = (storage[:, None] <= self._storage[:, ranks]).all(axis=0)
-            if not fits.any():
-                return None
-            rank = ranks[np.where(fits, self._busy[ranks], np.inf).argmin()]
+            busy = self._busy[ranks]
+            if not (storage <= self._least).all():
+                fits = (storage[:, None] <= self._storage[:, ranks]).all(axis=0)
+                if not fits.any():
+                    return None
+                busy[~fits] = np.inf
+            rank = ranks[busy.argmin()]
             self._take(rank, storage, perf)
             placed.append(rank)
         return np.array(placed)
@@ -167,6 +174,8 @@ class QuickRanks:
         self._storage[:, ranks] -= storage
         self._perf[:, ranks] += perf
         self._busy[ranks] = milliseconds_of(self._perf[:, ranks])
+        left = self._storage[:, ranks].reshape(len(self._least), -1)
+        np.minimum(self._least, left.min(axis=1), out=self._least)
 
 
 def no_room(message: str) -> PlannerError:

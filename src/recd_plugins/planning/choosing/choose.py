@@ -20,6 +20,7 @@ from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
+from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import Choice, Chooser, Setting, Table, TablePart
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.choosing.check_offers import check_offers
@@ -88,7 +89,7 @@ def choose(
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
     find = partial(_find, registry, chooser, model, tables, others, setting)
     # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
-    with _disable_current_modes():
+    with without_collections(), _disable_current_modes():
         found = _of_one_rank(registry, chooser, ours, setting, find)
     data = DataOfChoices(setting.data, tables, found.profile)
     chosen = with_offers(registry, chooser, found.choice.offered)
