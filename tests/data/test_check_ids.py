@@ -69,6 +69,15 @@ def test_the_error_says_how_many_rows_would_do():
         check_ids(make_batch([[1], [2**62]], form="kjt"), {"a": 10}, ROWS)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_the_last_step_that_had_the_id_is_named(form):
+    titles = {"a": "r.yaml:5 preprocessing[0]: acme.hash"}
+    with pytest.raises(
+        DataError, match=r"the id is 12, as r\.yaml:5 .*: acme\.hash leaves it, and"
+    ):
+        check_ids(make_batch([[1], [12]], form=form), {"a": 10}, ROWS, titles)
+
+
 def test_a_batch_without_rows():
     for form in FORMS:
         check_ids(make_batch([], form=form), {"a": 10}, ROWS)

@@ -204,6 +204,16 @@ def test_what_a_step_raises_is_preceded_by_its_name_and_place():
         Preprocess({"c": [Returns(DataError("mend the file"))]})(make_batch(deduplicated=False))
 
 
+def test_a_step_that_sets_the_default_dtype_of_torch_is_named():
+    def doubles(values, offsets):
+        torch.set_default_dtype(torch.float64)
+        return values, offsets
+
+    with pytest.raises(PluginError, match=r"^test\.returns: transform of c made torch.float64 the"):
+        Preprocess({"c": [Returns(doubles)]})(make_batch(deduplicated=False))
+    assert torch.get_default_dtype() == torch.float32
+
+
 def test_weights_are_refused():
     kjt = make_kjt(weights=torch.ones(13))
     with pytest.raises(DataError, match=r"weights cannot be transformed.*: a; take them out"):
@@ -288,7 +298,7 @@ def test_a_step_that_makes_a_number_that_is_not_finite_is_named():
     with pytest.raises(DataError) as caught:
         Preprocess(steps, ("x", "y", "z"))(batch, rows)
     assert str(caught.value).startswith(
-        "part-0.parquet: row 101 (from 0), column 'z': preprocessing test.log makes nan of -6; "
+        "part-0.parquet: row 101 (from 0), column 'z': test.log makes nan of -6; "
     )
     with pytest.raises(DataError, match=r"row 1, column 'z': .*makes nan, nan of -3, -3;"):
         Preprocess({"z": [Halves(), log]}, ("x", "y", "z"))(batch)

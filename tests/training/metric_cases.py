@@ -43,6 +43,8 @@ class Wrong(Metric):
             return 1 / 0
         if self.options.fault == "none":
             return None
+        if self.options.fault == "empty":
+            return {}
         wrong, seen = map(sum, zip(*states))
         name = {"taken": "log_loss", "no_word": "error rate"}.get(self.options.fault, "error_rate")
         return {name: {"nan": float("nan"), "text": "low"}.get(self.options.fault, wrong / seen)}

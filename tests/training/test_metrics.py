@@ -15,6 +15,7 @@ SAID = {
     "text": "acme.wrong: results have error_rate 'low'; expected a float",
     "results": "acme.wrong: results failed at ",
     "local": "acme.wrong: sending a state to rank 0 failed at ",
+    "empty": "acme.wrong: results have no figure; one that has no value is NaN",
     "none": "acme.wrong: results returned None; expected a mapping",
     "twice": ":6 metrics[1]: acme.wrong has a result error_rate, as acme.wrong (metrics[0], line",
 }

@@ -76,8 +76,15 @@ def apply_step(
         PluginError: the step failed, or returned values of another type or offsets that do not fit.
     """
     of = f"of {', '.join(features)}"
+    default = torch.get_default_dtype()
     with step_call(step, f"transform {of}"):
         result = step.transform(values, offsets)
+    if (now := torch.get_default_dtype()) != default:
+        torch.set_default_dtype(default)
+        raise PluginError(
+            f"{step.title}: transform {of} made {now} the default of torch, which is that of the "
+            "model too: give a dtype to each tensor that needs one"
+        )
     if not (
         isinstance(result, tuple)
         and len(result) == 2

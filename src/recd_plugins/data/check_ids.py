@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numba
@@ -21,23 +22,29 @@ _BLOCK = 1024
 _MOST_ROWS = 2**33
 
 
-def check_ids(batch: Batch, num_embeddings: Mapping[str, int], rows: Rows) -> None:
+def check_ids(
+    batch: Batch,
+    num_embeddings: Mapping[str, int],
+    rows: Rows,
+    made_by: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Refuse ids that their table has no row for. The batch is in CPU memory.
 
     Args:
         batch: what ``rows`` became.
         num_embeddings: rows of the table by feature; features that it lacks are not looked at.
         rows: where the batch came from.
+        made_by: what messages call the last step of preprocessing of a feature that has some.
 
     Raises:
         DataError: an id below 0 or not below ``num_embeddings``; says file, row, column and id.
     """
     if batch.kjt is not None:
-        _check(batch.kjt, None, num_embeddings, rows)
+        _check(batch.kjt, None, num_embeddings, rows, made_by)
     for ikjt in batch.ikjts:
-        _check(ikjt.to_unique_kjt(), ikjt, num_embeddings, rows)
+        _check(ikjt.to_unique_kjt(), ikjt, num_embeddings, rows, made_by)
     for partial in batch.partials:
-        _check_partial(partial, num_embeddings, rows)
+        _check_partial(partial, num_embeddings, rows, made_by)
 
 
 def _check(
@@ -45,6 +52,7 @@ def _check(
     ikjt: InverseKeyedJaggedTensor | None,
     num_embeddings: Mapping[str, int],
     rows: Rows,
+    made_by: Mapping[str, str],
 ) -> None:
     values, offsets, stride = kjt.values().numpy(), kjt.offsets().numpy(), kjt.stride()
     for index, key in enumerate(kjt.keys()):
@@ -59,11 +67,14 @@ def _check(
         if ikjt is not None:
             row = int((ikjt.inverse_lookup().numpy() == row).argmax())
         used = values[row_offsets[0] : row_offsets[-1]]
-        raise _outside(rows, key, row, values[at], used, limit)
+        raise _outside(rows, key, row, values[at], used, limit, made_by.get(key))
 
 
 def _check_partial(
-    partial: PartialInverseKeyedJaggedTensor, num_embeddings: Mapping[str, int], rows: Rows
+    partial: PartialInverseKeyedJaggedTensor,
+    num_embeddings: Mapping[str, int],
+    rows: Rows,
+    made_by: Mapping[str, str],
 ) -> None:
     for key, *tensors in partial.split():
         if key not in num_embeddings:
@@ -73,11 +84,17 @@ def _check_partial(
         at = _first_outside(values, np.int64(0), np.int64(len(values)), np.uint64(limit))
         if at >= 0:
             row = int(((offsets <= at) & (at < offsets + lengths)).argmax())
-            raise _outside(rows, key, row, values[at], values, limit)
+            raise _outside(rows, key, row, values[at], values, limit, made_by.get(key))
 
 
 def _outside(
-    rows: Rows, key: str, row: int, value: int, used: NDArray[Any], limit: int
+    rows: Rows,
+    key: str,
+    row: int,
+    value: int,
+    used: NDArray[Any],
+    limit: int,
+    maker: str | None,
 ) -> DataError:
     smallest, largest = int(used.min()), int(used.max())
     if smallest < 0 or largest >= _MOST_ROWS:
@@ -91,9 +108,10 @@ def _outside(
             f"(num_embeddings, under model.tables for one table, of {largest + 1} at least), or "
             "map ids into it by preprocessing, a hash or a vocabulary"
         )
+    made = "" if maker is None else f", as {maker} leaves it"
     return DataError(
-        f"{place(rows, key, row)}: the id is {value}, and the table of this feature (t_{key} in "
-        f"the built-in model) has {limit} rows, 0 to {limit - 1}; {remedy}"
+        f"{place(rows, key, row)}: the id is {value}{made}, and the table of this feature "
+        f"(t_{key} in the built-in model) has {limit} rows, 0 to {limit - 1}; {remedy}"
     )
 
 

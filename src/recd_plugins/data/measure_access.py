@@ -125,7 +125,7 @@ class _IdsOf:
         batch = self._preprocess(
             Batch(nothing, nothing.sum(1), kjt_from_columns(columns, len(rows)))
         )
-        check_ids(batch, self._num_embeddings, rows)
+        check_ids(batch, self._num_embeddings, rows, self._preprocess.made_by)
         assert batch.kjt is not None, "preprocessing keeps it"
         return {name: jagged.values().numpy() for name, jagged in batch.kjt.to_dict().items()}
 

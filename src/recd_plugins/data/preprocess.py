@@ -58,6 +58,8 @@ class Preprocess:
     ) -> None:
         self._steps = {feature: tuple(chain) for feature, chain in steps.items() if chain}
         self._dense = tuple(dense)
+        #: What messages call the last step of each feature that has some.
+        self.made_by = {feature: chain[-1].title for feature, chain in self._steps.items()}
 
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
         """The batch with transformed features; ``batch`` itself is left as it is.
@@ -216,6 +218,6 @@ def _not_finite(
     name = features[feature]
     where = f"row {row}, column {name!r}" if rows is None else place(rows, name, row)
     return DataError(
-        f"{where}: preprocessing {steps[first].name} makes {made} of {given}; give it numbers that "
+        f"{where}: {steps[first].title} makes {made} of {given}; give it numbers that "
         "it takes (a step before it may keep them between bounds), or leave the row out"
     )

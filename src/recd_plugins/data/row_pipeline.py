@@ -97,7 +97,7 @@ class RowPipeline:
 
     def _transform(self, batch: Batch, rows: Rows) -> Batch:
         batch = self._preprocess(batch, rows)
-        check_ids(batch, self._num_embeddings, rows)
+        check_ids(batch, self._num_embeddings, rows, self._preprocess.made_by)
         return batch
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:

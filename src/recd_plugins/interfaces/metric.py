@@ -53,7 +53,7 @@ class Metric(Plugin, ABC):
 
     @abstractmethod
     def results(self, states: Sequence[Any]) -> Mapping[str, float]:
-        """Figures of all samples by name; the same wherever the samples were seen.
+        """Figures of all samples by name, one or more; the same wherever the samples were seen.
 
         Args:
             states: of each rank. A rank may have seen no sample, but not all of them.

@@ -152,6 +152,8 @@ def _start(plugin: Metric) -> Any:
 def _checked(plugin: Metric, results: object) -> Mapping[str, float]:
     if not isinstance(results, Mapping):
         raise PluginError(f"{plugin.title}: results returned {results!r:.200}; expected a mapping")
+    if not results:
+        raise PluginError(f"{plugin.title}: results have no figure; one that has no value is NaN")
     for name, value in results.items():
         if not (isinstance(name, str) and name.isidentifier()):
             raise PluginError(
