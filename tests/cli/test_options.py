@@ -28,6 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*ZIPF, "-o", "registry.yaml/p"], "registry.yaml/p: cannot be written (Not a directory)"),
         ([*ZIPF, "-o", "p", "--json", "-"], "- is no file; name one"),
         (["run", "registry.yaml", "--json", "-"], "- is no file; name one"),
+        ([*ZIPF, "-o", "p", "--json", "./p"], "./p is what '-o' / '--output' writes; name another"),
+        (
+            ["run", "registry.yaml", "--json", "r.svg", "--html", "r.svg"],
+            "r.svg is what '--json' writes; name another one",
+        ),
         ([*ZIPF, "-o", "p", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "registry.yaml/p.png"], "p.png: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of .png, .svg, .pdf"),

@@ -28,6 +28,10 @@ class Collection(Protocol):
 C = TypeVar("C", bound=Collection)
 
 
+# What options of a command write, by path: a key of click's ``Context.meta``.
+_WRITTEN = "recd_plugins.written"
+
+
 class FiniteFloat(click.FloatRange):
     """A range of floats without the two that are no numbers: nan and inf."""
 
@@ -55,12 +59,18 @@ class WholeNumber(click.IntRange):
 
 
 class OutputPath(click.Path):
-    """A file or a folder to write, of this machine."""
+    """A file or a folder to write, of this machine, that no other option of the command names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See the base class."""
         if "://" in str(value):
             self.fail(f"{value} is a URL; it is written to this machine: name a path.", param, ctx)
+        if param is not None and ctx is not None and value != "-":
+            others: dict[Path, click.Parameter] = ctx.meta.setdefault(_WRITTEN, {})
+            other = others.setdefault(Path(value).resolve(), param)
+            if other is not param:
+                also = other.get_error_hint(ctx)
+                self.fail(f"{value} is what {also} writes; name another one.", param, ctx)
         return super().convert(value, param, ctx)
 
 
