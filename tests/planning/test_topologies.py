@@ -96,6 +96,11 @@ def test_a_name_that_nobody_knows() -> None:
         ("nodes: 2", "costs: {gemm: {flops: 1}}", r"own.yaml:4 costs.gemm.flops: unknown key"),
         (
             "nodes: 2",
+            "costs: {lookup: {steps: 1.0e+308}}",
+            r"own.yaml:4 costs.lookup.steps: .*less than or equal to 1000000",
+        ),
+        (
+            "nodes: 2",
             "collectives: {a2a_global: {}}",
             r"own.yaml:4 collectives.a2a_global.bytes_pe",
         ),

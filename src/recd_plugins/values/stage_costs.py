@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from recd_plugins.values.work import Work
 
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# More, 11 days for one of anything, is a mistake; sums of far more are no numbers.
+Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
 class StageCost(BaseModel):
