@@ -117,13 +117,19 @@ class Chosen(Choice):
         )
 
     def lines(self) -> str:
-        """The section of a registry file that says the same without ``auto``."""
+        """What says the same in a registry file: the section, or what takes the entry's place.
+
+        There may be other entries where there are other tables.
+        """
         every = [*self.others, *(name for each in self.groups for name in each.tables)]
         lines = [
             entry_line(offer, patterns_of(names, [n for n in every if n not in set(names)]))
             for offer, names in self.offered
         ]
-        return "\n".join(["sharding:", *lines]) if lines else "sharding: []"
+        if not self.others:
+            return "\n".join(["sharding:", *lines]) if lines else "sharding: []"
+        instead = "in place of its entry" if lines else "its entry is left out"
+        return "\n".join([f"# sharding: {instead}", *lines])
 
     def as_json(self) -> Any:
         """JSON values."""

@@ -45,6 +45,11 @@ class ScalingPlan(PlanMode):
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Plan every registry for every number of nodes."""
+        if question.options["global_batch"] < (ranks := question.spec.world_size):
+            raise click.UsageError(
+                f"--global-batch {question.options['global_batch']}: no row for each of {ranks:,} "
+                "ranks"
+            )
         from recd_plugin_scaling.report import plot, render
         from recd_plugin_scaling.study import STOCK, study_scaling
 

@@ -25,6 +25,12 @@ def render(report: ScalingReport) -> RenderableType:
         "",
         *(_table(report, kind) for kind in report.points),
         *_problems(report),
+        *(
+            Text(
+                f"{name} has other features or tables than the first: its step is of another model"
+            )
+            for name in report.other_models
+        ),
     )
 
 
@@ -34,7 +40,10 @@ def _problems(report: ScalingReport) -> Iterator[Text]:
         for name, points in sides.items():
             for point in points:
                 if point.problem is not None:
-                    yield Text(f"{name}, {kind}, {point.ranks:,} ranks: {point.problem}")
+                    said = f"{name}, {kind}, {point.ranks:,} ranks: {point.problem}"
+                    if kind == "strong":
+                        said += f" (of --global-batch {report.global_batch:,})"
+                    yield Text(said)
                     break
 
 

@@ -75,6 +75,7 @@ class ScalingReport:
         batch_size: rows of a rank, where scaling is weak.
         global_batch: rows of all ranks, where it is strong.
         points: of each kind of scaling, by side, in the order of ranks.
+        other_models: sides with other features or tables than the first registry.
     """
 
     topology: str
@@ -82,6 +83,7 @@ class ScalingReport:
     batch_size: int
     global_batch: int
     points: Mapping[Scaling, Mapping[str, Sequence[ScalingPoint]]]
+    other_models: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         """What ``recd plan --scaling --json`` writes."""
@@ -89,6 +91,7 @@ class ScalingReport:
             "topology": {"name": self.topology, **self.spec.model_dump()},
             "batch_size": self.batch_size,
             "global_batch": self.global_batch,
+            "other_models": [*self.other_models],
             **{
                 kind: {name: [each.as_json() for each in points] for name, points in sides.items()}
                 for kind, sides in self.points.items()
@@ -139,7 +142,18 @@ def study_scaling(
             for name, side in sides.items():
                 say(f"planning {name}, {kind} scaling, on {some.world_size:,} ranks")
                 points[name].append(_point(side, some, rows[kind]))
-    return ScalingReport(topology, spec, batch_size, global_batch, found)
+    first, *others = registries
+    of_first = _tables_of(registries[first])
+    other_models = [name for name in others if _tables_of(registries[name]) != of_first]
+    return ScalingReport(topology, spec, batch_size, global_batch, found, other_models)
+
+
+def _tables_of(registry: Registry) -> tuple[Any, ...]:
+    """What a model's tables are made of, as far as its file says."""
+    features, model = sorted(registry.dataset.schema().sparse), registry.spec.model
+    if model is None:
+        return features, registry.entries("model")[0].plugin.name
+    return features, model.embedding_dim, model.num_embeddings, model.tables
 
 
 def _sides(registries: Mapping[str, Registry], say: Callable[[str], None]) -> dict[str, _Side]:

@@ -242,7 +242,7 @@ def test_what_takes_more_memory_is_not_called_saved(make_registry) -> None:
 def test_json_is_complete(make_registry) -> None:
     made = report(make_registry(), load_topology("zionex-a100-40g")).as_json()
     assert made.keys() == {
-        "topology", "costs", "data", "plugins", "plain", "plain_problem", "ratios", "changed"
+        "topology", "costs", "wire", "data", "plugins", "plain", "plain_problem", "ratios", "changed"
     }  # fmt: skip
     assert made["topology"]["world_size"] == 32
     assert made["data"]["source"] == "the first 4,096 rows"
@@ -254,6 +254,15 @@ def test_json_is_complete(make_registry) -> None:
         sum(v for stage, v in side["seconds"].items() if stage != "total")
     )
     assert side["samples_per_second"] == pytest.approx(32 * 256 / side["seconds"]["total"])
+
+
+def test_a_wire_that_rounds_is_named(make_registry) -> None:
+    topology = load_topology("zionex-a100-40g")
+    for wire, named in (("fp32", False), ("bf16", True)):
+        made = report(make_registry(training={"batch_size": 256, "wire": wire}), topology)
+        said = "travel as bf16 (training.wire), which rounds them"
+        assert (said in " ".join(text(made).split())) == named
+        assert made.as_json()["wire"] == wire
 
 
 def test_activations_are_counted(make_registry) -> None:

@@ -46,6 +46,15 @@ def test_figures() -> None:
     assert report["baseline"]["losses"] == [0.5, 0.25]
 
 
+def test_what_a_format_of_the_wire_rounds_is_named() -> None:
+    sides = {"baseline": result([0.5, 0.25]), "plugins": result([0.5, 0.2])}
+    caption = Comparison(sides, wire="int8").table().caption
+    assert caption == (
+        "losses of 2 steps are up to 5.0e-02 apart: training.wire int8 rounds what each side "
+        "sends, and sides send other sums"
+    )
+
+
 def test_rounding_that_grew_is_told_from_losses_that_were_never_alike() -> None:
     before = [0.5, 0.25, 0.75]
     grown = compared((result(before), result([0.5, 0.25 + 2**-24, 0.7])))

@@ -231,6 +231,15 @@ def test_others_keep_their_tables(make_registry) -> None:
     claims = found.registry.claim("sharding", [table.name for table in found.tables])
     assert claims["t_usr_0"].plugin.name == "torchrec.row_wise"
     assert "t_usr_0" not in chosen_of(found).lines()
+    assert chosen_of(found).lines().startswith("# sharding: in place of its entry\n  - {use: ")
+
+
+def test_where_others_have_every_table_it_is_refused(make_registry) -> None:
+    every = {"use": "torchrec.row_wise", "tables": ["*"]}
+    with pytest.raises(
+        RegistryError, match=r"sharding\[0\]: other entries name every table, and it"
+    ):
+        with_plugins(make_registry(sharding=[*AUTO, every]), slow())
 
 
 def with_acme(make_registry: Any, tmp_path: Path, offers: str, **sections: Any) -> Registry:

@@ -55,6 +55,14 @@ def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
     assert [each["batch_size"] for each in report["weak"]["registry"]] == [64] * 3
     assert [each["batch_size"] for each in report["strong"]["registry"]] == [60, 30, 20]
     assert all("no plan fits" in each["problem"] for each in report["strong"]["huge"])
+    assert report["other_models"] == ["huge"]
+    assert "huge has other features or tables than the first" in result.stdout
+    assert "registry has other" not in result.stdout
+    assert "no plan fits" in result.stdout.partition("huge, strong, ")[2]
+    assert "(of --global-batch 120)" in result.stdout.replace("\n", " ")
     assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
+    few = plan("--scaling", "--topology", "ndv4", "--nodes", "2", "--global-batch", "15")
+    assert few.exit_code == 2
+    assert "--global-batch 15: no row for each of 16 ranks" in few.output
     again = plan("--scaling", "--beside", "registry.yaml")
     assert "there is a line named registry; rename the file" in again.output

@@ -241,7 +241,7 @@ def run(
         elif compare:
             sides: tuple[Side, ...] = ("baseline", "plugins")
             first, *others = in_rounds(sides, rounds, trainer.train)
-            comparison = Comparison(first, others)
+            comparison = Comparison(first, others, wire=trainer.registry.training.wire)
             report, shown = comparison.as_json(), [comparison.table()]
             both = first
             results = {"plugins": both["plugins"]}

@@ -158,6 +158,7 @@ class PlanReport:
         plugins: the plan that ``recd run`` takes.
         plain: TorchRec's own, without plugins; None where it does not fit.
         plain_problem: why not.
+        wire: ``training.wire``, the format of what ranks send.
         chosen: what a chooser came to; None without one.
     """
 
@@ -168,6 +169,7 @@ class PlanReport:
     plugins: SideReport
     plain: SideReport | None
     plain_problem: str = ""
+    wire: str = "fp32"
     chosen: Section | None = None
 
     @property
@@ -203,6 +205,7 @@ class PlanReport:
                 "world_size": self.spec.world_size,
             },
             "costs": self.costs_source,
+            "wire": self.wire,
             "data": {
                 "source": self.profile.source,
                 "samples_per_session": self.profile.samples_per_session,

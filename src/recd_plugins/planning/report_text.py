@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -31,6 +31,7 @@ def render(report: PlanReport) -> RenderableType:
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         _data(report),
+        *_wire(report),
         *([] if report.chosen is None else report.chosen.shown("")),
         _shards(report.plugins),
         *_said(report.plugins),
@@ -80,6 +81,14 @@ def _data(report: PlanReport) -> Text:
     samples = report.profile.samples_per_session
     of_sessions = "" if samples is None else f", {samples:.1f} samples a session"
     return Text(f"lengths and dedupe factors: from {report.profile.source}{of_sessions}")
+
+
+def _wire(report: PlanReport) -> Iterator[Text]:
+    if report.wire != "fp32":
+        yield Text(
+            f"embeddings and gradients travel as {report.wire} (training.wire), which rounds them: "
+            "losses are not those of fp32"
+        )
 
 
 def _shards(side: SideReport) -> Table:

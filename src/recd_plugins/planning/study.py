@@ -75,6 +75,7 @@ class Study:
             mine,
             theirs,
             problem,
+            registry.training.wire,
             _chosen(plugins(mine.batch_size), mine),
         )
 

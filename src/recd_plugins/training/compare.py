@@ -79,8 +79,15 @@ class Sides:
         }
 
 
+@dataclass(frozen=True)
 class Comparison(Sides):
-    """The sides ``baseline`` and ``plugins``."""
+    """The sides ``baseline`` and ``plugins``.
+
+    Attributes:
+        wire: format of what both send, which may round it.
+    """
+
+    wire: str = "fp32"
 
     def as_json(self) -> dict[str, Any]:
         """What ``recd run --compare --json`` writes; ratios are plugins over baseline."""
@@ -131,16 +138,22 @@ class Comparison(Sides):
         agree = f"losses of {steps} steps agree within {apart:.1e}"
         if alike == steps:
             return agree
+        are = f"losses of {steps} steps are up to {apart:.1e} apart"
+        if self.wire != "fp32":
+            return (
+                f"{are}: training.wire {self.wire} rounds what each side sends, and sides send "
+                "other sums"
+            )
         if not alike:
             return (
-                f"losses of {steps} steps are up to {apart:.1e} apart, from the first on, which is "
-                "more than rounding of float32: something computes otherwise"
+                f"{are}, from the first on, which is more than rounding of float32: something "
+                "computes otherwise"
             )
         if apart <= _GROWN:
             return f"{agree}, of the first {alike} within {_ROUNDING:.0e}"
         return (
-            f"losses of {steps} steps are up to {apart:.1e} apart, those of the first {alike} "
-            f"within {_ROUNDING:.0e}: training amplifies rounding, or something computes otherwise"
+            f"{are}, those of the first {alike} within {_ROUNDING:.0e}: training amplifies "
+            "rounding, or something computes otherwise"
         )
 
 

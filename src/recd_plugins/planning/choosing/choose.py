@@ -19,7 +19,14 @@ from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
+from recd_plugins.errors import (
+    NoPlanError,
+    PluginError,
+    Problem,
+    RecdError,
+    RegistryError,
+    SetupError,
+)
 from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import Choice, Chooser, Setting, Table, TablePart
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
@@ -74,7 +81,8 @@ def choose(
         setting: of the model.
 
     Raises:
-        RegistryError: a pattern matches no table, or two entries claim one.
+        RegistryError: a pattern matches no table, two entries claim one, or none is left to the
+            chooser.
         NoPlanError: nothing that may be chosen fits into memory.
         PluginError: a plugin fails, or offers what it does not take.
         SetupError: ranks have other registries, models or data than one another.
@@ -87,6 +95,9 @@ def choose(
     claims = registry.claim("sharding", [table.name for table in ours])
     tables = tuple(table for table in ours if claims.get(table.name) is chooser)
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
+    if others and not tables:
+        problem = "other entries name every table, and it chooses for what they leave: leave it out"
+        raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
     find = partial(_find, registry, chooser, model, tables, others, setting)
     # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
     with without_collections(), _disable_current_modes():
