@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,19 @@ def test_torchrun(folder: Path, whole: dict[str, Any]) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(figures.read_text(encoding="utf-8"))
     assert report["losses"] == pytest.approx(whole["losses"][:2])
+
+
+def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
+    program = (
+        "import os, sys; from recd_plugins.cli import main; "
+        "main(['run', sys.argv[1], '--steps', '2'] + ['--breakdown'] * (os.environ['RANK'] == '0'))"
+    )
+    command = [sys.executable, "-c", program, write_registry(folder)]
+    done = forked.torchrun(command, ranks=2)
+    assert done.returncode == 1
+    assert "(starting): options of recd run, --breakdown: true on rank 0, false on rank 1" in (
+        done.stderr
+    )
 
 
 def test_torchrun_says_what_a_node_is(folder: Path) -> None:

@@ -86,6 +86,19 @@ def run(differs: bool, path: Any) -> None:
     assemble(registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU)
 
 
+def run_with_other_checkpoints(differs: bool, path: Any) -> None:
+    """`recd run` that writes them at other steps."""
+    spec = {"path": "there", "every": 7 if differs else 5}
+    assemble(load_registry(path).with_training({"checkpoint": spec}), "plugins", CPU)
+
+
+def run_without_a_metric(differs: bool, path: Any) -> None:
+    """`recd run`, where all ranks add up what one rank's metric has seen."""
+    if not differs:
+        path = path.with_name("metric.yaml")
+    assemble(load_registry(path), "plugins", CPU)
+
+
 def run_on_other_data(differs: bool, path: Any) -> None:
     registry = load_registry(path)
     if differs:

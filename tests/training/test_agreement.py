@@ -28,6 +28,12 @@ OF_TRAINERS = {
 }
 OF_RUNS = {
     cases.run: "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1",
+    cases.run_with_other_checkpoints: (
+        "the registry file, training.checkpoint.every: 5 on rank 0, 7 on rank 1"
+    ),
+    cases.run_without_a_metric: (
+        'the registry file, metric[0].use: "torchrec.rec_metrics" on rank 0, nothing on rank 1'
+    ),
     cases.run_on_other_data: "the registry file, dataset[0].options.seed: 0 on rank 0, 9 on rank 1",
 }
 
@@ -41,6 +47,7 @@ def test_a_trainer_is_told_what_differs() -> None:
 def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "registry.yaml"
     path.write_text(REGISTRY)
+    (tmp_path / "metric.yaml").write_text(REGISTRY + "metrics: [{use: torchrec.rec_metrics}]\n")
     for told in run_on_ranks(cases.said, 2, list(OF_RUNS), path):
         for text, expected in zip(told, OF_RUNS.values(), strict=True):
             assert expected in text

@@ -20,7 +20,7 @@ from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.versions import __version__, installed_set
 
 #: Of ``training:``, what a rank may have of its own.
-_OWN = {"checkpoint", "workers", "hang_notice", "hang_timeout"}
+_OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
 def decided(
@@ -55,11 +55,14 @@ def decided(
 
 
 def document(registry: Registry) -> dict[str, Any]:
-    """What results depend on: options as plugins were made with, defaults too."""
+    """What ranks do together: options as plugins were made with, defaults too."""
     entries = {
-        name: [_entry(entry) for entry in registry.entries(name)]
+        # Those that look on may do so with options of their own, and all of them do it together.
+        name: [
+            {"use": each.plugin.name} if kind.observes else _entry(each)
+            for each in registry.entries(name)
+        ]
         for name, kind in registry.kinds.items()
-        if not kind.observes
     }
     return {
         **{kind: of_kind for kind, of_kind in entries.items() if of_kind},

@@ -24,6 +24,7 @@ from recd_plugins.distributed.launch import (
     torchrun_ranks_per_node,
     torchrun_world_size,
 )
+from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.signals import passed_on
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.machines import machine_of
@@ -153,6 +154,8 @@ def session(
         watched_by_each_other(rank, world_size, limits),
         ExitStack() as stack,
     ):
+        options = {"--resume": resume, "--breakdown": breakdown, "--sharding": list(shardings)}
+        check_agreement("starting", {"options of recd run": options})
         if rank == 0:
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, job, resume))

@@ -8,6 +8,7 @@ from itertools import product
 from typing import Any, Literal
 
 from recd_plugins.api import RecdError
+from recd_plugins.api.registry import did_you_mean
 from recd_plugins.testing.benchmark import Size
 
 Group = Literal["stock", "alone", "joined", "auto", "every"]
@@ -152,7 +153,11 @@ def _names(only: str | None) -> set[str]:
     while left:
         name = next((name for name in known if f"{left},".startswith(f"{name},")), None)
         if name is None:
-            raise RecdError(f"--only: {left!r} begins with none of {', '.join(known)}")
+            first, short = left.partition(",")[0], [*WORKLOADS, *NODES, *RATES, *GROUPS]
+            raise RecdError(
+                f"--only: {first!r} is none of {', '.join(short)}, and no side begins so"
+                + did_you_mean(first, [*short, *sides])
+            )
         found.add(name)
         left = left[len(name) :].lstrip(", ")
     return found

@@ -46,8 +46,8 @@ def test_the_grid() -> None:
         "IKJT, auto without overlap": False,
         "KJT, row-wise": False,
     }
-    with pytest.raises(RecdError, match="--only: '3x1' begins with none of "):
-        chosen("small", "papercal,3x1")
+    with pytest.raises(RecdError, match=r"--only: '3x1' is none of .*requests.*; did you mean"):
+        chosen("small", "papercal,3x1,stock")
     with pytest.raises(RecdError, match="--only 'papercal': size tiny has one cell"):
         chosen("tiny", "papercal")
 
