@@ -71,6 +71,20 @@ def test_links_are_shaped_counted_and_cut(tmp_path: Path) -> None:
 
 
 @needs_network
+def test_who_takes_sigterm_already_keeps_it() -> None:
+    def mine(*_: object) -> None:
+        """Takes it."""
+
+    before = signal.signal(signal.SIGTERM, mine)
+    try:
+        with ShapedNetwork(1):
+            assert signal.getsignal(signal.SIGTERM) is mine
+        assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@needs_network
 def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time\n"

@@ -328,19 +328,23 @@ def _shape(rate: str) -> tuple[str, ...]:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """A context that SIGTERM leaves by an exception, so that nothing stays behind."""
-    if threading.current_thread() is not threading.main_thread():
+    """A context that SIGTERM leaves by an exception, so that nothing stays behind.
+
+    Where somebody takes it already, as ``recd`` does, it is theirs.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _remove_leftovers() -> None:
