@@ -114,15 +114,15 @@ def calibrate(
     else:
         kind = _kind(device, torchrun_ranks_per_node())
         with join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size):
-            _refuse_together(rank, check_files)
+            _refuse_together(rank, check_files, f"{'' if quick else 'no '}--quick, {kind}")
             found = _measure(rank, world_size, kind, quick)
         if rank:
             return
     _tell(found, _comment(found, quick), output, json_path, plot_path)
 
 
-def _refuse_together(rank: int, check: Callable[[], None]) -> None:
-    """Have all ranks end with what rank 0 refuses, not with its absence."""
+def _refuse_together(rank: int, check: Callable[[], None], options: str) -> None:
+    """Have all ranks end with what rank 0 refuses, or with options that differ, not in a hang."""
     from recd_plugins.api.distributed import tell_all
 
     refused = ""
@@ -131,8 +131,15 @@ def _refuse_together(rank: int, check: Callable[[], None]) -> None:
             check()
         except (RecdError, click.ClickException) as error:
             refused = str(error)
-    if found := tell_all("recd calibrate", refused)[0]:
+    told = tell_all("recd calibrate", (refused, options))
+    if found := told[0][0]:
         raise SetupError(found)
+    for other, (_, theirs) in enumerate(told):
+        if theirs != told[0][1]:
+            raise SetupError(
+                f"ranks measure different things: rank 0 has {told[0][1]} and rank {other} has "
+                f"{theirs}; give all of them the same options"
+            )
 
 
 def _default_ranks(device: str) -> int:

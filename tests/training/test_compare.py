@@ -50,8 +50,8 @@ def test_what_a_format_of_the_wire_rounds_is_named() -> None:
     sides = {"baseline": result([0.5, 0.25]), "plugins": result([0.5, 0.2])}
     caption = Comparison(sides, wire="int8").table().caption
     assert caption == (
-        "losses of 2 steps are up to 5.0e-02 apart: training.wire int8 rounds what each side "
-        "sends, and sides send other sums"
+        "losses of 2 steps are up to 5.0e-02 apart: training.wire int8 rounds what the "
+        "plugins' side sends, and the baseline sends fp32"
     )
 
 

@@ -70,6 +70,18 @@ def test_faster_is_off_too() -> None:
     assert "off by 2.0x: --breakdown shows in which stage" in str(found)
 
 
+def test_few_steps_are_no_drift() -> None:
+    profile: Any = Profile()
+    meter: Any = Meter(0.3, 0.5)
+    found = Drift(PREDICTED, profile).of(meter, None)
+    assert str(found) == (
+        "a step takes 400.0 ms and was predicted to take 100.0; 2 timed are too few to judge by, "
+        "take 20 or more"
+    )
+    assert found is not None
+    assert found.as_json()["timed_steps"] == 2
+
+
 def test_what_waits_for_data_is_told_apart() -> None:
     assert "takes 210.0 ms, of which 30.0 wait for data, and was predicted" in str(
         Prediction(PREDICTED, 0.21, None, 0.03)

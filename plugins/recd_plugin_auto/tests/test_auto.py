@@ -234,11 +234,18 @@ def test_others_keep_their_tables(make_registry) -> None:
     assert chosen_of(found).lines().startswith("# sharding: in place of its entry\n  - {use: ")
 
 
+def test_a_name_that_is_spelt_out_is_its_own(make_registry) -> None:
+    mine, other = (
+        {"use": use, "tables": ["t_usr_0", pattern]}
+        for use, pattern in (("auto", "t_item_*"), ("torchrec.row_wise", "t_seq_*"))
+    )
+    with pytest.raises(RegistryError, match=r"t_usr_0 is claimed by sharding\[0\] .* and sharding"):
+        with_plugins(make_registry(sharding=[mine, other]), slow())
+
+
 def test_where_others_have_every_table_it_is_refused(make_registry) -> None:
     every = {"use": "torchrec.row_wise", "tables": ["*"]}
-    with pytest.raises(
-        RegistryError, match=r"sharding\[0\]: other entries name every table, and it"
-    ):
+    with pytest.raises(RegistryError, match=r"sharding\[0\]: other entries name every table that"):
         with_plugins(make_registry(sharding=[*AUTO, every]), slow())
 
 

@@ -114,12 +114,20 @@ def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec
         module.measure_cluster = measure_cluster
 
 
-def rank_0_refuses(rank: int, world_size: int) -> str:
-    def check() -> None:
+def refused(rank: int, world_size: int) -> list[str]:
+    """What ranks end with where rank 0 refuses, where their options differ, and else."""
+
+    def fails() -> None:
         raise SetupError(f"refused by rank {rank}")
 
-    try:
-        commands._refuse_together(rank, check)
-    except SetupError as error:
-        return str(error)
-    return ""
+    def passes() -> None:
+        """Nothing is wrong."""
+
+    found = []
+    for check, options in ((fails, "cpu"), (passes, f"--quick, {rank}"), (passes, "cpu")):
+        try:
+            commands._refuse_together(rank, check, options)
+            found.append("")
+        except SetupError as error:
+            found.append(str(error))
+    return found

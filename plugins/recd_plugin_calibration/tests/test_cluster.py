@@ -212,7 +212,11 @@ def test_a_rank_that_ends_is_told_of() -> None:
 
 
 def test_all_ranks_end_with_what_the_first_refuses() -> None:
-    assert run_on_ranks(cluster_cases.rank_0_refuses, 2) == ["refused by rank 0"] * 2
+    differ = (
+        "ranks measure different things: rank 0 has --quick, 0 and rank 1 has --quick, 1; give all "
+        "of them the same options"
+    )
+    assert run_on_ranks(cluster_cases.refused, 2) == [["refused by rank 0", differ, ""]] * 2
 
 
 def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Entry(Generic[P]):
 
     @property
     def yields(self) -> bool:
-        """Whether it leaves to other entries what they name too."""
+        """Whether others have what they name too, but for names that it spells out itself."""
         return isinstance(self.plugin, Chooser)
 
     def matches(self, name: str) -> bool:
@@ -76,7 +76,7 @@ def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Ite
         if not any(fnmatchcase(name, pattern) for name in names)
     ]
     claims = {
-        name: tuple(entry for entry in claimants if not entry.yields) or claimants
+        name: tuple(e for e in claimants if not e.yields or name in e.patterns) or claimants
         for name in names
         if (claimants := tuple(entry for entry in entries if entry.matches(name)))
     }

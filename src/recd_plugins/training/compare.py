@@ -84,7 +84,7 @@ class Comparison(Sides):
     """The sides ``baseline`` and ``plugins``.
 
     Attributes:
-        wire: format of what both send, which may round it.
+        wire: format of what the plugins' side sends, which may round it; the baseline sends fp32.
     """
 
     wire: str = "fp32"
@@ -141,8 +141,8 @@ class Comparison(Sides):
         are = f"losses of {steps} steps are up to {apart:.1e} apart"
         if self.wire != "fp32":
             return (
-                f"{are}: training.wire {self.wire} rounds what each side sends, and sides send "
-                "other sums"
+                f"{are}: training.wire {self.wire} rounds what the plugins' side sends, and the "
+                "baseline sends fp32"
             )
         if not alike:
             return (

@@ -29,12 +29,14 @@ class Prediction:
         measured_seconds: of a step, the median.
         stages: as they were profiled, where they were.
         waiting_seconds: of a step, for data.
+        timed_steps: that the median is of.
     """
 
     predicted: StageTimes
     measured_seconds: float
     stages: StageTimes | None
     waiting_seconds: float = 0.0
+    timed_steps: int = _STEPS
 
     @property
     def factor(self) -> float:
@@ -61,6 +63,7 @@ class Prediction:
             "stages": self.predicted.as_dict(),
             "measured_seconds": self.measured_seconds,
             "waiting_seconds": self.waiting_seconds,
+            "timed_steps": self.timed_steps,
             "factor": self.factor,
             "most_off": self.most_off,
         }
@@ -75,6 +78,10 @@ class Prediction:
         )
         if not self.off:
             return line
+        if self.timed_steps < _STEPS:
+            return (
+                f"{line}; {self.timed_steps} timed are too few to judge by, take {_STEPS} or more"
+            )
         line += f", off by {max(self.factor, 1 / self.factor):.1f}x"
         if self.most_off is None or self.stages is None:
             where = ": --breakdown shows in which stage"
@@ -116,4 +123,5 @@ class Drift:
             return None
         waits = meter.stalls()
         waiting = 0.0 if waits is None else sum(waits.seconds.values())
-        return Prediction(self._predicted, statistics.median(seconds), stages, waiting)
+        median = statistics.median(seconds)
+        return Prediction(self._predicted, median, stages, waiting, len(seconds))

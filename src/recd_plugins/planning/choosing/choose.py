@@ -96,7 +96,10 @@ def choose(
     tables = tuple(table for table in ours if claims.get(table.name) is chooser)
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
     if others and not tables:
-        problem = "other entries name every table, and it chooses for what they leave: leave it out"
+        problem = (
+            "other entries name every table that it would choose for, and it takes what they "
+            "leave: leave it out"
+        )
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
     find = partial(_find, registry, chooser, model, tables, others, setting)
     # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
