@@ -20,6 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encodin
 SLOW = {
     "network": "starts torchrun on two nodes, half a minute of processor time, and needs root; "
     "tests/benchmarks/test_network.py of recd covers it",
+    "network_bound": "needs root; tests/benchmarks/test_network_bound.py of recd covers it",
     "readers": "starts Ray three times, over a minute of processor time; tests of dsi.ray cover it",
 }
 # Without MovieLens-100K, which nobody may pass on, and without compiling, which takes minutes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -67,7 +68,7 @@ class OutputPath(click.Path):
             self.fail(f"{value} is a URL; it is written to this machine: name a path.", param, ctx)
         if param is not None and ctx is not None and value != "-":
             others: dict[Path, click.Parameter] = ctx.meta.setdefault(_WRITTEN, {})
-            other = others.setdefault(Path(value).resolve(), param)
+            other = others.setdefault(Path(os.path.realpath(value)), param)
             if other is not param:
                 also = other.get_error_hint(ctx)
                 self.fail(f"{value} is what {also} writes; name another one.", param, ctx)

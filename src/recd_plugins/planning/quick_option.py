@@ -86,7 +86,13 @@ class QuickOption(ShardingOption):
         return id(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuickOption:
-        return self  # no proposer that is used here changes one, and ranks stand beside them
+        # TorchRec's proposers change how large a cache is, of copies.
+        memo[id(self.shards)] = [
+            Shard(each.size, each.offset, each.storage, each.perf, each.rank)
+            for each in self.shards
+        ]
+        memo[id(self.loads)] = self.loads
+        return super().__deepcopy__(memo)
 
     def copied(self, ranks: Iterable[int | None]) -> QuickOption:
         """A copy with shards of its own on some ranks, which share what was estimated of these."""

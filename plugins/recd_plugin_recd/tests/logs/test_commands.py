@@ -181,7 +181,8 @@ def test_a_log_is_not_overwritten_by_its_rows(folder):
         assert result.exit_code == 1
         assert "is what is read; name another file" in result.output
     result = run("read", "log", "offsets.json", "--offsets", "offsets.json")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
+    assert "offsets.json is what" in result.output
     assert shard.read_bytes() == before
 
 
