@@ -39,6 +39,8 @@ TABLES = [
     Table("t_user", ("usr_0",), 300, 8, pooled=True),
 ]
 
+OUTSIDE = r"column 'item_0': the id is \d+, as .*recd\.sigrid_hash leaves it, and the table"
+
 
 def make(folder: Path, layout: str = "clustered") -> Registry:
     path = folder / "registry.yaml"
@@ -116,7 +118,7 @@ def test_a_dataset_that_cannot_scan_is_read_as_one_rank(
 def test_what_is_wrong_is_said(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"looks up feature item_1.*did you mean item_0"):
         measure_access(registry, [Table("t", ("item_1",), 200, 8, pooled=True)])
-    with pytest.raises(DataError, match=r"column 'item_0': the id is \d+, as .*recd\.sigrid_hash leaves it, and the table"):
+    with pytest.raises(DataError, match=OUTSIDE):
         measure_access(registry, [Table("t", ("item_0",), 20, 8, pooled=True)])
     nothing = next(iter(registry.dataset.scan())).data.slice(0, 0)
 
@@ -209,5 +211,5 @@ def test_a_table_without_deduplicated_features_counts_all_rows(
 
 
 def test_ids_outside_the_table_are_refused_where_rows_are_unique(registry: Registry) -> None:
-    with pytest.raises(DataError, match=r"column 'item_0': the id is \d+, as .*recd\.sigrid_hash leaves it, and the table"):
+    with pytest.raises(DataError, match=OUTSIDE):
         measure_access(registry, [Table("t", ("seq_0_0", "item_0"), 20, 8, pooled=False)])
