@@ -68,12 +68,12 @@ class Steps:
 
     def __init__(self, job: Job) -> None:
         ranks = dist.get_world_size()
-        to_each = job.row_bytes // (_DIM * _FLOAT) // max(1, ranks - 1)
+        to_each = job.row_bytes // (_DIM * _FLOAT) // (ranks - 1)
         self._to, self._back, self._gradients, self._learnt = (
             torch.zeros(ranks * to_each, _DIM) for _ in range(4)
         )
         self._ids, self._asked = (
-            torch.zeros(ranks * (job.id_bytes // _ID // max(1, ranks - 1)), dtype=torch.int64)
+            torch.zeros(ranks * (job.id_bytes // _ID // (ranks - 1)), dtype=torch.int64)
             for _ in range(2)
         )
         self._groups = [dist.new_group(backend="gloo") for _ in range(3)]
