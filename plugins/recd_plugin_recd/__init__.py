@@ -77,17 +77,8 @@ def register_starts() -> Sequence[click.Command]:
 def register_benchmarks() -> Sequence[str]:
     names = (
         *("accuracy", "cluster", "convert", "drop_in", "fill", "ingest", "jagged"),
-        *(
-            "logs",
-            "network",
-            "network_bound",
-            "preprocess",
-            "reader",
-            "storage",
-            "train",
-            "trainer",
-            "wire",
-        ),
+        *("logs", "network", "network_bound", "preprocess", "reader", "storage"),
+        *("train", "trainer", "wire"),
     )
     return [f"recd_plugin_recd.benchmarks.{name}" for name in names]
 
