@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 
 # More ranks than that say no more of one machine.
 _MOST_RANKS = 8
-# After which a rank that is waited for has ended.
+# For the start, and for what ends ranks where the watch cannot.
 _TIMEOUT = timedelta(minutes=5)
+# Seconds without a new round: it is said who waits for whom, and ranks end.
+_NOTICE, _HANG = 20.0, 60.0
 
 
 @click.command()
@@ -77,11 +79,13 @@ def calibrate(
     torchrun --nnodes 4 ... --no-python recd calibrate -o cluster.yaml
     """
     from recd_plugins.api.distributed import (
+        HangLimits,
         backend_for,
         join_torchrun,
         launch,
         torchrun_rank,
         torchrun_ranks_per_node,
+        watched_by_each_other,
     )
     from recd_plugins.api.training import refuse_other_names
 
@@ -89,6 +93,9 @@ def calibrate(
         refuse_other_names(output)
         check_output(output, force)
 
+    limits = HangLimits(
+        _NOTICE, _HANG, lambda: "Nothing was written.", setting="recd calibrate waits"
+    )
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
@@ -110,20 +117,26 @@ def calibrate(
             backend=backend_for(kind),
             timeout=_TIMEOUT,
             local_world_size=ranks_per_node,
+            hang_limits=limits,
         )[0]
     else:
         kind = _kind(device, torchrun_ranks_per_node())
-        with join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size):
-            _refuse_together(rank, check_files, f"{'' if quick else 'no '}--quick, {kind}")
+        options = {"--quick": quick, "device": kind}
+        options |= {"--json": bool(json_path), "--plot": bool(plot_path)}
+        with (
+            join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size),
+            watched_by_each_other(rank, world_size, limits),
+        ):
+            _refuse_together(rank, check_files, options)
             found = _measure(rank, world_size, kind, quick)
         if rank:
             return
     _tell(found, _comment(found, quick), output, json_path, plot_path)
 
 
-def _refuse_together(rank: int, check: Callable[[], None], options: str) -> None:
+def _refuse_together(rank: int, check: Callable[[], None], options: Mapping[str, object]) -> None:
     """Have all ranks end with what rank 0 refuses, or with options that differ, not in a hang."""
-    from recd_plugins.api.distributed import tell_all
+    from recd_plugins.api.distributed import check_agreement, tell_all
 
     refused = ""
     if rank == 0:
@@ -131,15 +144,9 @@ def _refuse_together(rank: int, check: Callable[[], None], options: str) -> None
             check()
         except (RecdError, click.ClickException) as error:
             refused = str(error)
-    told = tell_all("recd calibrate", (refused, options))
-    if found := told[0][0]:
+    if found := tell_all("recd calibrate", refused)[0]:
         raise SetupError(found)
-    for other, (_, theirs) in enumerate(told):
-        if theirs != told[0][1]:
-            raise SetupError(
-                f"ranks measure different things: rank 0 has {told[0][1]} and rank {other} has "
-                f"{theirs}; give all of them the same options"
-            )
+    check_agreement("starting", {"options of recd calibrate": options})
 
 
 def _default_ranks(device: str) -> int:
@@ -163,6 +170,7 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
     from recd_plugin_calibration.cluster.measure import measure_cluster
     from recd_plugin_calibration.cluster.timing import FULL, QUICK
     from recd_plugins.api.distributed import device_of_rank
+    from recd_plugins.api.ingestion import doing
 
     silence_upstream()
     start = time.monotonic()
@@ -171,7 +179,8 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
         if rank == 0:
             click.echo(f"{time.monotonic() - start:4.0f} s  measuring {what}", err=True)
 
-    return measure_cluster(device_of_rank(kind), QUICK if quick else FULL, say)
+    with doing("measuring"):
+        return measure_cluster(device_of_rank(kind), QUICK if quick else FULL, say)
 
 
 def _comment(found: MeasuredCluster, quick: bool) -> str:

@@ -158,15 +158,15 @@ def test_torchrun(folder: Path, whole: dict[str, Any]) -> None:
 
 def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
     program = (
-        "import os, sys; from recd_plugins.cli import main; "
-        "main(['run', sys.argv[1], '--steps', '2'] + ['--breakdown'] * (os.environ['RANK'] == '0'))"
+        "import os, sys; from recd_plugins.cli import main; rank = int(os.environ['RANK']); "
+        "main(['run', sys.argv[1], '--steps', '2'] + [['--breakdown'], ['--json', 'a']][rank])"
     )
     command = [sys.executable, "-c", program, write_registry(folder)]
     done = forked.torchrun(command, ranks=2)
     assert done.returncode == 1
-    assert "(starting): options of recd run, --breakdown: true on rank 0, false on rank 1" in (
-        done.stderr
-    )
+    said = "(starting): options of the command, --breakdown: true on rank 0, false on rank 1; "
+    assert said in done.stderr
+    assert "options of the command, --json: false on rank 0, true on rank 1" in done.stderr
 
 
 def test_torchrun_says_what_a_node_is(folder: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     for told in run_on_ranks(cases.said, 2, list(OF_RUNS), path):
         for text, expected in zip(told, OF_RUNS.values(), strict=True):
             assert expected in text
-            assert "give all ranks one installation, one registry file" in text
+            assert "give all ranks one installation, one command, one registry file" in text
 
 
 def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:

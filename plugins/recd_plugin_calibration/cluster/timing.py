@@ -11,6 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from recd_plugins.api.ingestion import doing
+
 #: Rounds of one thing at least.
 LEAST_ROUNDS = 3
 
@@ -67,14 +69,15 @@ def rounds(
     own: list[float] = []
     slowest: list[float] = []
     while len(own) < LEAST_ROUNDS or (len(own) < effort.rounds and sum(slowest) < effort.seconds):
-        wait_for(device)
-        dist.barrier()
-        start = time.perf_counter()
-        run()
-        wait_for(device)
-        own.append(time.perf_counter() - start)
-        longest = torch.tensor([own[-1]], dtype=torch.float64)
-        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        with doing("measuring", long=False):
+            wait_for(device)
+            dist.barrier()
+            start = time.perf_counter()
+            run()
+            wait_for(device)
+            own.append(time.perf_counter() - start)
+            longest = torch.tensor([own[-1]], dtype=torch.float64)
+            dist.all_reduce(longest, op=dist.ReduceOp.MAX)
         slowest.append(longest.item())
     return own, slowest
 

@@ -124,9 +124,9 @@ def refused(rank: int, world_size: int) -> list[str]:
         """Nothing is wrong."""
 
     found = []
-    for check, options in ((fails, "cpu"), (passes, f"--quick, {rank}"), (passes, "cpu")):
+    for check, quick in ((fails, 0), (passes, rank), (passes, 0)):
         try:
-            commands._refuse_together(rank, check, options)
+            commands._refuse_together(rank, check, {"--quick": quick})
             found.append("")
         except SetupError as error:
             found.append(str(error))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from tests import forked
 
 from recd_plugin_calibration.cluster import collectives
 from recd_plugin_calibration.cluster.collectives import fit_rate
@@ -212,11 +215,37 @@ def test_a_rank_that_ends_is_told_of() -> None:
 
 
 def test_all_ranks_end_with_what_the_first_refuses() -> None:
-    differ = (
-        "ranks measure different things: rank 0 has --quick, 0 and rank 1 has --quick, 1; give all "
-        "of them the same options"
+    for first, second, third in run_on_ranks(cluster_cases.refused, 2):
+        assert (first, third) == ("refused by rank 0", "")
+        assert "options of recd calibrate, --quick: 0 on rank 0, 1 on rank 1" in second
+
+
+_STOPS = """
+import os, signal, sys
+from recd_plugin_calibration import commands
+from recd_plugin_calibration.cluster import measure
+commands._NOTICE, commands._HANG = 1.0, 3.0
+def stop(*args):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return sweep(*args)
+sweep, measure.sweep = measure.sweep, stop
+from recd_plugins.cli import main
+main(["calibrate", "-o", sys.argv[1], "--quick"])
+"""
+
+
+def test_a_stopped_rank_is_named_and_ends_all(tmp_path: Path) -> None:
+    output = tmp_path / "cluster.yaml"
+    done = forked.torchrun([sys.executable, "-c", _STOPS, output], ranks=2)
+    assert done.returncode == 1
+    assert re.search(
+        r"nothing has moved for \d s: rank 0 waits .* for rank 1, which is stopped \(process \d+ "
+        r"of .*\)\. That is longer than recd calibrate waits, 3 s: the run is ended\. Nothing was "
+        "written",
+        done.stderr,
     )
-    assert run_on_ranks(cluster_cases.refused, 2) == [["refused by rank 0", differ, ""]] * 2
+    assert not output.exists()
 
 
 def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, look
 from recd_plugins.distributed.coalesced.unique import unique_ids
 from recd_plugins.distributed.device import choose_device, device_of_rank, lack_for_cuda
 from recd_plugins.distributed.guards import guard
+from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     Ranks,
     backend_for,
@@ -22,10 +23,11 @@ from recd_plugins.distributed.launch import (
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
 from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
-from recd_plugins.distributed.rank_agreement import tell_all
+from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.values.channels import Channel, CollectiveKind, resolve_group
 from recd_plugins.values.internal import Internal
 
@@ -33,6 +35,7 @@ __all__ = [
     "Channel",
     "CollectiveBytes",
     "CollectiveKind",
+    "HangLimits",
     "Internal",
     "PortableEmbedding",
     "PortableEmbeddingBag",
@@ -40,6 +43,7 @@ __all__ = [
     "RowKernel",
     "Traffic",
     "backend_for",
+    "check_agreement",
     "choose_device",
     "close_kernels",
     "device_of_rank",
@@ -61,4 +65,5 @@ __all__ = [
     "torchrun_ranks_per_node",
     "unique_ids",
     "use_row_wise_adagrad",
+    "watched_by_each_other",
 ]

@@ -227,6 +227,13 @@ def run(
             allowed=allowed,
             settings=settings,
             log_every=log_every,
+            alike={
+                "--compare": compare,
+                "--rounds": rounds,
+                # Rank 0 writes: another's alone would be for nothing.
+                "--json": json_path is not None,
+                **{asked_for.flag: True for asked_for, _ in reports},
+            },
         ) as trainer,
         _goes_on_with_resume(registry),
     ):

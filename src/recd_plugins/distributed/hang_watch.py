@@ -22,6 +22,7 @@ _MOST_SECONDS_BETWEEN_LOOKS = 5.0
 _SILENCE = 0.25
 # What a rank does for the step that comes; all else is between two steps, or after the last one.
 _IN_A_STEP = ("training", "reading data")
+_OF_A_STEP = (*_IN_A_STEP, "starting")
 
 
 class HangError(SetupError):
@@ -37,11 +38,13 @@ class HangLimits:
             so on.
         timeout: seconds after which the run ends; None for never.
         advice: how to go on after that, asked for then.
+        setting: where the timeout is from, for messages.
     """
 
     notice: float
     timeout: float | None
     advice: Callable[[], str]
+    setting: str = "training.hang_timeout"
 
     @property
     def interval(self) -> float:
@@ -121,8 +124,8 @@ class HangWatch:
             text = f"nothing has moved for {quiet:.0f} s: {self._story(going_on, blamed)}"
             if over:
                 raise HangError(
-                    f"{text}. That is longer than training.hang_timeout, {limits.timeout:g} s: the "
-                    f"run is ended. {limits.advice()}"
+                    f"{text}. That is longer than {limits.setting}, {limits.timeout:g} s: the run "
+                    f"is ended. {limits.advice()}"
                     if speaks
                     else ""
                 )
@@ -213,10 +216,12 @@ class HangWatch:
 
 
 def _where(beat: Beat) -> str:
+    step = f"step {beat.step + 1}" if beat.what in _OF_A_STEP else ""
     if not beat.collective:
-        return f"in step {beat.step + 1}"
+        return f"in {step}" if step else beat.what
     names = {"backward": "the backward pass"}
-    return f"in {names.get(beat.collective, beat.collective)} of step {beat.step + 1}"
+    collective = names.get(beat.collective, beat.collective)
+    return f"in {collective} of {step}" if step else f"in {collective} ({beat.what})"
 
 
 def _names(ranks: list[int]) -> str:

@@ -101,8 +101,7 @@ class Ranks:
         local_world_size: ranks a node, to pretend several nodes; all of them without it.
         threads: torch's threads a rank; without it OMP_NUM_THREADS, or the machine's cores shared
             out, at least 1.
-        hang_limits: say on stderr where nothing moves, and end the ranks; the function that they
-            run beats (``heartbeat.Heart``).
+        hang_limits: say on stderr where nothing moves, and end the ranks.
     """
 
     def __init__(
@@ -123,6 +122,7 @@ class Ranks:
             timeout=timeout,
             threads=threads or threads_of_a_rank(world_size),
             environ=dict(os.environ),
+            beats=None if hang_limits is None else hang_limits.interval,
         )
         self._hang_limits = hang_limits
         self._watch: HangWatch | None = None

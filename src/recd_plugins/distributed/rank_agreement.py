@@ -85,8 +85,8 @@ def check_agreement(
         ]
     raise SetupError(
         f"ranks have decided differently ({step}): {'; '.join(said)}. They would exchange what "
-        "does not go together: give all ranks one installation, one registry file, one model and "
-        "the same data"
+        "does not go together: give all ranks one installation, one command, one registry file, "
+        "one model and the same data"
     )
 
 

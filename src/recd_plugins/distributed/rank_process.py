@@ -7,12 +7,13 @@ import os
 import pickle
 import signal
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
+from recd_plugins.distributed.heartbeat import Heart
 from recd_plugins.errors import RecdError, in_a_line
 from recd_plugins.lasting_output import lasting_output
 from recd_plugins.processes import end_with_parent, portable, share_fork_server
@@ -25,7 +26,12 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class RankSetup:
-    """What every rank of one launch is told; ``port`` is that of the store."""
+    """What every rank of one launch is told.
+
+    Attributes:
+        port: of the store.
+        beats: seconds between signs of life, where somebody watches.
+    """
 
     world_size: int
     local_world_size: int
@@ -34,6 +40,7 @@ class RankSetup:
     threads: int
     environ: dict[str, str]
     port: int = 0
+    beats: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
         _answer(connection, None)
         with suppress(EOFError, BrokenPipeError):  # a parent that was interrupted says no word
             while request := connection.recv_bytes():
-                connection.send_bytes(_call(rank, setup.world_size, request))
+                connection.send_bytes(_call(rank, setup, request))
         leave_process_group()
 
 
@@ -122,10 +129,11 @@ def _join_process_group(rank: int, setup: RankSetup) -> None:
     )
 
 
-def _call(rank: int, world_size: int, request: bytes) -> bytes:
+def _call(rank: int, setup: RankSetup, request: bytes) -> bytes:
     try:
         function, args = pickle.loads(request)
-        return pickle.dumps(function(rank, world_size, *args))
+        with nullcontext() if setup.beats is None else Heart(rank, setup.beats):
+            return pickle.dumps(function(rank, setup.world_size, *args))
     except BaseException as error:
         return pickle.dumps(_failure(error))
 

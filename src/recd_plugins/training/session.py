@@ -26,6 +26,7 @@ from recd_plugins.distributed.launch import (
 )
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.signals import passed_on
+from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.prepared import Registry, load_registry
@@ -33,7 +34,7 @@ from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.evaluation import splits_of
-from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
+from recd_plugins.training.hangs import hang_limits
 from recd_plugins.training.job import Job
 from recd_plugins.training.measured_at_start import topology_at_start
 from recd_plugins.training.metrics import check_metrics
@@ -72,10 +73,9 @@ class Session:
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
         return launch(
-            train_beating,
+            train,
             self.world_size,
             job,
-            self.hang_limits.interval,
             backend=backend_for(job.device),
             local_world_size=self.ranks_per_node,
             hang_limits=self.hang_limits,
@@ -95,6 +95,7 @@ def session(
     allowed: Sequence[str] = (),
     settings: Sequence[str] = (),
     log_every: float | None = None,
+    alike: Mapping[str, Any] | None = None,
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -110,6 +111,7 @@ def session(
             those that ``recd run --allow`` takes.
         settings: values in place of the file's, as ``load_registry`` takes them.
         log_every: seconds between lines that say how far a run is.
+        alike: what else ranks of torchrun have to be asked for alike, by option.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
@@ -155,7 +157,7 @@ def session(
         ExitStack() as stack,
     ):
         options = {"--resume": resume, "--breakdown": breakdown, "--sharding": list(shardings)}
-        check_agreement("starting", {"options of recd run": options})
+        check_agreement("starting", {"options of the command": {**options, **(alike or {})}})
         if rank == 0:
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, job, resume))

@@ -20,6 +20,7 @@ from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.ranks import PROGRESS, Job, Measured
 from recd_plugin_recd.benchmarks.network.workloads import rows_of_a_step, write_registries
 from recd_plugins.api import DataError, SetupError
+from recd_plugins.api.files import write_json
 from recd_plugins.testing.benchmark import Size
 from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 
@@ -67,15 +68,7 @@ class MeasuredCells:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._found: dict[str, dict[str, Measured]] = {}
-        if path is not None and path.exists():
-            try:
-                cells = json.loads(path.read_text(encoding="utf-8"))
-                self._found = {cell: _sides(values) for cell, values in cells.items()}
-            except (ValueError, TypeError, AttributeError) as error:
-                raise DataError(
-                    f"{path} has no cells of recd bench network ({error}); name another file"
-                ) from error
+        self._found = _read(path)
 
     def names(self) -> list[str]:
         """Of all cells."""
@@ -91,7 +84,14 @@ class MeasuredCells:
         return found is not None and found.failure is None
 
     def add(self, cell: Cell, found: Mapping[str, Measured]) -> None:
-        """More of a cell, and write it; of what was measured before that counts."""
+        """More of a cell, and write it; of what was measured before that counts.
+
+        Also what another process has written meanwhile.
+        """
+        self._found = {
+            cell: {**sides, **self._found.get(cell, {})}
+            for cell, sides in {**self._found, **_read(self._path)}.items()
+        }
         known = self._found.setdefault(cell.name, {})
         for name, each in found.items():
             if name not in known or known[name].failure is not None:
@@ -101,7 +101,7 @@ class MeasuredCells:
                 cell: {side: asdict(replace(each, traces=[])) for side, each in sides.items()}
                 for cell, sides in self._found.items()
             }
-            self._path.write_text(json.dumps(values, indent=1), encoding="utf-8")
+            write_json(self._path, values)
 
 
 def measure_cells(
@@ -202,6 +202,19 @@ def _follow(cell: Cell, programs: Sequence[subprocess.Popen[bytes]], logs: Path)
                 end = "\n".join(of_ranks.splitlines()[-_LINES_SHOWN:])
                 raise SetupError(f"{cell.name}: node {node} ended with {program.poll()}:\n{end}")
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _read(path: Path | None) -> dict[str, dict[str, Measured]]:
+    """Nothing where there is no file."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))
+        return {cell: _sides(values) for cell, values in cells.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} has no cells of recd bench network ({error}); name another file"
+        ) from error
 
 
 def _sides(values: Mapping[str, Any]) -> dict[str, Measured]:

@@ -203,6 +203,18 @@ def test_what_is_in_the_file_is_not_measured_again(
         MeasuredCells(path)
 
 
+def test_two_benchmarks_with_one_file_keep_what_both_measured(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    one, other = MeasuredCells(path), MeasuredCells(path)
+    auto, planner = made_up(50, 50), made_up(100, 100)
+    one.add(CELL, {"IKJT, auto": auto})
+    other.add(Cell("rm1", "2x1", "unshaped"), {"stock planner": planner})
+    other.add(CELL, {"stock planner": planner})
+    one.add(Cell("rm1", "2x2", "1gbit"), {"stock planner": planner})
+    assert len(MeasuredCells(path).names()) == 3
+    assert MeasuredCells(path).of(CELL) == {"IKJT, auto": auto, "stock planner": planner}
+
+
 def test_each_cell_has_its_own_best_of_stock(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of another cell may be slow here, so that what is compared with it looks fast."""
     module = "recd_plugin_recd.benchmarks.network.cells"
