@@ -74,8 +74,6 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if by_night() and config.args == config.getini("testpaths") and not ABSENT:
-        _each_pattern_is_of_a_test(items)
     if not by_night():
         _leave_out(config, items, _cells_of_other_days(items))
         _leave_out(config, items, {item for item in items if _is_of(item, BY_NIGHT)})
@@ -114,13 +112,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def _each_pattern_is_of_a_test(items: list[pytest.Item]) -> None:
-    """By night, as it takes a second: a test that got another name would run all day."""
-    for pattern in (*SLOW, *BY_NIGHT, *IN_TURN, *RAY, *BENCHMARKS):
-        if not any(_is_of(item, (pattern,)) for item in items):
-            raise pytest.UsageError(f"tests/schedule.py lists {pattern}, and no test is called so")
 
 
 def _cells_of_other_days(items: list[pytest.Item]) -> set[pytest.Item]:
