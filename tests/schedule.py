@@ -46,6 +46,7 @@ SLOW = (
     "cli/test_plan.py::test_the_ranks_of_this_machine",
     "recd_plugin_auto/tests/test_auto.py",
     "planning/test_planner.py::test_the_plan_is_the_same_in_every_process",
+    "recd_plugin_scaling/tests/test_scaling.py::test_a_step_by",
     "recd_plugin_calibration/tests/test_steps.py",
     "planning/test_work.py",
     "plugins/*/tests/test_*run.py",

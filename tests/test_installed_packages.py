@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,8 +149,10 @@ def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: 
     site.install("acme", text)
     site.install("sound")
     assert load_registry(site.registry("sound.keep")).preprocessing[0].plugin.name == "sound.keep"
-    assert reason in refused(site, "acme.keep")
-    assert "acme-plugins 1.0" in refused(site, "acme.keep")
+    said = refused(site, "acme.keep")
+    assert reason in said
+    assert "acme-plugins 1.0" in said
+    assert re.match(r"\S*registry\.yaml:\d+ preprocessing\[0\]\.use: ", said.splitlines()[-1])
 
     listed = recd("plugins", "--json")
     assert listed.exit_code == 0
@@ -163,6 +166,24 @@ def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: 
     assert reason in check["detail"]
     hello = recd("sound-hello")
     assert (hello.exit_code, hello.stdout) == (0, "hello\n")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "reason"),
+    [
+        ("scope = 'ids'", "scope is 'ids'; expected 'id' or 'row'"),
+        ("takes = 'ids'", "takes is 'ids'; expected a tuple of 'ids' and 'numbers'"),
+        ("takes = 1", "takes is 1; expected a tuple of 'ids' and 'numbers'"),
+        ("width = 0", "width is 0; expected 1 or more"),
+        ("takes = property(lambda self: 1 / 0)", "ZeroDivisionError"),
+    ],
+)
+def test_validate_refuses_what_a_run_would(site: Site, attribute: str, reason: str) -> None:
+    site.install("acme", PLUGIN.replace("def transform", f"{attribute}\n    def transform"))
+    found = recd("validate", site.registry("acme.keep"))
+    assert found.exit_code == 1
+    assert re.search(r"registry\.yaml:\d+ preprocessing\[0\]: acme\.keep: ", found.output)
+    assert reason in found.output
 
 
 def test_whose_name_it_is_does_not_depend_on_what_was_imported_before(site: Site) -> None:

@@ -393,6 +393,11 @@ def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:
     with pytest.raises(PluginError, match=r"^test\.constrains: ") as caught:
         build_planner(prepared(registry((plugin, ["b"]))), world_size=2, profile=profile())
     assert message in str(caught.value)
+    if isinstance(result, dict) and isinstance(result.get("b"), ParameterConstraints):
+        placed = plugin.placed(("registry.yaml", 9, "sharding[0]"))
+        at_its_line = r"^registry\.yaml:9 sharding\[0\]: test\.constrains: "
+        with pytest.raises(PluginError, match=at_its_line):
+            build_planner(prepared(registry((placed, ["b"]))), world_size=2, profile=profile())
 
 
 def test_contradicting_plugins() -> None:

@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
-from typing import get_args
 
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Table
-from recd_plugins.interfaces.preprocessing import Scope
 from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.step_values import wrong_value
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
 
@@ -34,13 +33,9 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     problems = []
     taken: dict[str, set[str]] = {}
     for entry in registry.preprocessing:
+        if wrong := wrong_value(entry.plugin):  # of one that no file has
+            raise PluginError(f"{entry.plugin.title}: {wrong}")
         takes = entry.plugin.takes
-        if isinstance(takes, str) or not set(takes) <= of_kind.keys():
-            raise PluginError(
-                f"{entry.plugin.title}: takes is {takes!r:.80}; expected a tuple of "
-                f"{' and '.join(map(repr, of_kind))}"
-            )
-        _check_values(entry.plugin)
         taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
         for pattern in entry.patterns:
             matched = [name for name in names if fnmatchcase(name, pattern)]
@@ -62,14 +57,6 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     if problems:
         raise RegistryError(problems)
     return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
-
-
-def _check_values(step: Preprocessing) -> None:
-    """Refuse what transforms are applied by where it is none of what there is."""
-    if step.scope not in get_args(Scope):
-        raise PluginError(f"{step.title}: scope is {step.scope!r:.80}; expected 'id' or 'row'")
-    if type(step.width) is not int or step.width < 1:
-        raise PluginError(f"{step.title}: width is {step.width!r:.80}; expected 1 or more")
 
 
 def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:

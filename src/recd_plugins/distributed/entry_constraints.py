@@ -108,8 +108,8 @@ def _constraints(
             expected="torchrec's ParameterConstraints",
         )
         for name, of_table in constraints.items():
-            _check_words(plugin.name, name, of_table)
-            _check_numbers(plugin.name, name, of_table)
+            _check_words(plugin.title, name, of_table)
+            _check_numbers(plugin.title, name, of_table)
         found |= constraints
     return found
 

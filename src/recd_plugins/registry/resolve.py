@@ -14,11 +14,19 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.interfaces import Chooser, DatasetWrapper, Kind, Plugin, PluginOptions
+from recd_plugins.interfaces import (
+    Chooser,
+    DatasetWrapper,
+    Kind,
+    Plugin,
+    PluginOptions,
+    Preprocessing,
+)
 from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.loader import Document, Location, short_repr
 from recd_plugins.registry.schema import RegistrySpec, registry_spec
+from recd_plugins.registry.step_values import wrong_value
 from recd_plugins.registry.written import misread
 from recd_plugins.words import closest, did_you_mean
 
@@ -112,8 +120,11 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
         name = entry.get("use") if isinstance(entry, dict) else None
         if not isinstance(name, str) or "tables" in entry:
             return entry
-        unknown = manager.find("sharding", name) is None
-        return {"tables": ["*"], **entry} if unknown or is_chooser(manager, name) else entry
+        try:
+            has_all = manager.find("sharding", name) is None or is_chooser(manager, name)
+        except PluginError:  # which is told with the line of the entry
+            has_all = True
+        return {"tables": ["*"], **entry} if has_all else entry
 
     entries = data.get("sharding")
     return {**data, "sharding": list(map(written, entries))} if isinstance(entries, list) else data
@@ -167,7 +178,10 @@ def _plugin(
     entry: dict[str, Any],
 ) -> Plugin:
     name = entry["use"]
-    registered = _found(manager, kind, location, name)
+    try:
+        registered = _found(manager, kind, location, name)
+    except PluginError as error:  # of its package
+        raise RegistryError([document.problem((*location, "use"), str(error))]) from error
     if registered is None:
         message = _unknown_plugin(manager, kind, location, name)
         raise RegistryError([document.problem((*location, "use"), message)])
@@ -193,6 +207,13 @@ def _plugin(
         raise RegistryError([document.problem(inside, str(error))]) from error
     except PLUGIN_FAILURES as error:
         raise _failed(document, location, cls, "making it", error) from error
+    if isinstance(made, Preprocessing):
+        try:
+            wrong = wrong_value(made)
+        except PLUGIN_FAILURES as error:
+            raise _failed(document, location, cls, "takes, scope or width", error) from error
+        if wrong is not None:
+            raise RegistryError([document.problem(location, f"{name}: {wrong}")])
     at = document.problem(location, "")
     return made.placed((at.path, at.line, at.field))
 
