@@ -50,6 +50,18 @@ LISTS = {
     "register_internals": "Internals",
 }
 
+#: Hooks whose answers are no parts of a registry file, and what they add in words.
+BESIDES = {
+    "register_kinds": "kinds",
+    "register_commands": "commands",
+    "register_starts": "starts of recd init",
+    "register_plans": "modes of recd plan",
+    "register_measurements": "measurements",
+    "register_topology_sections": "sections of topology files",
+    "register_reports": "reports of recd run",
+    "register_benchmarks": "benchmarks",
+}
+
 #: What kinds and plugins of recd-plugins itself come from.
 OWN = "recd-plugins"
 
@@ -124,6 +136,15 @@ class PluginManager:
         """Kinds by name, of everything that is installed; without those that clash."""
         self._load()
         return self._kinds.usable
+
+    def besides(self) -> dict[str, list[str]]:
+        """What each of ``origins`` adds that is no part of a registry file, in words."""
+        found: dict[str, list[str]] = {origin: [] for origin in self.origins}
+        for hooks, origin, _ in self._installed_first():
+            for hook, words in BESIDES.items():
+                if getattr(hooks.hook, hook).get_hookimpls() and words not in found[origin]:
+                    found[origin].append(words)
+        return found
 
     def origin_of(self, kind: Kind) -> str:
         """Which of ``origins`` a kind came from; of those of recd-plugins itself, that."""

@@ -67,6 +67,7 @@ WRONG = {
     "return []": r"run returned \[\]; expected Figures, at least one",
     "return [5]": r"run returned \[5\]; expected Figures",
     "return [Figure.of('a', [1], unit='s', better='faster')]": "of which higher",
+    "return [Figure.of('a', [float('nan')], unit='s', better='lower')]": "run returned a as nan",
 }
 
 
@@ -99,6 +100,13 @@ def test_a_benchmark_of_a_plugin_has_its_own_options(folder: Path) -> None:
     assert report["workload"] == "small {'num_rows': 3, 'cold': True, 'kind': 'bag'}"
     assert [(each["figure"], each["value"]) for each in report["figures"]] == [("lookup_bag", 4)]
     assert "a lookup of [ours]" in bench().output
+
+
+def test_a_package_of_benchmarks_alone_is_listed(folder: Path) -> None:
+    listed = CliRunner().invoke(main, ["--plugins-dir", "plugins", "plugins"]).output
+    assert f"{Path('plugins') / 'acme.py'}\n  brings benchmarks\n" in listed
+    of_kind = ["--plugins-dir", "plugins", "plugins", "--kind", "sharding"]
+    assert "brings" not in CliRunner().invoke(main, of_kind).output
 
 
 @pytest.mark.parametrize(

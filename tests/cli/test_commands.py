@@ -186,7 +186,7 @@ def test_the_list_of_plugins_is_readable_in_a_narrow_terminal(folder, monkeypatc
         ["acme.clicks", "Clicks", "on", "[bold]things[/bold]."],
     ]
     assert [line.split()[0] for line in lines[own + 3 :]] == [
-        *("converter", "acme.plain", "sharding", "acme.stock")
+        *("converter", "acme.plain", "sharding", "acme.stock", "besides")
     ], "what the file brought, and nothing else"
     origins = [line for line in lines if line.startswith("recd-plugin-")]
     assert lines[0] == origins[0]

@@ -25,8 +25,9 @@ from recd_plugins.output_console import output_console
 def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bool) -> None:
     """List the plugins that are there.
 
-    Of each: its kind, its name, what it does, and which distribution or file brought it. Then the
-    installed packages that cannot be used, and why; they stop only what needs them.
+    Of each: its kind, its name, what it does, and which distribution or file brought it, with what
+    that adds besides. Then the installed packages that cannot be used, and why; they stop only what
+    needs them.
     """
     manager = PluginManager(plugins_dir)
     check_contributions(manager)
@@ -53,11 +54,16 @@ def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bo
         click.echo(json.dumps(found, indent=2))
         return
     console = output_console()
+    besides = manager.besides() if kind is None else {}
     for origin in (OWN, *manager.origins):
         brought = [plugin for plugin in found if plugin["from"] == origin]
-        if brought:
+        adds = besides.get(origin, [])
+        if brought or adds:
             console.print(f"[bold]{escape(origin)}[/]", soft_wrap=True)
+        if brought:
             console.print(_table(brought))
+        if adds:
+            console.print(f"  {'besides' if brought else 'brings'} {', '.join(adds)}")
 
 
 def _list_kinds(manager: PluginManager, as_json: bool) -> None:

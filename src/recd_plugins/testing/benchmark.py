@@ -21,6 +21,7 @@ A benchmark is a module that the hook ``register_benchmarks`` names, with ``SUMM
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import statistics
@@ -32,6 +33,21 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from recd_plugins.errors import PluginError, RecdError
+
+__all__ = [
+    "Benchmark",
+    "Detail",
+    "Figure",
+    "Findings",
+    "Size",
+    "in_turn",
+    "keep_freed_memory",
+    "machine",
+    "movielens",
+    "processor_seconds",
+    "report",
+    "seconds",
+]
 
 #: ``tiny`` takes seconds and shows that every figure is measured; its figures mean nothing.
 Size = Literal["tiny", "small", "reference"]
@@ -187,7 +203,7 @@ def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[
     """Run a benchmark; the result in the form of ``recd bench --json``.
 
     Raises:
-        PluginError: it returned something else than figures.
+        PluginError: it returned something else than figures, or one that is no number.
     """
     workload: object = benchmark.workload(size, **options)
     if not isinstance(workload, str):
@@ -202,6 +218,12 @@ def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[
             f"benchmark {name}: run returned {returned!r:.200}; expected Figures, at least one, of "
             "which higher or lower values are better, or Findings"
         )
+    for figure in found.figures:
+        if not all(map(math.isfinite, (figure.value, figure.min, figure.max))):
+            raise PluginError(
+                f"benchmark {name}: run returned {figure.figure} as {figure.value} ({figure.min} - "
+                f"{figure.max}); expected finite numbers"
+            )
     return {"name": name, "machine": machine(), "workload": workload, **asdict(found)}
 
 
