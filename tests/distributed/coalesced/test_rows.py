@@ -10,22 +10,28 @@ from recd_plugins.distributed.coalesced.rows import Bags, Part, expand, pool, po
 
 
 def test_expand_and_its_gradient() -> None:
-    rows = torch.randn(5, 3, requires_grad=True)
+    sources = [torch.randn(5, 3, requires_grad=True), torch.randn(2, 4, requires_grad=True)]
     indices = [torch.tensor([4, 0, 0, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([0])]
-    outputs = expand(rows, indices)
-    for output, index in zip(outputs, indices, strict=True):
-        assert torch.equal(output, rows[index])
+    indices += [torch.tensor([1, 1])]
+    of = [0, 1, 0, 1]
+    outputs = expand(sources, of, indices)
+    for output, n, index in zip(outputs, of, indices, strict=True):
+        assert torch.equal(output, sources[n][index])
     (outputs[0].sin().sum() + 2 * outputs[2].sum()).backward()
-    expected = torch.zeros(5, 3).index_add_(0, indices[0], rows.detach()[indices[0]].cos())
+    rows = sources[0].detach()
+    expected = torch.zeros(5, 3).index_add_(0, indices[0], rows[indices[0]].cos())
     expected[0] += 2
-    torch.testing.assert_close(rows.grad, expected)
+    torch.testing.assert_close(sources[0].grad, expected)
+    assert sources[1].grad is None
 
 
 def test_expand_without_a_gradient() -> None:
     rows = torch.randn(2, 3, requires_grad=True)
-    used, unused = expand(rows, [torch.tensor([1])]), expand(rows.detach(), [torch.tensor([0])])
-    assert used[0].requires_grad
-    assert not unused[0].requires_grad
+    one = torch.tensor([1])
+    used, unused = expand([rows, rows.detach()], [0, 1], [one, one])
+    assert used.requires_grad
+    assert not unused.requires_grad
+    assert expand([], [], []) == []
 
 
 def _parts() -> tuple[list[Tensor], list[Part], Tensor]:

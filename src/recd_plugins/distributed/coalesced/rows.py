@@ -63,18 +63,19 @@ class Part:
     inverse: Tensor | None
 
 
-def expand(rows: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
-    """``rows.index_select(0, index)`` for each index; gradients are summed once for each row.
+def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
+    """``source.index_select(0, index)`` for each index; gradients are summed once for each row.
 
     On CUDA the order of the additions, and so the last bits, may differ from run to run.
 
     Args:
-        rows: ``[R, D]``.
+        sources: ``[R_i, D]``.
+        of: number of the source that each index is of.
         indices: int64 ``[n_i]``.
     """
-    if _compiles(rows):
-        return list(_Expand.apply(rows, *indices))  # type: ignore[no-untyped-call]
-    return [rows.index_select(0, index) for index in indices]
+    if all(map(_compiles, sources)):
+        return list(_Expand.apply(of, len(sources), *sources, *indices))  # type: ignore[no-untyped-call]
+    return [sources[n].index_select(0, index) for n, index in zip(of, indices, strict=True)]
 
 
 def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width: int) -> Tensor:
@@ -120,28 +121,34 @@ def pool_by_torch(sources: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
 
 class _Expand(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, of: Sequence[int], num_sources: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        sources, indices = tensors[:num_sources], tensors[num_sources:]
         ctx.save_for_backward(*indices)
-        ctx.shape = rows.shape
+        ctx.of, ctx.shapes = of, [source.shape for source in sources]
         ctx.set_materialize_grads(False)
-        outputs = []
-        for index in indices:
-            out = rows.new_empty(len(index), rows.shape[1])
-            kernels.gather(_array(rows), _array(index), _array(out), 0)
+        rows, outputs = [_array(source) for source in sources], []
+        for n, index in zip(of, indices, strict=True):
+            out = sources[n].new_empty(len(index), sources[n].shape[1])
+            kernels.gather(rows[n], _array(index), _array(out), 0)
             outputs.append(out)
+        learns = ctx.needs_input_grad[2:]
+        ctx.mark_non_differentiable(
+            *(out for n, out in zip(of, outputs, strict=True) if not learns[n])
+        )
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        given = [gradient for gradient in gradients if gradient is not None]
-        if not given:
-            return (None,) * (1 + len(gradients))
-        out = given[0].new_zeros(ctx.shape)
-        for index, gradient in zip(ctx.saved_tensors, gradients, strict=True):
+        sums: list[Tensor | None] = [None] * len(ctx.shapes)
+        for n, index, gradient in zip(ctx.of, ctx.saved_tensors, gradients, strict=True):
             if gradient is not None:
+                if (out := sums[n]) is None:
+                    out = sums[n] = gradient.new_zeros(ctx.shapes[n])
                 kernels.add_back(_array(gradient), 0, _array(index), _array(out))
-        return (out, *(None for _ in gradients))
+        return (None, None, *sums, *(None for _ in gradients))
 
 
 class _Pool(torch.autograd.Function):

@@ -35,20 +35,22 @@ class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
 
     def _wait_impl(self) -> dict[str, JaggedTensor]:
         outputs = dict(self._unique.wait())
-        carried: dict[str, list[str]] = {}
+        carried: list[tuple[str, str, str]] = []
         for name in outputs:
             # TorchRec calls the outputs of a feature of several tables feature@table.
             feature, at, table = name.partition("@")
             if feature in self._carriers:
-                carried.setdefault(self._carriers[feature] + at + table, []).append(name)
-        rows = {carrier: outputs[carrier].values() for carrier in carried}
-        for carrier, names in carried.items():
-            features = [name.partition("@")[0] for name in names]
-            expanded = expand(rows[carrier], [self._batch.inverse[f] for f in features])
-            for name, feature, values in zip(names, features, expanded, strict=True):
-                outputs[name] = JaggedTensor(
-                    values=values,
-                    lengths=self._batch.lengths[feature],
-                    weights=self._batch.ids[feature] if self._need_indices else None,
-                )
+                carried.append((name, feature, self._carriers[feature] + at + table))
+        sources = list(dict.fromkeys(carrier for _, _, carrier in carried))
+        expanded = expand(
+            [outputs[carrier].values() for carrier in sources],
+            [sources.index(carrier) for _, _, carrier in carried],
+            [self._batch.inverse[feature] for _, feature, _ in carried],
+        )
+        for (name, feature, _), values in zip(carried, expanded, strict=True):
+            outputs[name] = JaggedTensor(
+                values=values,
+                lengths=self._batch.lengths[feature],
+                weights=self._batch.ids[feature] if self._need_indices else None,
+            )
         return outputs
