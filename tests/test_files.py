@@ -1,6 +1,9 @@
 """Files are whole or not there, and anybody may read them whom the umask lets."""
 
+import json
 import os
+import stat
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -16,6 +19,7 @@ from recd_plugins.files import (
     write_note,
     write_text,
 )
+from recd_plugins.scratch_folder import put, scratch_folder
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
@@ -39,6 +43,63 @@ def test_a_note_is_read_as_it_was_written_or_not_at_all(tmp_path):
     for other in others:
         path.write_bytes(other)
         assert read_note(path) is None
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "report.json", tmp_path / "elsewhere" / "r.json"
+    link.symlink_to(target)
+    for value in ({"rows": 3}, {"rows": 4}):  # of a file that is not there yet, and of one that is
+        check_writable(link)
+        write_json(link, value)
+        assert link.is_symlink()
+        assert json.loads(target.read_text()) == value
+    assert [path.name for path in target.parent.iterdir()] == ["r.json"]
+    assert [path.name for path in target.parent.iterdir()] == ["r.json"]
+
+
+def test_a_link_to_a_folder_stays_one(tmp_path):
+    target, link = tmp_path / "disk" / "table", tmp_path / "table"
+    target.mkdir(parents=True)
+    link.symlink_to(target)
+    with scratch_folder(link) as scratch:
+        assert scratch.parent == target.parent
+        (scratch / "new").mkdir()
+        (scratch / "new" / "rows").touch()
+        put(scratch / "new", link, scratch)
+    assert link.is_symlink()
+    assert [path.name for path in target.iterdir()] == ["rows"]
+    assert [path.name for path in target.parent.iterdir()] == ["table"]
+
+
+def test_a_pipe_stays_one_and_gets_what_is_written(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)
+    with pytest.raises(RecdError, match=r"pipe: cannot be written \(nobody reads it\)"):
+        write_text(pipe, "text")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "text")
+    assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a device of its own, not to lose that of all")
+def test_a_device_stays_one(tmp_path):
+    null = tmp_path / "null"
+    os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    write_text(null, "text")
+    assert null.is_char_device()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_what_is_written_to_stdout_stands_between_what_is_printed(capfd, name):
+    print("before")
+    write_text(Path(name), "text\n")
+    print("after")
+    assert capfd.readouterr().out == "before\ntext\nafter\n"
 
 
 def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path):
@@ -84,14 +145,19 @@ def test_what_another_program_wrote_meanwhile_stays(tmp_path):
 
 
 def test_nothing_remains_of_a_process_that_was_killed(tmp_path):
-    path = tmp_path / "scores.csv"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = folder / "scores.csv"
+    link = tmp_path / "link.csv"
+    link.symlink_to(path)
 
-    def write() -> None:
-        with without_remains(path) as token:
-            new_file(path, token=token).__enter__().write_text("half")  # never left
-            assert list(tmp_path.iterdir())
+    def write(to: Path) -> None:
+        with without_remains(to) as token:
+            new_file(to, token=token).__enter__().write_text("half")  # never left
+            assert list(folder.iterdir())
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        write()
-    assert not list(tmp_path.iterdir())
+    for to in (path, link):
+        with pytest.raises(KeyboardInterrupt):
+            write(to)
+        assert not list(folder.iterdir())

@@ -7,8 +7,10 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,11 @@ from recd_plugins.errors import RecdError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_STREAMS = ("stdin", "stdout", "stderr")
+_OPEN_FILE = re.compile(
+    rf"/dev/(?P<name>{'|'.join(_STREAMS)})|/(?:dev|proc/self)/fd/(?P<number>\d+)"
+)
 
 
 def json_text(value: Any) -> str:
@@ -86,7 +93,8 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
 def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[Path]:
     """A path to write, which becomes ``path`` at the end, and is gone where writing fails.
 
-    Missing folders are made.
+    Missing folders are made. Where ``path`` is a link it stays one, to what is new. A pipe or a
+    device stays what it is, and gets what was written.
 
     Args:
         path: the file.
@@ -96,15 +104,20 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
     Raises:
         RecdError: the place cannot be written, or there is a file that is not to be replaced.
     """
-    temporary = _temporary(path, token or secrets.token_hex(4))
+    if is_stream(path):
+        with _streamed(path) as temporary:
+            yield temporary
+        return
+    target = real_path(path)
+    temporary = _temporary(target, token or secrets.token_hex(4))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Opened as any other file, so that it gets the permissions that the umask leaves.
             yield temporary
-            if not replaces and path.exists():
+            if not replaces and target.exists():
                 raise RecdError(f"{path}: another program has written it meanwhile; it stays")
-            os.replace(temporary, path)
+            os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -119,8 +132,40 @@ def without_remains(path: Path) -> Iterator[str]:
     try:
         yield token
     except BaseException:
-        _temporary(path, token).unlink(missing_ok=True)
+        _temporary(real_path(path), token).unlink(missing_ok=True)
         raise
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a file is a pipe, a device, or an open file of this process, as /dev/stdout is."""
+    return _open_file(path) is not None or not (
+        not path.exists() or path.is_file() or path.is_dir()
+    )
+
+
+def _open_file(path: Path) -> int | None:
+    """Its number, where a path names it."""
+    named = _OPEN_FILE.fullmatch(os.path.abspath(path))
+    return int(named["number"] or _STREAMS.index(named["name"])) if named else None
+
+
+@contextmanager
+def _streamed(path: Path) -> Iterator[Path]:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder) / "written"
+            yield temporary
+            if (number := _open_file(path)) is not None:
+                sys.stdout.flush()
+                handle = os.dup(number)
+            else:  # of a pipe that nobody reads an error, where it would wait without a word
+                handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                os.set_blocking(handle, True)
+            with open(handle, "wb") as stream, temporary.open("rb") as written:
+                shutil.copyfileobj(written, stream)
+    except OSError as error:
+        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror or error
+        raise RecdError(f"{path}: cannot be written ({why})") from error
 
 
 def _temporary(path: Path, token: str) -> Path:
@@ -157,7 +202,9 @@ def check_writable(path: Path) -> None:
     Raises:
         RecdError: it cannot.
     """
-    folder = path.parent
+    if is_stream(path):
+        return
+    folder = real_path(path).parent
     while not folder.exists():
         folder = folder.parent
     try:

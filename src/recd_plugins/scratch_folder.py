@@ -20,7 +20,8 @@ _OLD = "old"
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """A new folder ``.NAME.*`` beside ``folder``, removed at the end with what is in it then.
+    """A new folder ``.NAME.*`` beside ``folder``, or what that is a link to, which is removed at
+    the end with what is in it then.
 
     Those that killed processes left behind are removed first, and a folder that one was replacing
     is put back. On file systems without locks they stay.
@@ -28,13 +29,14 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     Raises:
         DataError: the place cannot be written.
     """
-    prefix = f".{folder.name}."
+    place = Path(os.path.realpath(folder))
+    prefix = f".{place.name}."
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for found in folder.parent.iterdir():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        for found in place.parent.iterdir():
             if found.name.startswith(prefix):
-                _remove_unless_locked(found, folder)
-        hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+                _remove_unless_locked(found, place)
+        hidden = Path(tempfile.mkdtemp(dir=place.parent, prefix=prefix))
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
     try:
@@ -49,12 +51,13 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
 
 def put(new: Path, target: Path, scratch: Path) -> None:
-    """Move ``new`` to ``target``. A folder there waits in ``scratch``, in case that this fails.
+    """Move ``new`` to ``target``, or to what that is a link to. A folder there waits in
+    ``scratch``, in case that this fails.
 
     Raises:
         DataError: it failed; ``target`` is as it was.
     """
-    old = scratch / _OLD
+    old, target = scratch / _OLD, Path(os.path.realpath(target))
     try:
         if target.is_dir():
             target.rename(old)
