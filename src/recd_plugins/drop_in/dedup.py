@@ -20,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.rank_agreement import tell_all
 from recd_plugins.drop_in.batch_fields import replace_kjts
+from recd_plugins.drop_in.own_reads import OwnReads
 from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.drop_in.stored import Stored, check_lengths
 from recd_plugins.errors import DataError, SetupError
@@ -212,6 +213,8 @@ class Dedup:
                 f"{stock}, which takes deduplicated batches wrong where tables are split by rows "
                 "or ids are remapped: shard the model with ready.sharders(...), or leave out dedup"
             )
+        if self._model is not None and decision.features:
+            OwnReads(self._model, frozenset[str]().union(*decision.features.values()))
         self.decision, self._model = decision, None
         if not dist.is_initialized() or dist.get_rank(group) == 0:
             logger.warning("%s", self.decision)

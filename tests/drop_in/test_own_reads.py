@@ -1,0 +1,109 @@
+"""Models that read deduplicated ids by themselves: modules of embeddings alone give all rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.errors import ExactnessError
+
+Read = Callable[[KeyedJaggedTensor], object]
+METHODS = dict(vars(KeyedJaggedTensor))
+
+
+class Model(nn.Module):
+    """Looks up ``clicks`` and ``views``, and reads what a test says besides."""
+
+    def __init__(self, read: Read) -> None:
+        super().__init__()
+        names = ["clicks", "views"]
+        self.bags = EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name=name, embedding_dim=4, num_embeddings=10, feature_names=[name]
+                )
+                for name in names
+            ]
+        )
+        self._read = read
+
+    def forward(self, kjt: KeyedJaggedTensor) -> Tensor:
+        self._read(kjt)
+        return self.bags(kjt).values()
+
+
+def batch() -> KeyedJaggedTensor:
+    """Equal rows of ``clicks``, other ones of ``views``."""
+    ids = torch.tensor([3, 4] * 6 + [1, 2, 3, 4, 5, 6])
+    return KeyedJaggedTensor(["clicks", "views"], ids, lengths=torch.tensor([2] * 6 + [1] * 6))
+
+
+REFUSED: dict[str, Read] = {
+    ".values()": lambda kjt: kjt.values(),
+    ".lengths()": lambda kjt: kjt.lengths(),
+    ".offsets()": lambda kjt: kjt.offsets(),
+    ".length_per_key()": lambda kjt: kjt.length_per_key(),
+    ".to_dict()": lambda kjt: kjt.to_dict(),
+    "['clicks']": lambda kjt: kjt["clicks"],
+}
+TAKEN: dict[str, Read] = {
+    "what stays as it is": lambda kjt: kjt["views"].values(),
+    "no ids": lambda kjt: (kjt.keys(), kjt.stride(), kjt.device()),
+    "knowing": lambda kjt: (kjt.inverse_indices_or_none(), kjt.values()),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_read_is_refused_with_its_line(what: str) -> None:
+    model = Model(REFUSED[what])
+    dedup = Dedup(model)
+    plain, stored = batch(), dedup.batch(batch())
+    assert stored.values().numel() < plain.values().numel(), "outside of the model anybody may"
+    model(plain)
+    with pytest.raises(ExactnessError, match=r"test_own_reads\.py:\d+ ") as caught:
+        model(stored)
+    assert f"({what})" in str(caught.value)
+    assert vars(KeyedJaggedTensor) == METHODS
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_what_is_the_same_may_be_read(what: str) -> None:
+    model = Model(TAKEN[what])
+    stored = Dedup(model).batch(batch())
+    for _ in range(12):
+        model(stored)
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert vars(KeyedJaggedTensor) == METHODS
+
+
+def test_a_model_that_fails_fails_by_its_own_error() -> None:
+    def fail(kjt: KeyedJaggedTensor) -> None:
+        raise ValueError(f"of {len(kjt.keys())}")
+
+    model = Model(fail)
+    stored = Dedup(model).batch(batch())
+    with pytest.raises(ValueError, match="of 2"):
+        model(stored)
+    assert vars(KeyedJaggedTensor) == METHODS
+
+
+def test_other_threads_may_read_meanwhile() -> None:
+    counted = []
+
+    def read(kjt: KeyedJaggedTensor) -> None:
+        thread = threading.Thread(target=lambda: counted.append(kjt.values().numel()))
+        thread.start()
+        thread.join()
+
+    model = Model(read)
+    model(Dedup(model).batch(batch()))
+    assert counted == [8]
