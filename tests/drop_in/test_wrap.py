@@ -64,6 +64,42 @@ def test_an_optimizer_that_a_file_names_counts(file: Any) -> None:
     assert params == {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.3}
 
 
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        (
+            "optimizers: [{use: torchrec.sgd, tables: ['*'], options: {learning_rate: 0.5}}]",
+            r"registry\.yaml:2 optimizers\[0\]: torchrec\.sgd, and the trainer's fused_params name",
+        ),
+        (
+            "training: {optimizer: sgd, learning_rate: 0.3}",
+            r"registry\.yaml: training\.optimizer: sgd, and the trainer's fused_params name exact",
+        ),
+    ],
+    ids=["entry", "training"],
+)
+def test_two_optimizers_of_a_table_are_refused(file: Any, section: str, said: str) -> None:
+    ready = recd_plugins.wrap(Model(), file(section))
+    mine = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.05}
+    with pytest.raises(SetupError, match=said):
+        ready.sharders([EmbeddingBagCollectionSharder(mine)])
+    with pytest.raises(SetupError, match=said):
+        ready.sharders(fused_params=mine)
+    ready.sharders([EmbeddingBagCollectionSharder({"gradient_clipping": True})])
+
+
+def test_sections_that_change_nothing_are_named(
+    file: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    recd_plugins.wrap(Model(), file(ROW_WISE, "training: {batch_size: 64}"))
+    assert "they change nothing" not in caplog.text
+    of_runs = "metrics: [{use: torchrec.rec_metrics}]\nmodel: {embedding_dim: 32}"
+    training = "training: {epochs: 3, checkpoint: {path: a}, wire: fp16}"
+    recd_plugins.wrap(Model(), file(ROW_WISE, of_runs, training))
+    named = "registry.yaml: metrics, model, training.checkpoint, training.epochs: for recd run, or"
+    assert named in caplog.text
+
+
 def test_who_runs_a_file_needs_its_data(file: Any) -> None:
     with pytest.raises(RegistryError, match="dataset: is missing"):
         recd_plugins.load_registry(file(ROW_WISE))

@@ -56,8 +56,17 @@ class CsvFormat(FileFormat):
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
 
     def schema(self, file: Location) -> pa.Schema:
-        with open_stream(file) as source, self._open(source, self._types) as reader:
-            found = reader.schema
+        try:
+            with open_stream(file) as source, self._open(source, self._types) as reader:
+                found = reader.schema
+        except pa.ArrowInvalid as error:
+            text, other = str(error), self._other_separator(str(error))
+            if "Expected 1 columns" not in text or other is None:
+                raise
+            raise DataError(
+                f"{file}: the first line is one column ({text}); {set_option('separator', other)}, "
+                "and where numbers have commas " + set_option("decimal", "','")
+            ) from error
         if unknown := sorted(set(self._needed) - set(found.names)):
             raise DataError(
                 f"{file}: no column {unknown[0]}, which option types names; there are: "
@@ -122,12 +131,15 @@ class CsvFormat(FileFormat):
                 f"{file}: the first line holds {', '.join(names[:4])}, which are no names of "
                 "columns; name them by option header (recd init: --header)"
             )
-        others = [other for other in ",;\t|" if other != self._separator and other in names[0]]
-        if len(names) == 1 and others:
+        if len(names) == 1 and (other := self._other_separator(names[0])) is not None:
             raise DataError(
-                f"{file}: the only column is {names[0]!r}; "
-                f"{set_option('separator', repr(others[0]))}"
+                f"{file}: the only column is {names[0]!r}; {set_option('separator', other)}"
             )
+
+    def _other_separator(self, text: str) -> str | None:
+        """One that the text has, as options take it."""
+        others = [other for other in ";\t|," if other != self._separator and other in text]
+        return repr(others[0]) if others else None
 
 
 class TsvFormat(CsvFormat):

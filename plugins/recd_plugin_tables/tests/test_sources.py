@@ -272,6 +272,10 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p, "t.csv", lambda f: f.write_text("a;b\n1;2\n")),
         "t.csv: the only column is 'a;b'; set separator: ';'",
     ),
+    "another separator, and commas in numbers": (
+        lambda p: written(p, "t.csv", lambda f: f.write_text("a;b\n1;2,5\n")),
+        "t.csv: the first line is one column .*; set separator: ';' .* set decimal: ','",
+    ),
     "a JSON array": (
         lambda p: written(p, "t.json", lambda f: f.write_text('[{"a": 1}]')),
         "t.json: this is one JSON array; write its objects one a line",

@@ -95,8 +95,11 @@ def _command(name: str, benchmark: Any) -> click.Command:
         what = f"benchmark {name}"
         with code_call(what, "workload", benchmark.workload):
             words = benchmark.workload(size, **options)
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            console.print(f"measuring {name}: {words}", soft_wrap=True, markup=False)
         with (
-            Console(stderr=True).status(f"measuring {name}: {words}"),
+            console.status(f"measuring {name}: {words}"),
             code_call(what, "run", benchmark.run),
         ):
             result = report(name, benchmark, size, **options)  # type: ignore[arg-type]

@@ -40,7 +40,8 @@ def registry_of(ctx: click.Context, given: Path, columns: dict[str, str | None])
     if start is None:
         tell_broken(manager)
         raise RecdError(f"{given}: nothing installed makes a registry of a table")
-    file = _FOLDER / f"{given.name.partition('.')[0]}.yaml"
+    # Of `.`, too.
+    file = _FOLDER / f"{given.resolve().name.partition('.')[0] or 'table'}.yaml"
     ctx.invoke(start, table=str(given), file=file, force=True, **named)
     return file
 

@@ -12,6 +12,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
 from recd_plugins.errors import SetupError
+from recd_plugins.registry import Registry
 
 Codecs = dict[str, QuantizedCommCodecs]
 
@@ -81,6 +82,31 @@ class Lent:
             # Private, torchrec 1.6 to 1.9.
             use_index_dedup=getattr(sharder, "_use_index_dedup", False),
         )
+
+    def check_optimizer(self, registry: Registry, *, file_counts: bool) -> None:
+        """Refuse two optimizers for a table: one of the trainer's fused_params, one of the file.
+
+        Args:
+            registry: with its entries of optimizers, which tables bring.
+            file_counts: whether ``training.optimizer`` is one that the file names for this trainer.
+
+        Raises:
+            SetupError: names both.
+        """
+        optimizer = (self.fused_params or {}).get("optimizer")
+        if optimizer is None:
+            return
+        where = [
+            f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
+            for entry in registry.entries("optimizer")
+        ]
+        if file_counts:
+            where.append(f"{registry.path}: training.optimizer: {registry.training.optimizer}")
+        if where:
+            raise SetupError(
+                f"{where[0]}, and the trainer's fused_params name {optimizer}: leave one of the "
+                "two away; entries may be of all tables"
+            )
 
     def over(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """FBGEMM's parameters: ``params``, but for what the trainer chose.

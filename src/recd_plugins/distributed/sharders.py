@@ -238,6 +238,8 @@ def build_sharders(
     of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
     registry, kernels = prepared.registry, prepared.lookup_kernels
+    for lent in (of_bags, of_sequences):
+        lent.check_optimizer(registry, file_counts=bool(defaults))
     of_training = _of_training(registry.training) if defaults is None else defaults
     asked = partial(entry_constraints, prepared, tables_of(prepared.model))
     params = of_sequences.over(of_training)

@@ -19,12 +19,16 @@ from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.prepare import prepare_model
 from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.registry import Registry as ParsedRegistry
 from recd_plugins.registry.from_file import read_registry, registry_without_file
 from recd_plugins.registry.no_data import NoDataset
 
 logger = logging.getLogger(__name__)
 
 _OF_OPTIMIZER = {"optimizer", "learning_rate", "eps"}
+# What counts of a file, beside kinds of parts that are about tables.
+_COUNTS = {"dataset", "converter", "pooling"}
+_COUNTS_OF_TRAINING = _OF_OPTIMIZER | {"batch_size", "topology", "wire"}
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,11 @@ def wrap(
     if topology is not None:
         parsed = parsed.with_training({"topology": str(topology)})
     _warn_of_subclasses(model)
+    if registry is not None:
+        _tell_what_does_not_count(parsed)
     dedup = Dedup(model)  # before plugins replace modules
     prepared = prepare_model(Registry(**vars(parsed)), model)
-    if prepared.chosen is not None and not (dist.is_initialized() and dist.get_rank()):
+    if prepared.chosen is not None and _speaks():
         unseen = isinstance(parsed.dataset, NoDataset)
         logger.warning(
             "%s%s",
@@ -133,6 +139,28 @@ def wrap(
             "; the registry has no dataset, so no rows are taken to be equal" if unseen else "",
         )
     return Wrapped(**vars(prepared), dedup=dedup)
+
+
+def _speaks() -> bool:
+    return not (dist.is_initialized() and dist.get_rank())
+
+
+def _tell_what_does_not_count(parsed: ParsedRegistry) -> None:
+    """Name the sections of a file that are for ``recd run``, and change nothing here."""
+    sections = [
+        kind.section
+        for name, kind in parsed.kinds.items()
+        if name not in _COUNTS and kind.claimed != "table" and parsed.entries(name)
+    ]
+    sections += ["model"] if parsed.model is not None else []
+    fields = [each for each in parsed.training.model_fields_set if each not in _COUNTS_OF_TRAINING]
+    unused = [*dict.fromkeys(sections), *(f"training.{each}" for each in sorted(fields))]
+    if unused and _speaks():
+        logger.warning(
+            "%s: %s: for recd run, or for ready.dataloader and ready.train_pipeline; they change "
+            "nothing in a trainer's own loader and pipeline",
+            *(parsed.path, ", ".join(unused)),
+        )
 
 
 def _warn_of_subclasses(model: nn.Module) -> None:
