@@ -85,9 +85,10 @@ assert "loss" in losses, losses
 
 #: Entries of a file, of every plugin; those of the absent one are left out.
 DATASETS = {
-    "recd_plugin_dlrm": "{use: dlrm.random, options: {rows: 64, sparse: {seq_0_0: 90, item_0: 9}}}",
+    "recd_plugin_dlrm": "{use: dlrm.random, options: {rows: 64, "
+    "sparse: {seq_0_0: 90, item_0: 9, item_1: 9}}}",
     "recd_plugin_recd": "{use: recd.session_parquet, options: {path: FOLDER/table, generate: "
-    "{rows: 64}, sparse: [seq_0_0, item_0]}}",
+    "{rows: 64}, sparse: [seq_0_0, item_0, item_1]}}",
 }
 CONVERTERS = {
     "recd_plugin_recd": "{use: recd.ikjt, options: {groups: [[seq_0_0]]}}",
@@ -99,7 +100,7 @@ ENTRIES = (
     ("recd_plugin_recd", "pooling", "{use: recd.mean, features: [seq_0_0]}"),
     ("recd_plugin_flexshard", "sharding", "{use: flexshard.two_tier, tables: [t_seq_0_0]}"),
     ("recd_plugin_torchrec", "sharding", "{use: torchrec.table_wise, tables: [t_item_0]}"),
-    ("recd_plugin_auto", "sharding", "{use: auto}"),
+    ("recd_plugin_auto", "sharding", "{use: auto}"),  # of t_item_1
     ("recd_plugin_scars", "cache", "{use: scars.cache, tables: [t_item_0], options: {share: 0.1}}"),
 )
 REST = """version: 1

@@ -104,7 +104,7 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
     Raises:
         RecdError: the place cannot be written, or there is a file that is not to be replaced.
     """
-    if is_stream(path):
+    if _is_stream(path):
         with _streamed(path) as temporary:
             yield temporary
         return
@@ -136,11 +136,13 @@ def without_remains(path: Path) -> Iterator[str]:
         raise
 
 
-def is_stream(path: Path) -> bool:
+def _is_stream(path: Path) -> bool:
     """Whether a file is a pipe, a device, or an open file of this process, as /dev/stdout is."""
-    return _open_file(path) is not None or not (
-        not path.exists() or path.is_file() or path.is_dir()
-    )
+    return _open_file(path) is not None or _is_special(path)
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _open_file(path: Path) -> int | None:
@@ -192,7 +194,7 @@ def check_regular(path: Path) -> None:
     Raises:
         OSError: it is no regular file; what is missing, or a folder, is left to who opens it.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if _is_special(path):
         raise OSError("it is no regular file, but a pipe or a device; write it to a file first")
 
 
@@ -202,7 +204,7 @@ def check_writable(path: Path) -> None:
     Raises:
         RecdError: it cannot.
     """
-    if is_stream(path):
+    if _is_stream(path):
         return
     folder = real_path(path).parent
     while not folder.exists():

@@ -16,7 +16,12 @@ from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import ExactnessError
 
 Read = Callable[[KeyedJaggedTensor], object]
-METHODS = dict(vars(KeyedJaggedTensor))
+METHODS = {name: each for name, each in vars(KeyedJaggedTensor).items() if callable(each)}
+
+
+def as_ever() -> bool:
+    """Whether the class has the methods that TorchRec gave it."""
+    return all(vars(KeyedJaggedTensor)[name] is each for name, each in METHODS.items())
 
 
 class Model(nn.Module):
@@ -71,7 +76,7 @@ def test_what_is_read_is_refused_with_its_line(what: str) -> None:
     with pytest.raises(ExactnessError, match=r"test_own_reads\.py:\d+ ") as caught:
         model(stored)
     assert f"({what})" in str(caught.value)
-    assert vars(KeyedJaggedTensor) == METHODS
+    assert as_ever()
 
 
 @pytest.mark.parametrize("what", TAKEN)
@@ -82,7 +87,7 @@ def test_what_is_the_same_may_be_read(what: str) -> None:
         model(stored)
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
-    assert vars(KeyedJaggedTensor) == METHODS
+    assert as_ever()
 
 
 def test_a_model_that_fails_fails_by_its_own_error() -> None:
@@ -93,7 +98,7 @@ def test_a_model_that_fails_fails_by_its_own_error() -> None:
     stored = Dedup(model).batch(batch())
     with pytest.raises(ValueError, match="of 2"):
         model(stored)
-    assert vars(KeyedJaggedTensor) == METHODS
+    assert as_ever()
 
 
 def test_other_threads_may_read_meanwhile() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import threading
 from collections.abc import Callable, Collection
 from functools import wraps
@@ -82,8 +82,9 @@ class OwnReads:
         @wraps(method)
         def read(kjt: KeyedJaggedTensor, *arguments: Any, **options: Any) -> Any:
             if threading.get_ident() == self._thread and self._is_stored(kjt):
-                frame = sys._getframe(1)
-                if not _is_of_libraries(frame):
+                here = inspect.currentframe()
+                frame = here and here.f_back
+                if frame is not None and not _is_of_libraries(frame):
                     self._note(name, arguments, frame)
             return method(kjt, *arguments, **options)
 
