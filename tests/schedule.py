@@ -198,6 +198,7 @@ IN_TURN = {
     "recd_plugin_auto/tests/test_auto.py::test_nothing_by_hand": 2,
     "recd_plugin_auto/tests/test_auto.py::test_tables_are": 2,
     "recd_plugin_calibration/tests/test_cluster.py::test_a_run_on_several": 2,
+    "recd_plugin_calibration/tests/test_cluster.py::test_a_stopped": 2,
     "recd_plugin_dlrm/tests/criteo/test_contract.py": 2,
     "recd_plugin_dsi/tests/commands/test_plan_readers.py::test_measures": 2,
     "recd_plugin_dsi/tests/test_local_ray.py": 4,

@@ -228,8 +228,8 @@ commands._NOTICE, commands._HANG = 1.0, 3.0
 def stop(*args):
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGSTOP)
-    return sweep(*args)
-sweep, measure.sweep = measure.sweep, stop
+    return measure_work(*args)
+measure_work, measure.measure_work = measure.measure_work, stop
 from recd_plugins.cli import main
 main(["calibrate", "-o", sys.argv[1], "--quick"])
 """
