@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.distributed.types import ParameterSharding
 
 from recd_plugins.data.prepared import Prepared
-from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.distributed.checked_constraints import check_constraints
+from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry
 from recd_plugins.registry.table_answers import check_answers
-from recd_plugins.words import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,8 @@ def entry_constraints(prepared: Prepared, tables: Sequence[Table]) -> list[Entry
         tables: of the model, as plugins left it.
 
     Raises:
-        PluginError: a plugin constrains a table that is none of its own, or by numbers that are
-            none.
+        PluginError: a plugin constrains a table that is none of its own, or by what TorchRec does
+            not take.
     """
     registry = prepared.registry
     of_parts = {part.entry.field: part for part in prepared.checked_parts}
@@ -107,37 +105,8 @@ def _constraints(
             ParameterConstraints,
             expected="torchrec's ParameterConstraints",
         )
+        by_name = {table.name: table for table in tables}
         for name, of_table in constraints.items():
-            _check_words(plugin.title, name, of_table)
-            _check_numbers(plugin.title, name, of_table)
+            check_constraints(plugin, by_name[name], of_table)
         found |= constraints
     return found
-
-
-def _check_words(plugin: str, table: str, constraints: ParameterConstraints) -> None:
-    for name, known in (
-        ("sharding_types", ShardingType),
-        ("compute_kernels", EmbeddingComputeKernel),
-    ):
-        words = getattr(constraints, name)
-        if isinstance(words, str) or any(type(word) is not str for word in words or ()):
-            raise PluginError(
-                f"{plugin}: constraints returned {name} {words!r} for table {table}; expected a "
-                "list of texts, as [ShardingType.ROW_WISE.value]"
-            )
-        values = [each.value for each in known]
-        if unknown := [word for word in words or () if word not in values]:
-            raise PluginError(
-                f"{plugin}: constraints returned {name} {words!r} for table {table}; expected "
-                f"TorchRec's {', '.join(values)}{did_you_mean(unknown[0], values)}"
-            )
-
-
-def _check_numbers(plugin: str, table: str, constraints: ParameterConstraints) -> None:
-    for name in ("pooling_factors", "num_poolings", "batch_sizes"):
-        numbers = getattr(constraints, name) or ()
-        if not all(math.isfinite(number) and number >= 0 for number in numbers):
-            raise PluginError(
-                f"{plugin}: constraints returned {name} {list(numbers)} for table {table}; "
-                "expected finite numbers, none below 0"
-            )
