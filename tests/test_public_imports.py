@@ -17,7 +17,7 @@ import pytest
 from tests.installed import framework_imports
 
 import recd_plugins
-from recd_plugins import api
+from recd_plugins import api, testing
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -72,10 +72,12 @@ def _docstrings(module: ModuleType) -> Iterator[tuple[str, str]]:
                 yield f"{name}.{method}", inspect.getdoc(function) or ""
 
 
+TESTING = [f"{testing.__name__}.{m.name}" for m in iter_modules(testing.__path__)]
 API = [
     "recd_plugins",
     api.__name__,
     *(f"{api.__name__}.{m.name}" for m in iter_modules(api.__path__)),
+    *TESTING,
 ]
 
 
@@ -89,3 +91,18 @@ def test_public_docstrings_name_what_is_public(module: str) -> None:
         if not PUBLIC.fullmatch(named)
     }
     assert not private
+
+
+@pytest.mark.parametrize("module", TESTING)
+def test_modules_for_tests_and_benchmarks_list_what_is_public(module: str) -> None:
+    """Each class and function whose name has no underscore, in the order of the alphabet."""
+    imported = import_module(module)
+    own = {
+        name
+        for name, value in vars(imported).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module
+        if inspect.isclass(value) or inspect.isfunction(value)
+    }
+    assert own <= set(imported.__all__)
+    assert imported.__all__ == sorted(imported.__all__)
+    assert all(hasattr(imported, name) for name in imported.__all__)

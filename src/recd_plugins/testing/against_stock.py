@@ -10,6 +10,8 @@ from recd_plugins.training.assembly import Side
 from recd_plugins.training.compare import Sides, in_rounds
 from recd_plugins.training.session import session
 
+__all__ = ["figures_over_stock"]
+
 _SIDES: tuple[Side, ...] = ("baseline", "plugins")
 
 

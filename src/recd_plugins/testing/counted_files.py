@@ -10,6 +10,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from recd_plugins.testing.counted_requests import Request
 
+__all__ = ["CountedFiles", "register"]
+
 
 class CountedFiles(LocalFileSystem):  # type: ignore[misc,unused-ignore]
     """The file system; ``requests`` are those of the process."""

@@ -20,6 +20,8 @@ from urllib.request import urlopen
 
 from recd_plugins.testing.counted_requests import Request
 
+__all__ = ["Store", "counted_store"]
+
 _REQUESTS = "/-/requests"
 
 

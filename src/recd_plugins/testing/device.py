@@ -12,6 +12,8 @@ import torch
 
 from recd_plugins.distributed.launch import CUDA_BACKEND
 
+__all__ = ["DEVICE", "backend_of_tests"]
+
 _ASKED = os.environ.get("RECD_TEST_DEVICE", "cpu")
 
 #: Where the tests of this process train.

@@ -17,6 +17,8 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+__all__ = ["fake_device"]
+
 _NAME = "fake_device"
 #: What takes tensors of two devices on CUDA too: copies, and indices from the CPU.
 _MIXED = {

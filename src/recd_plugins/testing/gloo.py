@@ -11,6 +11,8 @@ from unittest import SkipTest
 from recd_plugins.distributed.launch import Ranks
 from recd_plugins.testing.device import DEVICE, backend_of_tests
 
+__all__ = ["end_ranks", "run_on_ranks"]
+
 T = TypeVar("T")
 
 _ranks: dict[tuple[int, int], Ranks] = {}
@@ -28,9 +30,10 @@ def run_on_ranks(
     Their process group moves CPU tensors and those of ``recd_plugins.testing.device.DEVICE``. Where
     that is a GPU each rank is a node of its own, as plans give each of a node another GPU.
 
-    Results, by rank, and errors are those of ``recd_plugins.distributed.launch.Ranks.run``. State
-    that a function leaves behind in its process is there in the next call: a test about such state
-    uses ``launch``. A failure ends the processes; the next call starts new ones.
+    The function, what it is called with and the results, by rank, travel by pickle. State that it
+    leaves behind in its process is there in the next call: a test about such state uses
+    ``recd_plugins.api.distributed.launch``. A failure ends the processes; the next call starts new
+    ones.
 
     Example::
 
@@ -42,6 +45,9 @@ def run_on_ranks(
         assert run_on_ranks(total, 2, 1.0) == [3.0, 3.0]
 
     Raises:
+        RankError: a rank raised; carries its traceback.
+        RecdError: a rank raised one, which is passed on as it is.
+        SetupError: a rank was killed or ended by itself.
         unittest.SkipTest: several ranks a node are asked for, and ``DEVICE`` is a GPU.
     """
     if DEVICE.type == "cuda":
