@@ -29,8 +29,20 @@ class BySession(DatasetWrapper):
     name = "rowfix.by_session"
     def reader(self, **given): return self.inner.session_reader(**given)
 
+class TwiceReader(Reader):
+    def __init__(self, inner): self.inner = inner
+    def __len__(self): return 2 * len(self.inner)
+    def __iter__(self): return (rows for rows in self.inner for _ in range(2))
+    def state_dict(self): return self.inner.state_dict()
+    def load_state_dict(self, state): self.inner.load_state_dict(state)
+
+class Twice(DatasetWrapper):
+    """Repeats each batch."""
+    name = "rowfix.twice"
+    def reader(self, **given): return TwiceReader(self.inner.reader(**given))
+
 @hookimpl
-def register_datasets(): return [Only, BySession]
+def register_datasets(): return [Only, BySession, Twice]
 '''
 FILE = """\
 version: 1
@@ -71,6 +83,20 @@ def test_a_wrapper_that_drops_rows_is_refused(
     assert (
         "r.yaml:7 dataset.wrap[1]: rowfix.only has 32 rows of the train split, of 64 that it wraps"
     ) in result.stderr
+
+
+def test_a_wrapper_that_repeats_rows_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, "{use: rowfix.twice}")
+    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "run", str(path)])
+    assert result.exit_code == 1, result.output
+    assert (
+        "r.yaml:6 dataset.wrap[0]: rowfix.twice has 128 rows of the train split, of 64 that it "
+        "wraps; a wrapper keeps each row, once"
+    ) in result.stderr
+    assert "repeat rows in the dataset, or say by rows_together" in result.stderr
 
 
 def test_sessions_are_known_through_a_wrapper(

@@ -26,10 +26,15 @@ def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:
         rows, inner = _num_rows(dataset, split), _num_rows(dataset.inner, split)
         with at_entry(registry.path, entry):
             if rows != inner:
+                remedy = (
+                    "leave rows out in the dataset"
+                    if rows < inner
+                    else "repeat rows in the dataset, or say by rows_together that it adds some"
+                )
                 raise DataError(
                     f"{dataset.name} has {rows:,} rows of the {split} split, of {inner:,} that it "
-                    "wraps; a wrapper keeps each row, since what measures the data reads it "
-                    "without wrappers: leave rows out in the dataset"
+                    "wraps; a wrapper keeps each row, once, since what measures the data reads it "
+                    f"without wrappers: {remedy}"
                 )
         dataset = dataset.inner
 

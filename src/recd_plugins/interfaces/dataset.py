@@ -266,7 +266,7 @@ class DatasetWrapper(Dataset):
 
     Training and the planner's sample are read through it. Evaluation, where order does not matter,
     and what counts rows (profiles, ``recd analyze``) read the dataset itself, so a wrapper keeps
-    each row, and all its columns; one that adds rows says so by ``rows_together``.
+    each row, once, and all its columns; one that adds rows says so by ``rows_together``.
     Overriding ``reader`` is all that there is to do.
 
     Attributes:

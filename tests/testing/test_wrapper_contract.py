@@ -1,0 +1,142 @@
+"""The contract of datasets refuses a wrapper that has other rows than what it wraps, by the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from recd_plugins.interfaces import (
+    Dataset,
+    DatasetWrapper,
+    FeatureSchema,
+    Lookups,
+    Origin,
+    PluginOptions,
+    Reader,
+    Rows,
+)
+from recd_plugins.testing.contracts import DatasetContract
+
+NUM_ROWS = 10
+Batches = list[Rows]
+
+
+def batch(first: int, size: int) -> Rows:
+    numbers = list(range(first, first + size))
+    data = {"id": pa.array(numbers, pa.int64()), "label": pa.array([n % 2 for n in numbers])}
+    return Rows(pa.RecordBatch.from_pydict(data), (Origin("numbers", first, size),))
+
+
+class Listed(Reader):
+    """Batches that are there already."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Rows]:
+        return iter(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+class Numbers(Dataset):
+    """Ten rows."""
+
+    name = "test.numbers"
+
+    def prepare(self) -> None:
+        pass
+
+    def schema(self) -> FeatureSchema:
+        return FeatureSchema(("id",), (), "label")
+
+    def reader(self, **arguments: Any) -> Reader:
+        size = arguments["batch_size"]
+        return Listed([batch(first, size) for first in range(0, NUM_ROWS - size + 1, size)])
+
+
+class Changed(DatasetWrapper):
+    """The batches as a function leaves them."""
+
+    name = "test.changed"
+    change: Callable[[Batches], Batches]
+
+    def reader(self, **arguments: Any) -> Reader:
+        return Listed(self.change(list(self.inner.reader(**arguments))))
+
+
+def in_place(batches: Batches) -> Batches:
+    """Of larger batches alone: the first row stands for the second, too."""
+    return [
+        Rows(rows.data.take(pa.array([0, 0, 2, 3])), twice(rows.origins[0]))
+        if len(rows) > 1
+        else rows
+        for rows in batches
+    ]
+
+
+def twice(origin: Origin) -> tuple[Origin, ...]:
+    return origin.slice(0, 1), origin.slice(0, 1), origin.slice(2, 2)
+
+
+def content(batches: Batches) -> Batches:
+    """The second row has the ids of the first, and says that it is the second."""
+    return [
+        replace(rows, data=rows.data.take(pa.array([0, 0, 2, 3]))) if len(rows) > 1 else rows
+        for rows in batches
+    ]
+
+
+def made_up(batches: Batches) -> Batches:
+    extra = replace(batches[0], origins=(Origin("mine", 0, len(batches[0])),))
+    return [*batches, extra]
+
+
+def lost_in_batches(batches: Batches) -> Batches:
+    return batches[1:] if len(batches[0]) > 1 else batches
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda batches: [*batches, batches[0]], "numbers: row 0 (from 0) came twice"),
+        (lambda batches: [*batches[:-1], batches[0]], "numbers: row 0 (from 0) came twice"),
+        (in_place, "numbers: row 0 (from 0) came twice"),
+        (content, "numbers: row 1 (from 0) is another than in the inner dataset"),
+        (made_up, "mine: row 0 (from 0) is none of the inner dataset's"),
+        (
+            lambda batches: batches[1:],
+            "1 rows of the inner dataset are lost in batches of 1, as numbers: row 0 (from 0)",
+        ),
+        (
+            lost_in_batches,
+            "6 rows of the inner dataset are lost in batches of 4, as numbers: row 0 (from 0)",
+        ),
+    ],
+)
+def test_it_names_the_row(change: Callable[[Batches], Batches], message: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        DatasetContract().test_a_wrapper_keeps_each_row(wrapper(change))
+    assert message in str(caught.value)
+
+
+def test_another_order_is_none() -> None:
+    DatasetContract().test_a_wrapper_keeps_each_row(wrapper(lambda batches: batches[::-1]))
+
+
+def wrapper(change: Callable[[Batches], Batches]) -> Dataset:
+    options = PluginOptions()
+    wrapped = Changed(options).over(Numbers(options), cast("Lookups", None))
+    vars(wrapped)["change"] = change
+    return wrapped
