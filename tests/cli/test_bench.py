@@ -23,7 +23,7 @@ def register_benchmarks():
 """
 LOOKUP = """
 from typing import Literal
-from recd_plugins.testing.benchmark import Figure
+from recd_plugins.testing.benchmark import Detail, Figure, Findings
 
 SUMMARY = "a lookup of [ours]"
 HELP = {"num_rows": "Rows of the table."}
@@ -68,6 +68,15 @@ WRONG = {
     "return [5]": r"run returned \[5\]; expected Figures",
     "return [Figure.of('a', [1], unit='s', better='faster')]": "of which higher",
     "return [Figure.of('a', [float('nan')], unit='s', better='lower')]": "run returned a as nan",
+    "return [Figure('a', 1, 's', 'lower', 2, 1, float('inf'))]": "run returned max of a as inf",
+    "return [Figure('a', 1, 's', 'lower', 1, 1, 1, goal=float('nan'))]": "goal of a as nan",
+    "return [Figure('a', 'x', 's', 'lower', 1, 1, 1)]": "run returned a as 'x'; expected a finite",
+    "import numpy as np; return [Figure('a', np.int64(1), 's', 'lower', 1, 1, 1)]": "int64.1.; exp",
+    "return [Figure(5, 1, 's', 'lower', 1, 1, 1)]": "run returned .*; expected Figures",
+    "return Findings([], [Detail('t', ['h'], [[float('nan')]])], [])": (
+        "run returned a cell of the table 't' as nan"
+    ),
+    "return Findings([], None, [])": "run returned .*; expected Figures.* or Findings",
 }
 
 
@@ -135,7 +144,10 @@ def test_what_is_no_benchmark_is_refused(
     ("text", "message"),
     [
         ("import no_such_module", "acme_bench.lookup failed to import: ModuleNotFoundError"),
+        ("raise SystemExit(0)", "acme_bench.lookup failed to import: SystemExit: 0"),
         ("SUMMARY = ''", "benchmark lookup: acme_bench.lookup has no workload and no run"),
+        (LOOKUP.replace('"a lookup of [ours]"', "5"), "acme_bench.lookup: SUMMARY is 5; expected"),
+        (f"{LOOKUP}\nrun = 5", "benchmark lookup: acme_bench.lookup: run is no function"),
     ],
 )
 def test_one_that_is_broken_stops_no_other(folder: Path, text: str, message: str) -> None:
@@ -143,10 +155,27 @@ def test_one_that_is_broken_stops_no_other(folder: Path, text: str, message: str
     done = bench("lookup")
     assert done.exit_code == 1
     assert message in done.output
+    assert done.output.startswith(f"{Path('plugins') / 'acme.py'}: benchmark lookup: acme_bench.l")
     listed = bench()
     assert listed.exit_code == 0
     assert message in " ".join(listed.output.split())
     assert "jagged" in listed.output
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        ("num_rows = 10", "run takes num_rows without a type, by which its option is made; write"),
+        ("num_rows: Unknown = 10", "reading the types of run failed at "),
+    ],
+)
+def test_an_option_needs_a_type(folder: Path, parameter: str, message: str) -> None:
+    code = LOOKUP.replace("num_rows: int = 10", parameter)
+    text = f"from __future__ import annotations\n{code}"
+    (folder / "acme_bench" / "lookup.py").write_text(text)
+    done = bench("lookup")
+    assert done.exit_code == 1
+    assert f"benchmark lookup: {message}" in done.output
 
 
 def test_help_names_benchmarks_without_torch(folder: Path) -> None:

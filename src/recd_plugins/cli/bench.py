@@ -65,7 +65,14 @@ def _command(name: str, benchmark: Any) -> click.Command:
         for parameter in inspect.signature(benchmark.run).parameters.values()
         if parameter.kind is parameter.KEYWORD_ONLY
     ]
-    types_by_name, words = get_type_hints(benchmark.run), getattr(benchmark, "HELP", {})
+    with code_call(f"benchmark {name}", "reading the types of run", benchmark.run):
+        types_by_name = get_type_hints(benchmark.run)
+    if untyped := [each.name for each in own if each.name not in types_by_name]:
+        raise PluginError(
+            f"benchmark {name}: run takes {untyped[0]} without a type, by which its option is "
+            f"made; write one, as {untyped[0]}: int = 1000"
+        )
+    words = getattr(benchmark, "HELP", {})
     params: list[click.Parameter] = [
         click.Option(
             ["--size"],

@@ -21,6 +21,8 @@ class Benchmarks:
 
     def __init__(self) -> None:
         self.modules: dict[str, str] = {}
+        # What brought each, in words.
+        self._origins: dict[str, str] = {}
         # Messages about names that two packages have.
         self._clashes: dict[str, str] = {}
 
@@ -40,19 +42,21 @@ class Benchmarks:
             )
             raise PluginError(self._clashes[name])
         self.modules[name] = module
+        self._origins[name] = where.rpartition(": ")[0]
 
     def load(self, name: str) -> Any:
         """The module of that benchmark.
 
         Raises:
-            RecdError: there is none, there are two, or it does not import.
+            RecdError: there is none, there are two, it does not import, or is no benchmark; names
+                the package and the module.
         """
         if name in self._clashes:
             raise PluginError(self._clashes[name])
         if name not in self.modules:
             known = ", ".join(sorted(self.modules))
             raise RecdError(f"no benchmark is named {name}; there are: {known}")
-        what = f"benchmark {name}: {self.modules[name]}"
+        what = f"{self._origins[name]}: benchmark {name}: {self.modules[name]}"
         try:
             benchmark = importlib.import_module(self.modules[name])
         except PLUGIN_FAILURES as error:
@@ -61,6 +65,11 @@ class Benchmarks:
         parts = "SUMMARY", "workload", "run"
         if missing := [part for part in parts if not hasattr(benchmark, part)]:
             raise PluginError(f"{what} has no {' and no '.join(missing)}")
+        if not isinstance(benchmark.SUMMARY, str):
+            raise PluginError(f"{what}: SUMMARY is {benchmark.SUMMARY!r:.80}; expected a text")
+        for part in parts[1:]:
+            if not callable(getattr(benchmark, part)):
+                raise PluginError(f"{what}: {part} is no function")
         return benchmark
 
 

@@ -26,7 +26,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -203,7 +203,7 @@ def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[
     """Run a benchmark; the result in the form of ``recd bench --json``.
 
     Raises:
-        PluginError: it returned something else than figures, or one that is no number.
+        PluginError: it returned something else than figures, or a number that is none.
     """
     workload: object = benchmark.workload(size, **options)
     if not isinstance(workload, str):
@@ -213,22 +213,68 @@ def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[
     if isinstance(returned, Iterable) and (figures := list(returned)):
         found = Findings(figures, [], [])
     # Details of Findings may say it all.
-    if not isinstance(found, Findings) or not all(map(_is_figure, found.figures)):
+    if not isinstance(found, Findings) or not _is_form(found):
         raise PluginError(
             f"benchmark {name}: run returned {returned!r:.200}; expected Figures, at least one, of "
             "which higher or lower values are better, or Findings"
         )
-    for figure in found.figures:
-        if not all(map(math.isfinite, (figure.value, figure.min, figure.max))):
+    for what, number in _numbers(found):
+        # True is none, nor are a tensor and what NumPy has of its own.
+        is_number = isinstance(number, int | float) and not isinstance(number, bool)
+        if not is_number or not math.isfinite(number):
             raise PluginError(
-                f"benchmark {name}: run returned {figure.figure} as {figure.value} ({figure.min} - "
-                f"{figure.max}); expected finite numbers"
+                f"benchmark {name}: run returned {what} as {number!r:.80}; expected a finite "
+                "number, an int or a float (float() makes one of a tensor)"
             )
     return {"name": name, "machine": machine(), "workload": workload, **asdict(found)}
 
 
+def _is_form(found: Findings) -> bool:
+    """Whether lists are lists of what they should be, and words are words."""
+    lists: tuple[object, ...] = found.figures, found.details, found.notes
+    return (
+        all(isinstance(each, list) for each in lists)
+        and all(map(_is_figure, found.figures))
+        and all(map(_is_detail, found.details))
+        and all(isinstance(note, str) for note in found.notes)
+    )
+
+
 def _is_figure(value: object) -> bool:
-    return isinstance(value, Figure) and value.better in ("higher", "lower")
+    return (
+        isinstance(value, Figure)
+        and value.better in ("higher", "lower")
+        and isinstance(value.figure, str)
+        and isinstance(value.unit, str)
+    )
+
+
+def _is_detail(value: object) -> bool:
+    return (
+        isinstance(value, Detail)
+        and isinstance(value.title, str)
+        and isinstance(value.headings, Sequence)
+        and all(isinstance(heading, str) for heading in value.headings)
+        and isinstance(value.rows, Sequence)
+        and all(isinstance(row, Sequence) for row in value.rows)
+    )
+
+
+def _numbers(found: Findings) -> Iterator[tuple[str, Any]]:
+    """Everything that has to be a number, with what it is in words."""
+    for figure in found.figures:
+        for part in ("value", "min", "max", "runs"):
+            words = figure.figure if part == "value" else f"{part} of {figure.figure}"
+            yield words, getattr(figure, part)
+        if figure.goal is not None:
+            yield f"goal of {figure.figure}", figure.goal
+        if figure.paper is not None and not isinstance(figure.paper, str):
+            yield f"paper of {figure.figure}", figure.paper
+    for detail in found.details:
+        for row in detail.rows:
+            for cell in row:
+                if not isinstance(cell, str):
+                    yield f"a cell of the table {detail.title!r:.80}", cell
 
 
 def _processor() -> str:
