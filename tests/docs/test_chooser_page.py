@@ -82,6 +82,14 @@ WRONG = {
         PluginError,
         r"acme\.alike: asked for the step without t_usr, which is none of its tables; did you",
     ),
+    "return question.trial([]).without('t_user')": (
+        PluginError,
+        r"acme\.alike: asked for the step without 't_user'; expected names of tables, as \['t_user",
+    ),
+    "return question.trial([]).without([5])": (
+        PluginError,
+        r"acme\.alike: asked for the step without \[5\]; expected names of tables",
+    ),
     "raise DataError('not today')": (RegistryError, r"registry\.yaml:5 sharding\[0\]: not today"),
     "1 / 0": (PluginError, r"acme\.alike: choose failed at .*alike\.py:\d+: ZeroDivisionError"),
 }

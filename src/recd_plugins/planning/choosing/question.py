@@ -170,6 +170,13 @@ class RegistryQuestion(ChoiceQuestion):
             return predict_stages(works, self.costs, overlapped=overlapped)
 
         def without(names: Collection[str]) -> StageTimes:
+            given: object = names
+            are_names = isinstance(given, Collection) and not isinstance(given, str)
+            if not are_names or not all(isinstance(name, str) for name in names):
+                raise PluginError(
+                    f"{self.chooser.plugin.title}: asked for the step without {given!r:.200}; "
+                    "expected names of tables, as ['t_user']"
+                )
             for name in names:
                 check_table(self.chooser, "asked for the step without", name, known)
             return step(work(names))
