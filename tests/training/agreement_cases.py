@@ -99,6 +99,34 @@ def run_without_a_metric(differs: bool, path: Any) -> None:
     assemble(load_registry(path), "plugins", CPU)
 
 
+def entry_by_rank(path: Any, name: str) -> None:
+    """`recd run` of an entry whose plugin decides by its rank."""
+    registry = load_registry(path.with_name(f"{name}.yaml"), plugins_dir=path.parent / "plugins")
+    assemble(registry, "plugins", CPU)
+
+
+def constraints_by_rank(_: bool, path: Any) -> None:
+    entry_by_rank(path, "constrains")
+
+
+def constraints_by_rank_without_one_plan(_: bool, path: Any) -> None:
+    """Each rank plans by itself, as its own plugin says."""
+    with patch.object(
+        recd_plugins.planning.planner.RegistryPlanner,
+        "collective_plan",
+        lambda self, module, sharders, *_: self.plan(module, sharders),
+    ):
+        entry_by_rank(path, "constrains")
+
+
+def rewritten_by_rank(_: bool, path: Any) -> None:
+    entry_by_rank(path, "rewrites")
+
+
+def optimizer_by_rank(_: bool, path: Any) -> None:
+    entry_by_rank(path, "updates")
+
+
 def run_on_other_data(differs: bool, path: Any) -> None:
     registry = load_registry(path)
     if differs:

@@ -26,6 +26,59 @@ OF_TRAINERS = {
         "rank 0 is at the first batch of bags, rank 1 at the first batch of dedup(loader)"
     ),
 }
+#: Plugins that decide by their rank.
+PLUGINS = '''
+import torch.distributed as dist
+from recd_plugins.api import Optimizer, RowUpdate, Sharding, hookimpl
+
+class Constrains(Sharding):
+    """Row-wise on rank 0."""
+    name = "acme.constrains"
+    def constraints(self, tables):
+        from torchrec.distributed.planner.types import ParameterConstraints
+        kinds = ["table_wise" if dist.get_rank() else "row_wise"]
+        return {table.name: ParameterConstraints(sharding_types=kinds) for table in tables}
+
+class Rewrites(Sharding):
+    """A row more on rank 1."""
+    name = "acme.rewrites"
+    def rewrite(self, model, tables, setting):
+        names = [table.name for table in tables]
+        for module in model.modules():
+            for config in getattr(module, "embedding_bag_configs", list)():
+                config.num_embeddings += dist.get_rank() * (config.name in names)
+        return model
+
+class Updates(Optimizer):
+    """Learns faster on rank 1."""
+    name = "acme.updates"
+    def update(self, table):
+        from torch.optim import SGD
+        return RowUpdate(SGD, {"lr": 0.5 + dist.get_rank()})
+
+@hookimpl
+def register_plugins():
+    return [Constrains, Rewrites, Updates]
+'''
+#: What differs, and the entry whose plugin decided it.
+BY_ENTRIES = {
+    cases.constraints_by_rank: (
+        'what plugins ask of the plan, acme.constrains.t_b.sharding_types: ["row_wise"] on rank 0',
+        "constrains.yaml:6 sharding[0]: acme.constrains (t_b);",
+    ),
+    cases.constraints_by_rank_without_one_plan: (
+        "(sharding bags): the plan, t_",  # and so is the other table, which has no entry
+        "constrains.yaml:6 sharding[0]: acme.constrains (t_b);",
+    ),
+    cases.rewritten_by_rank: (
+        "the model's tables, bags.t_b.num_embeddings: 50 on rank 0, 51 on rank 1",
+        "rewrites.yaml:6 sharding[0]: acme.rewrites (t_b);",
+    ),
+    cases.optimizer_by_rank: (
+        "t_b.weight._optimizer_kwargs[0].lr: 0.5 on rank 0, 1.5 on rank 1",
+        "updates.yaml:6 optimizers[0]: acme.updates (t_b);",
+    ),
+}
 OF_RUNS = {
     cases.run: "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1",
     cases.run_with_other_checkpoints: (
@@ -52,6 +105,20 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
         for text, expected in zip(told, OF_RUNS.values(), strict=True):
             assert expected in text
             assert "give all ranks one installation, one command, one registry file" in text
+
+
+def test_the_entry_of_what_differs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+    for name in ("constrains", "rewrites", "updates"):
+        section = "optimizers" if name == "updates" else "sharding"
+        entry = f"{section}: [{{use: acme.{name}, tables: [t_b]}}]\n"
+        (tmp_path / f"{name}.yaml").write_text(REGISTRY + entry)
+    path = tmp_path / "registry.yaml"
+    for told in run_on_ranks(cases.said, 2, list(BY_ENTRIES), path):
+        for text, (differs, entry) in zip(told, BY_ENTRIES.values(), strict=True):
+            assert differs in text
+            assert f"Entries of what differs: {tmp_path}/{entry}" in text
 
 
 def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:

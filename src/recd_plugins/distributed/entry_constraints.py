@@ -60,6 +60,17 @@ def entry_constraints(prepared: Prepared, tables: Sequence[Table]) -> list[Entry
     ]
 
 
+def entries_of_tables(prepared: Prepared) -> dict[str, str]:
+    """Titles of the sharding, cache and optimizer entries by the name of a table of theirs."""
+    registry = prepared.registry
+    entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
+    titles = {
+        table.name: [entry.plugin.title for entry in entries if entry.matches(table.name)]
+        for table in prepared.tables
+    }
+    return {name: " and ".join(of_table) for name, of_table in titles.items() if of_table}
+
+
 def check_plan(asked: Sequence[EntryConstraints], plan: Mapping[str, ParameterSharding]) -> None:
     """Refuse a plan that shards a table otherwise than its entry says.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from itertools import islice
@@ -15,10 +16,23 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recd_plugins.errors import SetupError
+from recd_plugins.words import shortened
 
 T = TypeVar("T")
 
 _SHOWN = 3  # differences
+#: Where a value stands in what was decided: keys, and numbers in lists.
+Place = tuple[str | int, ...]
+
+
+class RanksDifferError(SetupError):
+    """Ranks decided differently.
+
+    Attributes:
+        keys: of all values that differ, as names of tables and of parameters.
+    """
+
+    keys: frozenset[str] = frozenset()
 
 
 @torch.compiler.disable
@@ -73,21 +87,53 @@ def check_agreement(
     if not differing:
         return
     values = tell_all(step, {what: plain[what] for what in differing}, group)
-    said = []
+    said, keys = [], set[str]()
     for what in differing:
         rank = next(r for r, each in enumerate(told) if each.get(what) != told[0][what])
         both = dict(_leaves(values[0][what])), dict(_leaves(values[rank].get(what)))
-        names = (n for n in {**both[0], **both[1]} if both[0].get(n) != both[1].get(n))
+        places = [p for p in {**both[0], **both[1]} if both[0].get(p) != both[1].get(p)]
+        keys |= {key for place in places for key in place if isinstance(key, str)}
         said += [
-            f"{what}{name}: {_shown(both[0], name)} on rank 0, {_shown(both[1], name)} on rank "
-            f"{rank}"
-            for name in islice(names, _SHOWN)
+            f"{what}{_words(place)}: {_shown(both[0], place)} on rank 0, "
+            f"{_shown(both[1], place)} on rank {rank}"
+            for place in islice(places, _SHOWN)
         ]
-    raise SetupError(
+    error = RanksDifferError(
         f"ranks have decided differently ({step}): {'; '.join(said)}. They would exchange what "
         "does not go together: give all ranks one installation, one command, one registry file, "
         "one model and the same data"
     )
+    error.keys = frozenset(keys)
+    raise error
+
+
+@contextmanager
+def entries_named(entries: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """A context in which ranks that decided differently on a table are told whose it is.
+
+    Args:
+        entries: titles of the entries by table name; asked where ranks differ.
+
+    Raises:
+        RanksDifferError: as it was raised, with the entries of the tables that differ.
+    """
+    try:
+        yield
+    except RanksDifferError as error:
+        tables: dict[str, list[str]] = {}
+        for table, title in entries().items():
+            parameter = f".{table}.weight"
+            if table in error.keys or any(key.endswith(parameter) for key in error.keys):
+                tables.setdefault(title, []).append(table)
+        if not tables:
+            raise
+        said = "; ".join(f"{title} ({shortened(names)})" for title, names in tables.items())
+        named = RanksDifferError(
+            f"{error}. Entries of what differs: {said}; what their plugins decide has to be the "
+            "same on every rank"
+        )
+        named.keys = error.keys
+        raise named from error
 
 
 def _plain(value: Any) -> Any:
@@ -110,19 +156,27 @@ def _plain(value: Any) -> Any:
     return type(value).__qualname__ if " at 0x" in text else text
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _leaves(item, f"{name}.{key}" if name else f", {key}")
+            yield from _leaves(item, (*place, key))
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for index, item in enumerate(value):
-            yield from _leaves(item, f"{name}[{index}]")
+            yield from _leaves(item, (*place, index))
     else:
-        yield name, value
+        yield place, value
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    if name not in values:
+def _words(place: Place) -> str:
+    """As ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
+    text = ""
+    for key in place:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else f", {key}"
+    return text
+
+
+def _shown(values: Mapping[Place, Any], place: Place) -> str:
+    if place not in values:
         return "nothing"
-    text = json.dumps(values[name])
+    text = json.dumps(values[place])
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -30,12 +30,14 @@ from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.entry_constraints import (
     EntryConstraints,
     check_plan,
+    entries_of_tables,
     entry_constraints,
 )
 from recd_plugins.distributed.int8 import ADDED_ON_THE_WAY, check_int8, int8_of
 from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
+from recd_plugins.distributed.rank_agreement import entries_named
 from recd_plugins.distributed.row_updates import check_updates
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
@@ -70,6 +72,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         coalesced: tables whose ids are made unique before they are sent. Names of other modules'
             tables do no harm.
         asked: says what entries of a registry ask of the plan, when there is one.
+        entries: says which entries have which table, for ranks that shard it differently.
     """
 
     def __init__(
@@ -80,11 +83,12 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
         asked: Callable[[], Sequence[EntryConstraints]] = tuple,
+        entries: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
-        self._asked = asked
+        self._asked, self._entries = asked, entries
 
     def shard(
         self,
@@ -107,7 +111,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
         check_int8(self.qcomm_codecs_registry, params, pooled=True)
-        with _known_to_fbgemm(self.fused_params):
+        with _known_to_fbgemm(self.fused_params), entries_named(self._entries):
             sharded = self.sharded_module_type(
                 module,
                 params,
@@ -157,6 +161,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         kernels: as ExactEmbeddingBagCollectionSharder has it.
         coalesced: the same.
         asked: the same.
+        entries: the same.
     """
 
     def __init__(
@@ -168,11 +173,12 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
         asked: Callable[[], Sequence[EntryConstraints]] = tuple,
+        entries: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
-        self._asked = asked
+        self._asked, self._entries = asked, entries
 
     def shard(
         self,
@@ -195,7 +201,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
         check_int8(self.qcomm_codecs_registry, params, pooled=False)
-        with _known_to_fbgemm(self.fused_params):
+        with _known_to_fbgemm(self.fused_params), entries_named(self._entries):
             sharded = self.sharded_module_type(
                 module,
                 params,
@@ -242,6 +248,7 @@ def build_sharders(
         lent.check_optimizer(registry, file_counts=bool(defaults))
     of_training = _of_training(registry.training) if defaults is None else defaults
     asked = partial(entry_constraints, prepared, tables_of(prepared.model))
+    entries = partial(entries_of_tables, prepared)
     params = of_sequences.over(of_training)
     codecs = wire_codecs(registry.training, of_sequences.qcomm_codecs_registry, prepared.tables)
     bags = ExactEmbeddingBagCollectionSharder(
@@ -250,6 +257,7 @@ def build_sharders(
         kernels=kernels,
         coalesced=prepared.coalesced,
         asked=asked,
+        entries=entries,
     )
     sequences = ExactEmbeddingCollectionSharder(
         dict(params),
@@ -258,6 +266,7 @@ def build_sharders(
         kernels=kernels,
         coalesced=prepared.coalesced,
         asked=asked,
+        entries=entries,
     )
     sharders: list[ModuleSharder[nn.Module]] = [
         bags,

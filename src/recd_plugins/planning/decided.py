@@ -10,8 +10,9 @@ from torch import nn
 from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.data.prepared import Prepared
+from recd_plugins.distributed.entry_constraints import entry_constraints
 from recd_plugins.interfaces import Plugin
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.model_tables import embedding_modules, tables_of
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.topologies import MACHINE, load_topology
 from recd_plugins.registry import Entry, Registry
@@ -48,10 +49,26 @@ def decided(
             each.path: {table.name: asdict(table) for table in each.tables}
             for each in embedding_modules(module)
         },
+        "what plugins ask of the plan": _asked(prepared, module),
         "the tables' optimizers": table_optimizers(module, sharders),
         "the deduplicated features": dict(registry.converter.dedupe_factors()),
         "the profile of the data": seen,
     }
+
+
+def _asked(prepared: Prepared, module: nn.Module) -> dict[str, Any]:
+    """By plugin and table, what each rank holds the plan to, which one rank makes for all."""
+    found: dict[str, Any] = {}
+    for entry in entry_constraints(prepared, tables_of(module)):
+        for table, constraints in entry.of_tables.items():
+            words = {
+                "sharding_types": constraints.sharding_types,
+                "compute_kernels": constraints.compute_kernels,
+            }
+            # In any order: that of a set is another in every process.
+            asked = {name: sorted(each) for name, each in words.items() if each}
+            found.setdefault(entry.plugin, {}).setdefault(table, {}).update(asked)
+    return found
 
 
 def document(registry: Registry) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.data.prepared import Prepared
-from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.distributed.entry_constraints import entries_of_tables
+from recd_plugins.distributed.rank_agreement import check_agreement, entries_named
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -101,6 +102,7 @@ def build_planner(
         activation_bytes,
         prepared.checked_parts,
         partial(decided, prepared, known),
+        partial(entries_of_tables, prepared),
     )
     planner.constraints(prepared.model, build_sharders(prepared))
     return planner
@@ -151,9 +153,10 @@ class RegistryPlanner(ShardingPlanner):
         parts: Sequence[CheckedPart] = (),
         decided: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
         | None = None,
+        entries: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._topology, self._step_time = topology, step_time
-        self._decided = decided
+        self._decided, self._entries = decided, entries
         self._training = training
         self._constraints_of = constraints
         self._activation_bytes = activation_bytes
@@ -173,7 +176,8 @@ class RegistryPlanner(ShardingPlanner):
         """
         group = pg or dist.group.WORLD
         if self._decided is not None:
-            check_agreement("planning", self._decided(module, sharders), group)
+            with entries_named(self._entries):
+                check_agreement("planning", self._decided(module, sharders), group)
 
         def plan() -> ShardingPlan | RecdError:
             try:
