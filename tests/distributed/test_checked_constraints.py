@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,14 +14,27 @@ from torchrec.distributed.types import BoundsCheckMode, CacheParams
 from torchrec.types import DataType
 
 from recd_plugins.distributed.checked_constraints import check_constraints
+from recd_plugins.distributed.entry_constraints import entry_constraints
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import PluginOptions, Sharding, Table
+from recd_plugins.interfaces import PluginOptions, Sharding, Table, TablePart
+from recd_plugins.registry import Entry
+from recd_plugins.registry.checked_part import CheckedPart
 
 
 class Acme(Sharding):
-    """Asks for something."""
+    """Leaves what it asks for to its part."""
 
     name = "acme.asks"
+
+
+class Part(TablePart):
+    """Asks for what it was made with."""
+
+    def __init__(self, field: str, value: object) -> None:
+        self._asked: dict[str, Any] = {field: value}
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        return {table.name: ParameterConstraints(**self._asked) for table in tables}
 
 
 PLUGIN = Acme(PluginOptions()).placed(("registry.yaml", 7, "sharding[0]"))
@@ -89,3 +105,18 @@ def test_what_torchrec_takes_is_left_alone() -> None:
             device_group="cuda",
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("sharding_types", ["row_wsie"]), ("min_partition", "8")]
+)
+def test_those_of_a_part_name_the_line_of_its_entry(field: str, value: object) -> None:
+    entry = Entry[Sharding](PLUGIN, ("t",), "sharding[0]", 7)
+    path = Path("registry.yaml")
+    registry = SimpleNamespace(path=path, sharding=(entry,), cache=())
+    part = CheckedPart(path, entry, Part(field, value))
+    prepared: Any = SimpleNamespace(registry=registry, checked_parts=(part,))
+    with pytest.raises(PluginError) as caught:
+        entry_constraints(prepared, [TABLE])
+    begins = f"registry.yaml:7 sharding[0]: acme.asks: constraints returned {field} {value!r} for "
+    assert str(caught.value).startswith(begins)
