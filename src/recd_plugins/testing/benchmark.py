@@ -261,7 +261,7 @@ def _is_detail(value: object) -> bool:
 
 
 def _numbers(found: Findings) -> Iterator[tuple[str, Any]]:
-    """Everything that has to be a number, with what it is in words."""
+    """What has to be a number of each figure, with what it is in words."""
     for figure in found.figures:
         for part in ("value", "min", "max", "runs"):
             words = figure.figure if part == "value" else f"{part} of {figure.figure}"
@@ -270,11 +270,6 @@ def _numbers(found: Findings) -> Iterator[tuple[str, Any]]:
             yield f"goal of {figure.figure}", figure.goal
         if figure.paper is not None and not isinstance(figure.paper, str):
             yield f"paper of {figure.figure}", figure.paper
-    for detail in found.details:
-        for row in detail.rows:
-            for cell in row:
-                if not isinstance(cell, str):
-                    yield f"a cell of the table {detail.title!r:.80}", cell
 
 
 def _processor() -> str:
