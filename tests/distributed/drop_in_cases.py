@@ -210,6 +210,6 @@ def tables_that_learn(rank: int, world_size: int, in_base: bool, even: bool) -> 
     for name, state in dmp.state_dict().items():
         for shard in state.local_shards():
             before = weights[name].narrow(0, shard.metadata.shard_offsets[0], len(shard.tensor))
-            if not torch.equal(shard.tensor, before):
+            if not torch.equal(shard.tensor.cpu(), before):
                 moved.append(name.split(".")[-2])
     return moved

@@ -66,7 +66,9 @@ def lines(rank: int, world_size: int) -> tuple[list[TableLine], str]:
             "t_b": "table_wise",
         }.items()
     }
-    planner = build_planner(ready, world_size=world_size, profile=profile(), constraints=wishes)
+    planner = build_planner(
+        ready, world_size=world_size, device=DEVICE, profile=profile(), constraints=wishes
+    )
     dmp = _shard(model, planner.plan(model, sharders), sharders)
     report = describe_tables(dmp)
     return list(report.lines), str(report)
@@ -89,5 +91,6 @@ def with_params(rank: int, world_size: int, params: dict[str, EmbOptimType]) -> 
     model = nn.ModuleDict({"bags": EmbeddingBagCollection(tables=_bags())})
     ready = prepared(registry(optimizer="sgd"), model)
     sharders = build_sharders(ready, fused_params=params)
-    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
+    planner = build_planner(ready, world_size=world_size, device=DEVICE, profile=profile())
+    plan = planner.plan(model, sharders)
     return [line.optimizer for line in describe_tables(_shard(model, plan, sharders)).lines]

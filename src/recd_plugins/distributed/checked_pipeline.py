@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from recd_plugins.distributed.table_report import outermost_sharded
@@ -17,6 +20,14 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
 
     TorchRec only warns when a module cannot be pipelined, and goes on slowly.
     """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, device: torch.device, **arguments: Any
+    ) -> None:
+        super().__init__(model, optimizer, device, **arguments)
+        if device.type == "cpu":
+            # TorchRec (1.6 to 1.9) enters CUDA streams there, which starts CUDA beside a GPU.
+            self._stream_context = nullcontext
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Train one batch; the first call checks what is pipelined.

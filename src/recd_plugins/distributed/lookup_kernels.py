@@ -90,6 +90,27 @@ def without_kept_tables(module: Any, configs: str) -> Iterator[None]:
         setattr(module, configs, tables)
 
 
+@contextmanager
+def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iterator[None]:
+    """While it is open, parameters of tables that have row kernels are none of the module's.
+
+    Moving a model to a device (DistributedModelParallel does) would copy those tables there as a
+    whole, and state dicts would load into the copy.
+
+    Args:
+        module: sharded.
+        tables: its modules of tables, by name.
+    """
+    names = {t.name for kernel in row_kernels(module) for t in kernel.config.embedding_tables}
+    held = [tables[name]._parameters for name in names if name in tables]
+    weights = [parameters.pop("weight") for parameters in held]
+    try:
+        yield
+    finally:
+        for parameters, weight in zip(held, weights, strict=True):
+            parameters["weight"] = weight
+
+
 def close_kernels(module: nn.Module) -> None:
     """Close the row kernels of this rank. Without any it does nothing.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -49,6 +49,7 @@ from recd_plugins.distributed.lookup_kernels import (
     follow_state_dicts,
     kept_tables,
     lookups_with,
+    tables_of_row_kernels_stay,
     without_kept_tables,
 )
 from recd_plugins.distributed.mean_pooling import (
@@ -155,6 +156,11 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """As the base class, but for tables that have the rows of an earlier run."""
         with without_kept_tables(self, "_embedding_bag_configs"):
             super().reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""
+        with tables_of_row_kernels_stay(self, self.embedding_bags):
+            return super()._apply(fn, recurse)
 
     def create_context(self) -> ExactBagContext:
         """One for each batch."""
@@ -324,6 +330,11 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         """As the base class, but for tables that have the rows of an earlier run."""
         with without_kept_tables(self, "_embedding_configs"):
             super().reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""
+        with tables_of_row_kernels_stay(self, self.embeddings):
+            return super()._apply(fn, recurse)
 
     def _create_lookups(self) -> None:
         """As the base class, with kernels of their own for the tables that have some."""

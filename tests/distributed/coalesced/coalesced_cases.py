@@ -164,7 +164,7 @@ def differences(rank: int, world_size: int, modules: list[Module]) -> list[float
 
 
 def differences_with_empty_rows(rank: int, world_size: int, modules: list[Module]) -> list[float]:
-    """The same, where groups without ids have an empty row, as on CUDA."""
+    """The same, where groups of few ids have empty rows, as on CUDA."""
     with mock.patch.object(input_dist, "_takes_no_rows", return_value=False):
         return differences(rank, world_size, modules)
 

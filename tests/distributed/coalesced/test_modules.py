@@ -8,6 +8,8 @@ from tests.distributed.coalesced import coalesced_cases as cases
 from tests.distributed.coalesced.coalesced_cases import DIM, FEATURES, Module
 from torchrec.modules.embedding_configs import PoolingType
 
+from recd_plugins.distributed.coalesced import input_dist
+from recd_plugins.distributed.coalesced.groups import feature_groups
 from recd_plugins.testing.gloo import run_on_ranks
 
 ALL = tuple(FEATURES)
@@ -45,6 +47,20 @@ def test_groups_without_ids_may_have_an_empty_row(world_size: int) -> None:
     for found in run_on_ranks(cases.differences_with_empty_rows, world_size, modules):
         for module, difference in zip(modules, found, strict=True):
             assert difference <= 2e-6, module
+
+
+def test_on_cuda_bags_have_as_many_rows_as_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FBGEMM's kernels there divide by their ratio, as a whole number."""
+    monkeypatch.setattr(input_dist, "_takes_no_rows", lambda _: False)
+    configs = cases.bags().embedding_bag_configs()  # type: ignore[operator]
+    groups = feature_groups(configs, ALL)
+    assert groups is not None
+    for step in range(3):
+        features = cases.batch(0, step, weighted=False, dtype=torch.int64)
+        unique, _ = input_dist.coalesce_bags(features, groups)
+        rows = dict(zip(unique.keys(), unique.stride_per_key(), strict=True))
+        for group in groups.groups:
+            assert sum(rows[name] for name in group) >= len(group), step
 
 
 def test_weighted_bags() -> None:

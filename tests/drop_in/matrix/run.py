@@ -24,9 +24,10 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed import comm_ops
 
 from recd_plugins.errors import RecdError
+from recd_plugins.testing.device import DEVICE
 
 #: A rank that fails leaves the others in a collective for so long.
-_TIMEOUT = timedelta(seconds=10)
+_TIMEOUT = timedelta(seconds=10 if DEVICE.type == "cpu" else 20)
 
 
 @dataclass
@@ -236,7 +237,7 @@ def _keep(side: Side, trained: Trained) -> None:
             parts: list[tuple[Any, Any]] = [(value, None)]
             if isinstance(value, ShardedTensor):
                 parts = [(s.tensor, s.metadata) for s in value.local_shards()]
-            first = side.before[name]
+            first = side.before[name].cpu()
             for tensor, metadata in parts:
                 offsets = tuple(metadata.shard_offsets) if metadata else (0, 0)
                 window = tuple(

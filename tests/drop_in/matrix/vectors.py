@@ -46,5 +46,8 @@ def _gathered(found: JaggedTensor, feature: str, stored: ModelInput) -> Tensor:
 
 
 def _sums(values: Tensor, lengths: Tensor) -> Tensor:
-    row_of = torch.arange(lengths.numel()).repeat_interleave(lengths.long())
-    return torch.zeros(lengths.numel(), DIM).index_add(0, row_of, values.float())
+    rows = torch.arange(lengths.numel(), device=values.device)
+    row_of = rows.repeat_interleave(lengths.to(rows).long())
+    return values.new_zeros(lengths.numel(), DIM, dtype=torch.float32).index_add(
+        0, row_of, values.float()
+    )

@@ -192,6 +192,18 @@ def load_a_part(rank: int, world_size: int, case: Case) -> list[Run]:
         return runs
 
 
+def convert(rank: int, world_size: int, case: Case) -> dict[str, tuple[torch.dtype, bool]]:
+    """A model goes to another dtype, as others go to a device: parameters, and where they are."""
+    with tempfile.TemporaryDirectory() as folder:
+        dmp = Trainer(rank, world_size, case.training, case, Path(folder)).dmp
+        before = {name: each.data_ptr() for name, each in dmp.named_parameters()}
+        dmp.double()
+        return {
+            name: (each.dtype, each.data_ptr() == before[name])
+            for name, each in dmp.named_parameters()
+        }
+
+
 def _tensors(value: Any) -> Iterator[Tensor]:
     """The local tensors of a state dict."""
     if isinstance(value, dict):

@@ -12,6 +12,7 @@ import torch
 from recd_plugin_scars.tests.runtime.matrix_cases import SHARDINGS, Case, Training
 from recd_plugin_scars.tests.runtime.state_cases import (
     Run,
+    convert,
     fill_in_place,
     keep_a_state_dict,
     load_a_part,
@@ -81,6 +82,16 @@ def test_a_state_dict_that_is_kept_stays_that_of_the_tables(sharding: str) -> No
 def test_tables_that_a_state_dict_lacks_keep_what_they_learned() -> None:
     for plain, cached in run_on_ranks(load_a_part, 2, case_of("row_wise")):
         _assert_equal(plain, cached)
+
+
+def test_cached_tables_stay_where_they_are_when_the_model_moves() -> None:
+    """To a GPU they would go as a whole, and state dicts would load into what is there."""
+    for parameters in run_on_ranks(convert, 2, case_of("row_wise")):
+        for name, found in parameters.items():
+            tables = ("bags.", "sequences.")
+            assert found == (
+                (torch.float32, True) if name.startswith(tables) else (torch.float64, False)
+            )
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)

@@ -79,10 +79,10 @@ def coalesce_bags(
 ) -> tuple[KeyedJaggedTensor, Coalesced]:
     """Unique ids for an EmbeddingBagCollection: a variable batch (VBE) of rows of length 1.
 
-    The first feature of a group has a row for each unique id, the others have none; on CUDA, where
-    FBGEMM's kernels (1.6 to 1.9) fail at a batch in which no feature has any, a group without ids
-    has an empty one. Features of other tables stay as they are. The inverse indices are empty:
-    nothing must be expanded by them.
+    The first feature of a group has a row for each unique id, the others have none. On CUDA, where
+    FBGEMM's kernels (1.6 to 1.9) divide by the rows of a feature on average, rounded down, features
+    without rows get an empty one where a group has fewer ids than features. Features of other
+    tables stay as they are. The inverse indices are empty: nothing must be expanded by them.
 
     Args:
         features: plain, or a variable batch with inverse indices; features beside those of
@@ -123,11 +123,12 @@ def _takes_no_rows(device: torch.device) -> bool:
 def _with_empty_rows(
     counts: list[int], lengths: Tensor, groups: FeatureGroups
 ) -> tuple[list[int], Tensor]:
-    """Rows by feature and their lengths, where each group has one at least."""
-    first = {group[0] for group in groups.groups}
-    rows = [
-        count or int(name in first) for name, count in zip(groups.coalesced, counts, strict=True)
-    ]
+    """Rows by feature and their lengths, where each group has as many as features."""
+    found = dict(zip(groups.coalesced, counts, strict=True))
+    for group in groups.groups:
+        if found[group[0]] < len(group):
+            found.update((name, 1) for name in group if not found[name])
+    rows = list(found.values())
     if rows == counts:
         return counts, lengths
     parts = [
