@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.runtime_forwards import BaseForward, PipelinedForward
 
 from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.errors import RecdError
@@ -21,6 +22,8 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
     TorchRec only warns when a module cannot be pipelined, and goes on slowly.
     """
 
+    _pipelined_forward_type: type[BaseForward[Any]] = PipelinedForward
+
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, device: torch.device, **arguments: Any
     ) -> None:
@@ -28,6 +31,10 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
         if device.type == "cpu":
             # TorchRec (1.6 to 1.9) enters CUDA streams there, which starts CUDA beside a GPU.
             self._stream_context = nullcontext
+            forward = self._pipelined_forward_type
+            self._pipelined_forward_type = type(
+                forward.__name__, (forward,), {"_use_main_stream_for_dist_init": True}
+            )
 
     def progress(self, dataloader_iter: Iterator[Any]) -> Any:
         """Train one batch; the first call checks what is pipelined.
