@@ -100,9 +100,11 @@ def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: 
 
 
 def test_such_tables_are_not_coalesced() -> None:
-    refuse_coalesced_updates({})
-    with pytest.raises(SetupError, match=r"tables a, c are to be coalesced .* exact_adagrad, lamb"):
-        refuse_coalesced_updates({"a": "exact_adagrad", "c": "lamb"})
+    refuse_coalesced_updates({}, ["a"])
+    refuse_coalesced_updates({"a": "exact_adagrad"}, [])
+    told = r"tables b are to be coalesced, .* its tables a, c are trained by exact_adagrad, lamb"
+    with pytest.raises(SetupError, match=told):
+        refuse_coalesced_updates({"a": "exact_adagrad", "c": "lamb"}, ["b"])
 
 
 def test_entries_that_coalesce_such_tables_are_refused_with_their_line(
@@ -110,14 +112,14 @@ def test_entries_that_coalesce_such_tables_are_refused_with_their_line(
 ) -> None:
     rate = {"learning_rate": 0.1}
     registry = make_registry(
-        sharding=[{"use": "torchrec.row_wise", "tables": ["t_*"], "options": {"coalesce": True}}],
+        sharding=[{"use": "torchrec.row_wise", "tables": ["t_b"], "options": {"coalesce": True}}],
         optimizers=[{"use": "torchrec.adagrad", "tables": ["t_a"], "options": rate}],
         pooling=None,
     )
     model = bags(t_a=None, t_b=None)
     setting = setting_of(registry, model, load_topology("dgx-a100-80g"))
     with pytest.raises(
-        RegistryError, match=r"registry.yaml:\d+ sharding\[0\]: .* t_a are to be coal"
+        RegistryError, match=r"registry.yaml:\d+ sharding\[0\]: .* t_b are to be coal.* t_a are"
     ):
         prepare_entries(registry, model, setting, "cuda")
     prepare_entries(registry, bags(t_a=None, t_b=None), setting, "cpu")

@@ -107,8 +107,8 @@ def _sharded(
     model = ParityModel(PARTS)
     registry = apply(model)
     names = {table.name for table in tables_of(model)} if coalesced else set()
-    if DEVICE.type == "cuda":  # whose kernels of Adagrad take no bags of unique ids
-        names -= {"b0"}
+    if DEVICE.type == "cuda":  # where kernels of Adagrad take no bags of unique ids
+        names = {name for name in names if name.startswith("s")}
     ours = build_sharders(bare_prepared(registry, names))
     params = dict(ours[0].fused_params or {})
     stock = [EmbeddingBagCollectionSharder(params), EmbeddingCollectionSharder(dict(params))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -92,18 +92,20 @@ def plain_updates(
     return found
 
 
-def refuse_coalesced_updates(updates: Mapping[str, str]) -> None:
-    """Refuse tables whose ids are to be sent once, which makes their batches variable.
+def refuse_coalesced_updates(updates: Mapping[str, str], coalesced: Collection[str]) -> None:
+    """Refuse tables whose ids are to be sent once, which makes their module's batches variable.
 
     Args:
-        updates: of those among ``plain_updates``.
+        updates: of the module, by ``plain_updates``.
+        coalesced: tables of the module.
 
     Raises:
-        SetupError: there are some; names them.
+        SetupError: there are some of both; names them.
     """
-    if updates:
+    if updates and coalesced:
         raise SetupError(
-            f"tables {shortened([*updates])} are to be coalesced and are trained by "
-            f"{', '.join(sorted({*updates.values()}))}, whose kernels for CUDA take no batches of "
-            "unique ids: leave coalesce out, or take SGD, row-wise Adagrad or Adam"
+            f"tables {shortened([*coalesced])} are to be coalesced, so that all tables of their "
+            f"EmbeddingBagCollection get variable batches, and its tables {shortened([*updates])} "
+            f"are trained by {', '.join(sorted({*updates.values()}))}, whose kernels for CUDA take "
+            "none: leave coalesce out, or take SGD, row-wise Adagrad or Adam"
         )

@@ -115,7 +115,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.clipped.check_coalesced(coalesced)
         device_type = "cpu" if device is None else device.type
         updates = plain_updates(module, fused_params, device_type)
-        refuse_coalesced_updates({name: updates[name] for name in updates if name in coalesced})
+        names = [config.name for config in module.embedding_bag_configs()]
+        refuse_coalesced_updates(updates, [name for name in names if name in coalesced])
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments

@@ -123,15 +123,17 @@ def _refuse_coalesced(registry: Registry, model: nn.Module, device_type: str | N
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
         for table in clipping_tables(module)
     ]
-    plain: dict[str, str] = {}
-    for module in modules:
-        if device_type is not None and isinstance(module, EmbeddingBagCollection):
-            plain |= plain_updates(module, fused_params(registry.training), device_type)
+    on = device_type or "cpu"
+    bags = [module for module in modules if isinstance(module, EmbeddingBagCollection)]
     for entry in registry.sharding:
-        if entry.plugin.coalesces:
-            with at_entry(registry.path, entry):
-                refuse_coalesced([name for name in clipping if entry.matches(name)])
-                refuse_coalesced_updates({n: how for n, how in plain.items() if entry.matches(n)})
+        if not entry.plugin.coalesces:
+            continue
+        with at_entry(registry.path, entry):
+            refuse_coalesced([name for name in clipping if entry.matches(name)])
+            for module in bags:
+                updates = plain_updates(module, fused_params(registry.training), on)
+                names = [config.name for config in module.embedding_bag_configs()]
+                refuse_coalesced_updates(updates, [name for name in names if entry.matches(name)])
 
 
 def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> None:
