@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -113,6 +113,8 @@ class SessionParquet(Dataset):
         """
         if self._trained is not None:
             return self._trained.schema()
+        if self.trained_schema is not None:
+            return self.trained_schema
         table = self._table
         own = {name: getattr(self.options, name) for name in ("session", "timestamp", "label")}
         for option, column in own.items():
@@ -177,7 +179,7 @@ class SessionParquet(Dataset):
                 shuffle=self.options.shuffle and split == "train",
                 seed=self.options.seed,
             ),
-            lambda pieces: table.read(pieces, columns),
+            lambda pieces: self._labelled(table.read(pieces, columns)),
             data={"split": split, "files": digest(table.identity()), **self._conditions()},
             what=str(table.root),
             rank=rank,
@@ -200,17 +202,22 @@ class SessionParquet(Dataset):
         return {name: name for name in wanted if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
-        """Of a table to be scored with labels that are 0: its own, if any, are not looked at."""
+        """Every row, with the keys."""
         table = self._table_of(split)
         keys = list(self.keys())
         if self._trained is None:
             keys = [self.options.session, self.options.timestamp]
         columns = self._with_keys(split, keys)
-        rows = table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+        pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
+        return self._labelled(table.read(pieces, columns))
+
+    def _labelled(self, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
+        """Of a table to be scored with labels that are 0: its own, if any, are not looked at."""
         if self._trained is None:
-            return rows
-        label = self.schema().label
-        return (Rows(_with_zeros(each.data, label), each.origins) for each in rows)
+            yield from rows
+            return
+        for each in rows:
+            yield Rows(_with_zeros(each.data, self.schema().label), each.origins)
 
     def to_score(self, location: str) -> SessionParquet:
         # What leaves rows out, or puts them into another order, is of training alone.

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recd_plugin_scoring.absent import say_absent
 from recd_plugin_scoring.kept_columns import KeptColumns
 from recd_plugin_scoring.score_file import ScoreWriter, score_file
 from recd_plugin_scoring.score_format import ROW, SCORE
@@ -25,7 +26,15 @@ from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
 from recd_plugins.api.distributed import close_kernels
 from recd_plugins.api.ingestion import doing
-from recd_plugins.api.training import Trained, TrainedJob, load_trained
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import (
+    AbsentData,
+    Trained,
+    TrainedJob,
+    load_trained,
+    with_trained_columns,
+    without_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,33 @@ class PredictJob(TrainedJob):
     token: str = ""
     replaces: bool = False
 
+    def load(self) -> Registry:
+        """See ``TrainedJob.load``; with an AbsentData where what it was trained on is not there."""
+        return with_trained_columns(super().load(), self.checkpoint)
+
+    def prepare(self) -> None:
+        """See ``TrainedJob.prepare``; says what is not there."""
+        registry = self.load()
+        say_absent(registry, self.checkpoint)
+        if self.keep:  # refused at once, before rows are imported
+            KeptColumns(self.table, self.keep)
+        registry.dataset.to_score(self.table).prepare()
+
+    def planned_by(self, registry: Registry) -> Registry:
+        """By the table to score where that of the training is not there."""
+        if not isinstance(registry.dataset, AbsentData):
+            return registry
+        dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
+        rows = 0
+        for each in dataset.scan("train"):
+            rows += len(each)
+            if rows >= size:
+                break
+        if not rows:
+            return without_rows(registry)
+        planned = replace(registry, dataset=dataset)
+        return planned.with_training({"batch_size": min(size, rows)})
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -67,23 +103,16 @@ class Predicted:
 
 
 def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
-    """Score each row of a table. A collective call in a process group that exists.
+    """Score each row of a table that is prepared. A collective call in a process group that exists.
 
     Raises:
         RecdError: the registry, the table or the checkpoint does not allow it.
     """
     trained = load_trained(job)
     prepared = trained.parts.prepared
-    registry = prepared.registry
+    registry = trained.registry
     dataset = registry.dataset.to_score(job.table)
-    # What is refused at once is, before rows are imported.
     kept = KeptColumns(job.table, job.keep) if job.keep and rank == 0 else None
-    # One rank makes what is missing, and the others find it.
-    if rank == 0:
-        dataset.prepare()
-    dist.barrier()
-    if rank > 0:
-        dataset.prepare()
     _check_columns(job.table, dataset.schema(), registry.dataset.schema())
     size = job.batch_size or registry.training.batch_size
     # The training split may have fewer rows than a batch of these.

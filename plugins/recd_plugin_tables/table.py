@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -187,10 +188,13 @@ class Table(Dataset):
         return scored
 
     def __getstate__(self) -> dict[str, Any] | None:
-        return {"_trained": self._trained}
+        return {"_trained": self._trained, "trained_schema": self.trained_schema}
 
     def texts(self, feature: str) -> dict[int, str]:
         """The text of each id; empty where its column does not say ``texts: true``."""
+        columns = self.options.columns.items()
+        if feature not in {use.name or feature_name(name) for name, use in columns if use.texts}:
+            return {}
         path = self._train.folder / "texts" / f"{feature}.parquet"
         if not path.is_file():
             return {}
@@ -202,7 +206,16 @@ class Table(Dataset):
         """How many numbers the lists of each feature hold."""
         if self._trained is not None:
             return self._trained.widths
+        if self.trained_schema is not None:
+            parts = [name for name in self.trained_schema.dense if name not in self._numbers]
+            return dict(Counter(name.rpartition("_")[0] for name in parts))
         return dict(self._train.note.widths)
+
+    @property
+    def _numbers(self) -> set[str]:
+        """Names of features of one number."""
+        columns = self.options.columns.items()
+        return {u.name or feature_name(column) for column, u in columns if u.feature == "number"}
 
     @property
     def _label(self) -> str:

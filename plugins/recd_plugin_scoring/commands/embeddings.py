@@ -50,7 +50,11 @@ def embeddings(
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
     check_output(output, force)
+    from recd_plugin_scoring.absent import say_absent
     from recd_plugin_scoring.embeddings import write_embeddings
+    from recd_plugins.api.training import with_trained_columns
 
+    read = with_trained_columns(read, chosen, rows=False)
+    say_absent(read, chosen)
     rows = write_embeddings(read, chosen, table, output)
     click.echo(f"{output}: {rows:,} rows of {table} of {chosen}", err=True)

@@ -63,15 +63,23 @@ def export(
     if (output / "model.pt2").exists() and not force:
         raise RecdError(f"{output}: holds an export; name another folder, or --force")
     check_writable(output / "model.pt2")
+    from recd_plugin_scoring.absent import say_absent
     from recd_plugin_scoring.export import export_to
+    from recd_plugins.api.training import with_trained_columns
 
     silence_upstream()
-    read.dataset.prepare()
+    read = with_trained_columns(read, chosen)
+    say_absent(read, chosen)
     error = export_to(read, chosen, output, int8=int8)
     click.echo(f"{output / 'model.pt2'}: the model of {chosen}", err=True)
     if error is not None:
         click.echo(
             f"{output / 'model_int8.pt2'}: scores of {error.rows:,} training rows differ by "
             f"{error.mean:.2g} on average, {error.largest:.2g} at most",
+            err=True,
+        )
+    elif int8:
+        click.echo(
+            f"{output / 'model_int8.pt2'}: its scores were not compared, for want of training rows",
             err=True,
         )

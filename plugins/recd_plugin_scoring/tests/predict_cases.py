@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from recd_plugin_scoring.evaluate import evaluate
 from recd_plugin_scoring.predict import PredictJob, predict
 from recd_plugins.errors import RecdError
@@ -32,6 +34,17 @@ def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> li
         job = PredictJob(path, checkpoint, table=str(folder / "new.parquet"), output=output)
         assert predict(rank, world_size, job).rows == found[-1].test.num_samples
     return found
+
+
+def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
+    """Scores are in ``name-elsewhere.parquet``."""
+    for name in names:
+        output = folder / f"{name}-elsewhere.parquet"
+        table = str(folder / "new.parquet")
+        job = PredictJob(folder / f"{name}.yaml", newest(folder / name), table=table, output=output)
+        if rank == 0:
+            job.prepare()
+        assert predict(rank, world_size, job).rows == len(pq.read_table(table))
 
 
 def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str) -> str:

@@ -17,14 +17,16 @@ from torchrec.quant.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugin_scoring.absent import say_absent
 from recd_plugin_scoring.embeddings import write_embeddings
 from recd_plugin_scoring.export import INT8_PROGRAM, PROGRAM, export_to, inputs_of
 from recd_plugin_scoring.int8_rows import Int8Rows
 from recd_plugin_scoring.tests import predict_cases as cases
 from recd_plugins import load_registry
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import DataError, RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.absent_data import with_trained_columns
 from recd_plugins.training.checkpoint_files.tables import table_entry
 from recd_plugins.training.checkpoint_weights import read_weights
 from recd_plugins.training.quality import measure
@@ -89,6 +91,34 @@ def test_scores_are_those_that_evaluation_sees(folder: Path) -> None:
             assert test.num_samples == ROWS
             assert test.auc == pytest.approx(quality.auc, abs=1e-5), name
             assert test.normalized_entropy == pytest.approx(quality.normalized_entropy, abs=1e-5)
+
+
+def test_the_data_of_the_training_need_not_be_there(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = cases.newest(folder / "nothing")
+    trained = load_registry(folder / "nothing.yaml")
+    (folder / "train").rename(folder / "train elsewhere")
+    try:
+        run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES))
+        absent = with_trained_columns(load_registry(folder / "nothing.yaml"), checkpoint)
+        say_absent(absent, checkpoint)
+        assert export_to(absent, checkpoint, folder / "exported elsewhere", int8=True) is None
+        assert write_embeddings(absent, checkpoint, "t_item", folder / "rows.parquet") == 100
+        with pytest.raises(DataError, match=r"train: no such file or folder"):
+            absent.dataset.reader(rank=0, world_size=1, batch_size=8, split="train")
+    finally:
+        (folder / "train elsewhere").rename(folder / "train")
+    said = capsys.readouterr().err
+    assert "Without the data that it was trained on (" in said
+    assert f"the columns are those of {checkpoint}" in said
+    assert absent.dataset.schema() == trained.dataset.schema()
+    for name in CASES:
+        expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
+        found = pq.read_table(folder / f"{name}-elsewhere.parquet")["score"].to_numpy()
+        assert np.abs(found - expected).max() <= 1e-6, name
+    names = [PROGRAM, INT8_PROGRAM, "signature.json"]
+    assert sorted(p.name for p in (folder / "exported elsewhere").iterdir()) == sorted(names)
 
 
 def test_deduplication_changes_no_score(folder: Path) -> None:

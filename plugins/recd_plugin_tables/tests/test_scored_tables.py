@@ -43,6 +43,21 @@ def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
         data.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
+def test_without_the_table_that_was_trained_on_its_columns_are_known(path, tmp_path):
+    new = clicks(20).append_column("vector", [[[0.5, 1.0]] * 20])
+    new = new.append_column("vector_9", [[0.25] * 20])
+    pq.write_table(new, tmp_path / "new.parquet")
+    columns = {**COLUMNS, "vector": "numbers", "vector_9": "number"}
+    trained = table(tmp_path / "new.parquet", columns=columns)
+    gone = table(tmp_path / "gone.parquet", columns=columns)
+    gone.trained_schema = trained.schema()
+    assert gone.trained_schema.dense[-3:] == ("vector_0", "vector_1", "vector_9")
+    scored = pickle.loads(pickle.dumps(gone.to_score(str(tmp_path / "new.parquet"))))
+    assert scored.schema() == trained.schema()
+    assert rows_of(scored) == rows_of(trained.to_score(str(tmp_path / "new.parquet")))
+    assert gone.texts("user") == {}
+
+
 def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
     (tmp_path / "old" / "day=1").mkdir(parents=True)
     (tmp_path / "old" / "day=1" / "a.csv").write_text("item,clicked\n1,1\n2,0\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import rmtree
 
 import numpy as np
 import pyarrow as pa
@@ -65,3 +66,13 @@ def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert scores["row"].to_pylist() == list(range(ROWS))
     assert scores["event"].to_pylist() == table["event"].to_pylist()
     assert all(0 < score < 1 for score in scores["score"].to_pylist())
+
+    # On another machine, which has the registry and the checkpoint alone.
+    new = Path("new") / Path(place).name
+    new.parent.mkdir()
+    Path(place).rename(new)
+    rmtree(".recd")
+    said = recd("predict", "my.yaml", new, "-o", "again.parquet")
+    assert "Without the data that it was trained on" in said
+    assert pq.read_table("again.parquet").equals(scores)
+    recd("export", "my.yaml", "-o", "exported")

@@ -119,9 +119,14 @@ class Dataset(Plugin, ABC):
             "Numbers and whether they are even."
 
             name = "acme.squares"
+
+    Attributes:
+        trained_schema: set before ``to_score`` is called where the data is not there, which the
+            model was trained on: what its ``schema`` was.
     """
 
     kind: ClassVar[str] = "dataset"
+    trained_schema: FeatureSchema | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """What its methods raise names the plugin that raised it, though wrappers call it."""
@@ -250,7 +255,8 @@ class Dataset(Plugin, ABC):
 
         Its ``scan("train")`` yields every row in stored order, whatever the options say of rows to
         leave out, with the columns of ``schema``, which is this one's, and those of ``keys``. The
-        label need not be there: it is 0 then.
+        label need not be there: it is 0 then. Where this one's own data is not there, its columns
+        are those of ``trained_schema``.
 
         Args:
             location: a path or URL, as an option names that of the training split.

@@ -128,6 +128,17 @@ def read_sharding(checkpoint: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return identity["sharding"], list(identity["model"]["tables"])
 
 
+def read_schema(checkpoint: Path) -> FeatureSchema:
+    """The columns of the data that a checkpoint was trained on.
+
+    Raises:
+        DamagedError: it does not say, or nothing that can be read.
+    """
+    read_fields(checkpoint)
+    schema = json.loads((checkpoint / IDENTITY).read_bytes())["data"]["schema"]
+    return FeatureSchema(tuple(schema["sparse"]), tuple(schema["dense"]), schema["label"])
+
+
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:

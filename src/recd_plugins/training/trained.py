@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ from recd_plugins.training.identity import check_same_model, identity_of
 from recd_plugins.training.steps import steps
 from recd_plugins.values.model_input import ModelInput
 
-J = TypeVar("J")
+J = TypeVar("J", bound="TrainedJob")
 T = TypeVar("T")
 
 
@@ -65,6 +65,14 @@ class TrainedJob:
         read = load_registry(self.registry, plugins_dir=self.plugins_dir, settings=self.settings)
         return read.with_training(self.overrides)
 
+    def prepare(self) -> None:
+        """Make what data is missing, in one process before ranks read it."""
+        self.load().dataset.prepare()
+
+    def planned_by(self, registry: Registry) -> Registry:
+        """The registry by whose data tables are placed: that of ``load``."""
+        return registry
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -72,6 +80,7 @@ class Trained:
 
     Attributes:
         parts: the sharded model and what it was assembled of.
+        registry: that it was trained by, with what was chosen for tables here.
         device: of this rank.
         step: after which it was saved.
         same_data: whether the dataset is what it was trained on.
@@ -79,6 +88,7 @@ class Trained:
     """
 
     parts: Assembled
+    registry: Registry
     device: torch.device
     step: int
     same_data: bool
@@ -122,10 +132,13 @@ def load_trained(job: TrainedJob) -> Trained:
         start_server()
     device = device_of_rank(job.device)
     load_fitted(registry, job.checkpoint)
-    parts = assemble(registry, "plugins", device)
-    registry = parts.prepared.registry
+    parts = assemble(job.planned_by(registry), "plugins", device)
+    fit_converter(parts.prepared.registry)
+    # As it was trained: what was chosen to place tables by data makes no other model.
+    registry = replace(
+        parts.prepared.registry, dataset=registry.dataset, wrappers=registry.wrappers
+    )
     fitted_steps(registry, registry.dataset.schema())
-    fit_converter(registry)
     same_data, *_ = together(
         lambda: (
             check_same_model(job.checkpoint, identity_of(registry, parts.tables))
@@ -136,7 +149,7 @@ def load_trained(job: TrainedJob) -> Trained:
     checkpoints = Checkpoints(job.checkpoint.parent, keep=1)
     progress = checkpoints.load_one(job.checkpoint, parts.dmp, parts.optimizer)
     parts.dmp.eval()
-    return Trained(parts, device, progress.step, same_data, job.checkpoint)
+    return Trained(parts, registry, device, progress.step, same_data, job.checkpoint)
 
 
 def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -> T:
@@ -148,7 +161,7 @@ def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -
     training = registry.training
     backend = backend_for(choose_device(registry))
     if torchrun_rank() is None:
-        registry.dataset.prepare()
+        job.prepare()
         ranks_per_node = training.ranks_per_node or training.ranks
         return launch(
             function, training.ranks, job, backend=backend, local_world_size=ranks_per_node
@@ -157,6 +170,6 @@ def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -
     with join_torchrun(backend) as (rank, world_size):
         if rank == 0:
             with doing("preparing the data"):
-                registry.dataset.prepare()
+                job.prepare()
         dist.barrier()
         return function(rank, world_size, job)

@@ -1,0 +1,20 @@
+"""What is said where a model is scored by without the data that it was trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import AbsentData
+
+
+def say_absent(registry: Registry, checkpoint: Path) -> None:
+    """Say why the data is not there, and where the columns come from; nothing where it is."""
+    if isinstance(registry.dataset, AbsentData):
+        click.echo(
+            f"Without the data that it was trained on ({registry.dataset.error}): the columns are "
+            f"those of {checkpoint}",
+            err=True,
+        )
