@@ -31,6 +31,7 @@ ADDED_ON_THE_WAY = (
 _LARGEST_BLOCK = 32
 #: Of 8 and fewer int8 sends no fewer bytes than fp16.
 _SMALLEST_BLOCK = 16
+_IN_BLOCKS = {SparseType.INT8, SparseType.MX4}
 #: Of a block, its scale and its offset.
 SCALE_BYTES = 8
 
@@ -128,6 +129,24 @@ def check_int8(
                     f"table {table} has a shard of {columns} columns, and training.wire int8 sends "
                     f"blocks of {codec.block} scalars: give its shards a multiple (min_partition)"
                 )
+
+
+def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
+    """Why batches of bags have to be plain, by what they are sent with; empty where they need not.
+
+    FBGEMM's codecs cut what goes to a rank into blocks, and fail where it is no whole number of
+    them (1.6 to 1.9): as it happens with plain batches, and hardly ever with others.
+
+    Args:
+        codecs: of the module.
+    """
+    for operation in (CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL, CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER):
+        both = (codecs or {}).get(operation.name)
+        for codec in (getattr(both, "forward", None), getattr(both, "backward", None)):
+            precision: SparseType | None = getattr(codec, "_comm_precision", None)
+            if precision and precision in _IN_BLOCKS and not isinstance(codec, Int8):
+                return f"as codecs of {precision.name} send whole blocks of 32 numbers alone"
+    return ""
 
 
 def int8_of(codecs: Mapping[str, Any] | None) -> Int8 | None:

@@ -51,13 +51,17 @@ from torchrec.modules.itep_embedding_modules import (
     ITEPEmbeddingBagCollection,
     ITEPEmbeddingCollection,
 )
-from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_embedding_modules import (
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionEmbeddingBagCollection,
+)
 
 from recd_plugins.distributed.batch_form import BatchForm, fit_batches
 from recd_plugins.distributed.clipped_gradients import clips, why_clipped
 from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.feature_processors import keep_form, why_all_rows_processed
 from recd_plugins.distributed.id_weights import IdWeights
+from recd_plugins.distributed.int8 import why_plain_codecs
 from recd_plugins.distributed.managed_collision import (
     ExactManagedCollisionCollectionSharder,
     mend_managed_collision,
@@ -189,6 +193,8 @@ def _shard(
         tables = [table for inside in embedding_modules(module) for table in inside.tables]
         features = (feature for table in tables for feature in table.features)
         why = why_plain(module) or why_clipped(sharded)
+        if isinstance(module, FusedEmbeddingBagCollection | ManagedCollisionEmbeddingBagCollection):
+            why = why or why_plain_codecs(getattr(sharder, "qcomm_codecs_registry", None))
         if not (on_cpu or why):
             why = _why_plain_kernels(module, sharded, params)
         fit_batches(

@@ -45,6 +45,7 @@ from recd_plugins.distributed.exact_contexts import (
     set_stored_rows,
 )
 from recd_plugins.distributed.id_weights import IdWeights
+from recd_plugins.distributed.int8 import why_plain_codecs
 from recd_plugins.distributed.lookup_kernels import (
     follow_state_dicts,
     kept_tables,
@@ -116,7 +117,14 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         device_type = "cpu" if device is None else device.type
         updates = plain_updates(module, fused_params, device_type)
         names = [config.name for config in module.embedding_bag_configs()]
-        refuse_coalesced_updates(updates, [name for name in names if name in coalesced])
+        unique = [name for name in names if name in coalesced]
+        refuse_coalesced_updates(updates, unique)
+        self._in_blocks = why_plain_codecs(arguments.get("qcomm_codecs_registry"))
+        if unique and self._in_blocks:
+            raise SetupError(
+                f"tables {shortened(unique)} are to be coalesced, and their batches have to be "
+                f"plain, {self._in_blocks}: leave coalesce out, or send FP16 or BF16"
+            )
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
@@ -140,10 +148,12 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             require_attributes(self, "_has_mean_pooling_callback")
             self._has_mean_pooling_callback = False
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
-        why_plain = why_plain_kernels(shardings, updates, on_cpu=device_type == "cpu")
+        on_cpu = device_type == "cpu"
         self.form = BatchForm(
             name,
-            why_plain or self.clipped.why_plain,
+            why_plain_kernels(shardings, updates, on_cpu=on_cpu)
+            or self._in_blocks
+            or self.clipped.why_plain,
             (name for config in configs for name in config.feature_names),
             env.process_group,
         )
@@ -189,7 +199,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "stride_per_key_per_rank, without which TorchRec ignores them: pass "
                     "stride_per_key_per_rank=[[unique rows], ...]"
                 )
-            if not num_rows(features) and isinstance(ctx, ExactBagContext):
+            # Of one row no whole block may be made.
+            if not (num_rows(features) or self._in_blocks) and isinstance(ctx, ExactBagContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
             # Coalescing looks for those of each feature.
             if variable and self._groups is None and features.inverse_indices_or_none() is None:

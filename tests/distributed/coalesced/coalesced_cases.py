@@ -12,6 +12,11 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -237,6 +242,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: shard(sequences(), "table_wise", ["t1", "t2"], use_index_dedup=True),
         lambda: shard(_clipping(bags()), "table_wise", ["t3"]),
         lambda: shard(_clipping(sequences()), "table_wise", ["t3"]),
+        lambda: shard(bags(), "table_wise", ["t3"], qcomm_codecs_registry=_codecs()),
     ]
     found = []
     for attempt in attempts:
@@ -246,6 +252,11 @@ def refusals(rank: int, world_size: int) -> list[str]:
         except RecdError as error:
             found.append(str(error))
     return found
+
+
+def _codecs() -> Any:
+    config = QCommsConfig(CommType.INT8, CommType.BF16)
+    return get_qcomm_codecs_registry(config, device=torch.device("cpu"))
 
 
 def _clipping(module: nn.Module) -> nn.Module:

@@ -119,7 +119,7 @@ def pair_cells() -> list[Cell]:
         chosen = _widest(axes, left)
         left -= _pairs(chosen)
         cells.append(Cell(*chosen))
-    return cells + _deduplicated_in_pipelines()
+    return cells + _deduplicated_in_pipelines() + _deduplicated_over_wires()
 
 
 def _deduplicated_in_pipelines() -> list[Cell]:
@@ -128,6 +128,15 @@ def _deduplicated_in_pipelines() -> list[Cell]:
     return [
         Cell("EmbeddingBagCollection", "deduplicated by dedup(loader)", pipeline=loop)
         for loop in loops
+    ]
+
+
+def _deduplicated_over_wires() -> list[Cell]:
+    """What is sent are as many rows as are unique, in the blocks of a codec."""
+    return [
+        Cell("EmbeddingBagCollection", "deduplicated by dedup(loader)", rest=name)
+        for name in REST
+        if name.startswith("qcomms ")
     ]
 
 
