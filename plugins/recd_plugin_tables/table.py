@@ -17,7 +17,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
 from recd_plugin_tables.imports.source_rows import SourceRows
-from recd_plugin_tables.kinds import is_text, values_of
+from recd_plugin_tables.kinds import is_list, is_text, values_of
 from recd_plugin_tables.leaves import Leaf, leaf_array, leaves, plain
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source
@@ -280,10 +280,13 @@ class Table(Dataset):
             here, there = values_of(leaf.type), values_of(known[leaf.name])
             if here != there:
                 example = _no_number(mine, leaf) if here == "text" else ""
+                remedy = f"write its values as {there}{', or leave them empty' * (here == 'text')}"
+                if is_list(plain(known[leaf.name])) and not is_list(plain(leaf.type)):
+                    there = f"lists of {there}"
+                    remedy = "score a table that has lists, as Parquet or JSON lines"
                 problem = (
                     f"column {leaf.name} is {here} here{example}, and {there} in "
-                    f"{trained.location}, which is trained on; write its values as "
-                    f"{there}{', or leave them empty' * (here == 'text')}"
+                    f"{trained.location}, which is trained on; {remedy}"
                 )
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 

@@ -87,6 +87,15 @@ def test_another_table_may_be_of_another_format(tmp_path):
         assert (found["item"], found["user"]) == ([[3]], [[text_id("a")]])
 
 
+def test_lists_that_a_csv_cannot_hold_are_told(tmp_path):
+    pq.write_table(pa.table({"seen": [[1, 2], [3]], "y": [0, 1]}), tmp_path / "old.parquet")
+    (tmp_path / "new.csv").write_text('seen\n"[1, 2]"\n')
+    data = table(tmp_path / "old.parquet", columns={"seen": "ids", "y": "label"})
+    told = r"column seen is text here, as '\[1, 2\]' .*, and lists of numbers in .*JSON lines"
+    with pytest.raises(DataError, match=told):
+        data.to_score(str(tmp_path / "new.csv")).prepare()
+
+
 def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
     new = clicks(20)
     pq.write_table(new.set_column(2, "item", new["item"].cast("string")), tmp_path / "new.parquet")
