@@ -17,8 +17,8 @@ from pydantic import Field, NonNegativeInt, model_validator
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
 from recd_plugin_tables.imports.source_rows import SourceRows
-from recd_plugin_tables.kinds import is_list, is_text, values_of
-from recd_plugin_tables.leaves import Leaf, leaf_array, leaves, plain
+from recd_plugin_tables.kinds import is_text, values_of
+from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, plain
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source
 from recd_plugins.api import (
