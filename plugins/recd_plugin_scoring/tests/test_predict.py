@@ -63,6 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     evaluation_cases.write_table(folder / "test" / "a.parquet", ROWS)
     new = pq.read_table(folder / "test" / "a.parquet").drop_columns(["label"])
     pq.write_table(new, folder / "new.parquet", row_group_size=7)
+    pq.write_table(new.slice(0, 0), folder / "empty.parquet")
     for name, (converter, sections) in CASES.items():
         text = REGISTRY.format(
             folder=folder, own=folder / name, converter=converter, sections=sections
@@ -100,7 +101,8 @@ def test_the_data_of_the_training_need_not_be_there(
     trained = load_registry(folder / "nothing.yaml")
     (folder / "train").rename(folder / "train elsewhere")
     try:
-        run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES))
+        run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES), "new")
+        run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES), "empty")
         absent = with_trained_columns(load_registry(folder / "nothing.yaml"), checkpoint)
         say_absent(absent, checkpoint)
         assert export_to(absent, checkpoint, folder / "exported elsewhere", int8=True) is None
@@ -115,8 +117,9 @@ def test_the_data_of_the_training_need_not_be_there(
     assert absent.dataset.schema() == trained.dataset.schema()
     for name in CASES:
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
-        found = pq.read_table(folder / f"{name}-elsewhere.parquet")["score"].to_numpy()
+        found = pq.read_table(folder / f"{name}-new-elsewhere.parquet")["score"].to_numpy()
         assert np.abs(found - expected).max() <= 1e-6, name
+        assert pq.read_table(folder / f"{name}-empty-elsewhere.parquet").num_rows == 0
     names = [PROGRAM, INT8_PROGRAM, "signature.json"]
     assert sorted(p.name for p in (folder / "exported elsewhere").iterdir()) == sorted(names)
 

@@ -80,4 +80,5 @@ def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) ->
 def without_rows(registry: R) -> R:
     """The registry without what looks at rows before there are batches: its planner places all."""
     plain = PlainConverter(PlainConverter.Options())
+    plain.is_fitted = True  # it looks at no row
     return replace(registry, converter=plain, sharding=(), cache=())
