@@ -33,7 +33,6 @@ from recd_plugins.api.training import (
     TrainedJob,
     load_trained,
     with_trained_columns,
-    without_rows,
 )
 
 
@@ -72,7 +71,11 @@ class PredictJob(TrainedJob):
         registry.dataset.to_score(self.table).prepare()
 
     def planned_by(self, registry: Registry) -> Registry:
-        """By the table to score where that of the training is not there."""
+        """By the table to score where that of the training is not there.
+
+        Raises:
+            DataError: it has no row.
+        """
         if not isinstance(registry.dataset, AbsentData):
             return registry
         dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
@@ -82,7 +85,10 @@ class PredictJob(TrainedJob):
             if rows >= size:
                 break
         if not rows:
-            return without_rows(registry)
+            raise DataError(
+                f"{self.table}: has no row, by the first of which tables are placed where the data "
+                "of the training is not there: there is nothing to score"
+            )
         planned = replace(registry, dataset=dataset)
         return planned.with_training({"batch_size": min(size, rows)})
 

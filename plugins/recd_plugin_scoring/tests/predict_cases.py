@@ -36,13 +36,11 @@ def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> li
     return found
 
 
-def scored_elsewhere(
-    rank: int, world_size: int, folder: Path, names: Sequence[str], new: str
-) -> None:
-    """Scores of the table ``new.parquet`` are in ``name-new-elsewhere.parquet``."""
+def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
+    """Scores are in ``name-elsewhere.parquet``."""
     for name in names:
-        output = folder / f"{name}-{new}-elsewhere.parquet"
-        table = str(folder / f"{new}.parquet")
+        output = folder / f"{name}-elsewhere.parquet"
+        table = str(folder / "new.parquet")
         job = PredictJob(folder / f"{name}.yaml", newest(folder / name), table=table, output=output)
         if rank == 0:
             job.prepare()

@@ -101,8 +101,9 @@ def test_the_data_of_the_training_need_not_be_there(
     trained = load_registry(folder / "nothing.yaml")
     (folder / "train").rename(folder / "train elsewhere")
     try:
-        run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES), "new")
-        run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES), "empty")
+        run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES))
+        empty = str(folder / "empty.parquet")
+        (refused,) = run_on_ranks(cases.refused, 1, folder / "nothing.yaml", checkpoint, empty)
         absent = with_trained_columns(load_registry(folder / "nothing.yaml"), checkpoint)
         say_absent(absent, checkpoint)
         assert export_to(absent, checkpoint, folder / "exported elsewhere", int8=True) is None
@@ -111,15 +112,15 @@ def test_the_data_of_the_training_need_not_be_there(
             absent.dataset.reader(rank=0, world_size=1, batch_size=8, split="train")
     finally:
         (folder / "train elsewhere").rename(folder / "train")
+    assert f"{empty}: has no row, by the first of which tables are placed" in refused
     said = capsys.readouterr().err
     assert "Without the data that it was trained on (" in said
     assert f"the columns are those of {checkpoint}" in said
     assert absent.dataset.schema() == trained.dataset.schema()
     for name in CASES:
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
-        found = pq.read_table(folder / f"{name}-new-elsewhere.parquet")["score"].to_numpy()
+        found = pq.read_table(folder / f"{name}-elsewhere.parquet")["score"].to_numpy()
         assert np.abs(found - expected).max() <= 1e-6, name
-        assert pq.read_table(folder / f"{name}-empty-elsewhere.parquet").num_rows == 0
     names = [PROGRAM, INT8_PROGRAM, "signature.json"]
     assert sorted(p.name for p in (folder / "exported elsewhere").iterdir()) == sorted(names)
 

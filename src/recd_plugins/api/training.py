@@ -6,7 +6,7 @@ For calibrations and benchmarks. Needs torch and TorchRec.
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.measurement import measure_collectives
-from recd_plugins.training.absent_data import AbsentData, with_trained_columns, without_rows
+from recd_plugins.training.absent_data import AbsentData, with_trained_columns
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
@@ -104,7 +104,6 @@ __all__ = [
     "unchecked_model",
     "whole_model",
     "with_trained_columns",
-    "without_rows",
     "worse_than_base_rate",
     "write_topology",
 ]

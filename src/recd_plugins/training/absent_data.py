@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from recd_plugins.data.plain import PlainConverter
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, FeatureSchema
 from recd_plugins.registry import Registry
@@ -75,10 +74,3 @@ def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) ->
         absent = AbsentData(registry.dataset, read_schema(checkpoint), error)
         return replace(registry, dataset=absent, wrappers=())
     return registry
-
-
-def without_rows(registry: R) -> R:
-    """The registry without what looks at rows before there are batches: its planner places all."""
-    plain = PlainConverter(PlainConverter.Options())
-    plain.is_fitted = True  # it looks at no row
-    return replace(registry, converter=plain, sharding=(), cache=())
