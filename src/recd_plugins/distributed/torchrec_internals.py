@@ -111,6 +111,11 @@ INTERNALS = (
         "gradients through codecs of bf16",
     ),
     Internal(
+        "fbgemm_gpu.quantize_comm:QuantizedCommCodec",
+        ("_comm_precision",),
+        "deduplicated batches over codecs of blocks",
+    ),
+    Internal(
         "torchrec.distributed.embeddingbag:EmbeddingBagCollectionSharder",
         ("_sharded_module_order_overwrite",),
         "taking over what a trainer chose",
@@ -235,6 +240,7 @@ INTERNALS = (
     ),
     Internal("torch.nn:Module", ("_buffers", "_parameters"), "copying of kernels and of memory"),
     Internal("torch.nn:Module", ("_modules",), "the look for shared tables"),
+    Internal("torch.nn:Module", ("_apply",), "models that move, beside tables that do not"),
     Internal("torch._ops:OpOverload", ("_schema",), "counting of bytes and of work"),
     Internal("torch:Tensor", ("_make_wrapper_subclass",), "the fake device of tests"),
     Internal(
