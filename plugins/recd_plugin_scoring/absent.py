@@ -18,3 +18,9 @@ def say_absent(registry: Registry, checkpoint: Path) -> None:
             f"those of {checkpoint}",
             err=True,
         )
+        if not registry.dataset.knows_kinds:
+            click.echo(
+                f"{checkpoint} is of an older version, which did not keep whether ids were texts "
+                "or numbers: see to it that they are what they were",
+                err=True,
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ from recd_plugins.api.tables import ParquetTable, ReadOptions, TableStatistics, 
 _OF_SCORES = frozenset({"row", "candidate", "score"})
 #: The column of the label where every row is a positive.
 _LABEL = "label"
+_LISTS = "lists of "
 
 
 class Table(Dataset):
@@ -188,7 +189,11 @@ class Table(Dataset):
         return scored
 
     def __getstate__(self) -> dict[str, Any] | None:
-        return {"_trained": self._trained, "trained_schema": self.trained_schema}
+        return {
+            "_trained": self._trained,
+            "trained_schema": self.trained_schema,
+            "trained_kinds": dict(self.trained_kinds),
+        }
 
     def texts(self, feature: str) -> dict[int, str]:
         """The text of each id; empty where its column does not say ``texts: true``."""
@@ -225,8 +230,9 @@ class Table(Dataset):
     @cached_property
     def _train(self) -> Imported:
         place = self._place
-        if self._trained is not None and self._trained_source is not None:
-            self._check_kinds(place.source, self._trained_source)
+        if self._trained is not None:
+            known = self._trained.kinds() or self._trained.trained_kinds
+            self._check_kinds(place.source, known, self._trained.options.path)
         return place.make()
 
     @cached_property
@@ -244,7 +250,7 @@ class Table(Dataset):
             widths,
             trained=trained,
         )
-        self._check_kinds(place.source, trained)
+        self._check_kinds(place.source, self.kinds(), trained.location)
         return place
 
     @cached_property
@@ -268,25 +274,34 @@ class Table(Dataset):
         except RecdError:
             return None
 
-    def _check_kinds(self, mine: Source, trained: Source) -> None:
+    def kinds(self) -> dict[str, str]:
+        """Of the columns that are features; empty where the table is not there."""
+        try:
+            found = leaves(self._place.source.schema or pa.schema([]), self.options.explode)
+        except RecdError:
+            return {}
+        return {leaf.name: _kind_of(leaf) for leaf in found if self._is_compared(leaf)}
+
+    def _is_compared(self, leaf: Leaf) -> bool:
+        use = self.options.columns.get(leaf.name)
+        # A part of a time is the same number, however the time is written.
+        return use is not None and use.feature is not None and use.by is None
+
+    def _check_kinds(self, mine: Source, known: Mapping[str, str], trained: object) -> None:
         """Refuse values of another kind than those that are trained on: none would be equal."""
-        explode = self.options.explode
-        known = {leaf.name: leaf.type for leaf in leaves(trained.schema, explode)}
-        for leaf in leaves(mine.schema, explode):
-            use = self.options.columns.get(leaf.name)
-            # A part of a time is the same number, however the time is written.
-            if use is None or use.feature is None or use.by is not None or leaf.name not in known:
+        for leaf in leaves(mine.schema, self.options.explode):
+            if not self._is_compared(leaf) or leaf.name not in known:
                 continue
-            here, there = values_of(leaf.type), values_of(known[leaf.name])
+            here, there = values_of(leaf.type), known[leaf.name].removeprefix(_LISTS)
             if here != there:
                 example = _no_number(mine, leaf) if here == "text" else ""
                 remedy = f"write its values as {there}{', or leave them empty' * (here == 'text')}"
-                if is_list(plain(known[leaf.name])) and not is_list(plain(leaf.type)):
-                    there = f"lists of {there}"
+                if known[leaf.name].startswith(_LISTS) and not is_list(plain(leaf.type)):
+                    there = known[leaf.name]
                     remedy = "score a table that has lists, as Parquet or JSON lines"
                 problem = (
-                    f"column {leaf.name} is {here} here{example}, and {there} in "
-                    f"{trained.location}, which is trained on; {remedy}"
+                    f"column {leaf.name} is {here} here{example}, and {there} in {trained}, which "
+                    f"is trained on; {remedy}"
                 )
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
@@ -339,6 +354,11 @@ class Table(Dataset):
             world_size=world_size,
             ahead=options.prefetch,
         )
+
+
+def _kind_of(leaf: Leaf) -> str:
+    lists = _LISTS if is_list(plain(leaf.type)) else ""
+    return lists + values_of(leaf.type)
 
 
 def _no_number(source: Source, leaf: Leaf) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from recd_plugins import load_registry
 from recd_plugins.errors import DataError, RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.absent_data import with_trained_columns
+from recd_plugins.training.absent_data import AbsentData, with_trained_columns
 from recd_plugins.training.checkpoint_files.tables import table_entry
 from recd_plugins.training.checkpoint_weights import read_weights
 from recd_plugins.training.quality import measure
@@ -106,6 +107,9 @@ def test_the_data_of_the_training_need_not_be_there(
         (refused,) = run_on_ranks(cases.refused, 1, folder / "nothing.yaml", checkpoint, empty)
         absent = with_trained_columns(load_registry(folder / "nothing.yaml"), checkpoint)
         say_absent(absent, checkpoint)
+        schema, error = absent.dataset.schema(), DataError("gone")
+        old = replace(absent, dataset=AbsentData(trained.dataset, schema, None, error))
+        say_absent(old, checkpoint)
         assert export_to(absent, checkpoint, folder / "exported elsewhere", int8=True) is None
         assert write_embeddings(absent, checkpoint, "t_item", folder / "rows.parquet") == 100
         with pytest.raises(DataError, match=r"train: no such file or folder"):
@@ -116,6 +120,7 @@ def test_the_data_of_the_training_need_not_be_there(
     said = capsys.readouterr().err
     assert "Without the data that it was trained on (" in said
     assert f"the columns are those of {checkpoint}" in said
+    assert said.count("is of an older version, which did not keep whether ids were texts") == 1
     assert absent.dataset.schema() == trained.dataset.schema()
     for name in CASES:
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()

@@ -56,6 +56,12 @@ def test_without_the_table_that_was_trained_on_its_columns_are_known(path, tmp_p
     assert scored.schema() == trained.schema()
     assert rows_of(scored) == rows_of(trained.to_score(str(tmp_path / "new.parquet")))
     assert gone.texts("user") == {}
+    assert trained.kinds()["history"] == "lists of text"
+    assert gone.kinds() == {}
+    gone.trained_kinds = {**trained.kinds(), "item": "text"}
+    message = r"column item is numbers here, and text in .*gone.parquet, which is trained on"
+    with pytest.raises(DataError, match=message):
+        gone.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
 def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):

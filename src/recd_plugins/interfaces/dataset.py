@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from recd_plugins.errors import DataError
@@ -31,6 +32,7 @@ _GUARDED = (
     "session_keys",
     "scan",
     "keys",
+    "kinds",
     "to_score",
     "check",
     "expected_groups",
@@ -123,10 +125,12 @@ class Dataset(Plugin, ABC):
     Attributes:
         trained_schema: set before ``to_score`` is called where the data is not there, which the
             model was trained on: what its ``schema`` was.
+        trained_kinds: likewise of ``kinds``; empty of checkpoints of older versions, too.
     """
 
     kind: ClassVar[str] = "dataset"
     trained_schema: FeatureSchema | None = None
+    trained_kinds: Mapping[str, str] = MappingProxyType({})
 
     def __init_subclass__(cls, **options: Any) -> None:
         """What its methods raise names the plugin that raised it, though wrappers call it."""
@@ -248,6 +252,14 @@ class Dataset(Plugin, ABC):
 
     def texts(self, feature: str) -> Mapping[int, str]:  # noqa: ARG002
         """The text of each id of a sparse feature that is text in the data; empty if unknown."""
+        return {}
+
+    def kinds(self) -> Mapping[str, str]:
+        """What values of columns are, in a word, where others of another kind are never the same.
+
+        Kept in checkpoints, so that ``to_score`` may refuse what training would have taken for
+        other ids; empty where there is nothing to tell apart.
+        """
         return {}
 
     def to_score(self, location: str) -> Dataset:  # noqa: ARG002

@@ -11,7 +11,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, FeatureSchema
 from recd_plugins.registry import Registry
 from recd_plugins.registry.no_data import NoDataset
-from recd_plugins.training.identity import read_schema
+from recd_plugins.training.identity import read_kinds, read_schema
 
 R = TypeVar("R", bound=Registry)
 
@@ -22,14 +22,23 @@ class AbsentData(NoDataset):
     Args:
         dataset: of the registry.
         schema: as a checkpoint has it.
+        trained_kinds: likewise; None: the checkpoint is of a version that did not keep them.
         error: what is wrong with its data; whoever needs rows has it raised.
     """
 
-    def __init__(self, dataset: Dataset, schema: FeatureSchema, error: DataError) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        schema: FeatureSchema,
+        trained_kinds: Mapping[str, str] | None,
+        error: DataError,
+    ) -> None:
         super().__init__(dataset.options)
         # An identity says these.
         vars(self).update(name=dataset.name, free_options=dataset.free_options)
         self.error = error
+        self.knows_kinds = trained_kinds is not None
+        self.trained_kinds = trained_kinds or {}
         self._dataset, self._schema = dataset, schema
 
     def prepare(self) -> NoReturn:
@@ -51,6 +60,7 @@ class AbsentData(NoDataset):
     def to_score(self, location: str) -> Dataset:
         """See ``Dataset.to_score``."""
         self._dataset.trained_schema = self._schema
+        self._dataset.trained_kinds = self.trained_kinds
         return self._dataset.to_score(location)
 
 
@@ -71,6 +81,7 @@ def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) ->
             registry.dataset.prepare()
         registry.dataset.schema()
     except DataError as error:
-        absent = AbsentData(registry.dataset, read_schema(checkpoint), error)
+        schema, kinds = read_schema(checkpoint), read_kinds(checkpoint)
+        absent = AbsentData(registry.dataset, schema, kinds, error)
         return replace(registry, dataset=absent, wrappers=())
     return registry

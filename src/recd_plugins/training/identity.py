@@ -29,6 +29,8 @@ from recd_plugins.training.checkpoint_files.fields import (
 from recd_plugins.versions import installed_set
 
 FORMAT = 1
+# Of the columns; checkpoints of older versions say nothing of it.
+_KINDS = "kinds"
 
 
 def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
@@ -59,6 +61,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
             "wrap": [_plugin(entry.plugin) for entry in registry.wrappers],
         },
         "data": {"schema": _schema(schema), **_of_data(registry.dataset)},
+        _KINDS: _kinds(registry.dataset),
         "converter": _plugin(registry.converter),
         "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
         "ingestion": registry.ingestion and _plugin(registry.ingestion.plugin),
@@ -139,6 +142,17 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
     return FeatureSchema(tuple(schema["sparse"]), tuple(schema["dense"]), schema["label"])
 
 
+def read_kinds(checkpoint: Path) -> dict[str, str] | None:
+    """What ``Dataset.kinds`` said of the data that a checkpoint was trained on; None: too old.
+
+    Raises:
+        DamagedError: nothing can be read.
+    """
+    read_fields(checkpoint)
+    kinds: dict[str, str] | None = json.loads((checkpoint / IDENTITY).read_bytes()).get(_KINDS)
+    return kinds
+
+
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
@@ -158,7 +172,9 @@ def check_resumable(
     refused: list[str] = []
     remedies: list[set[str]] = []
     for field in dict.fromkeys((*before, *now)):
-        if before.get(field) == now.get(field):
+        if before.get(field) == now.get(field) or (
+            field not in before and _within(field, [_KINDS])
+        ):
             continue
         shown = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
         words = f"{shown} was {_shown(before, field)} and is {_shown(now, field)}"
@@ -252,6 +268,11 @@ def _of_data(dataset: Dataset) -> dict[str, Any]:
         if not isinstance(said, dict):
             raise TypeError(f"it returned {said!r:.200}; expected a mapping")
     return said
+
+
+def _kinds(dataset: Dataset) -> dict[str, str]:
+    with plugin_call(dataset, "kinds"):
+        return {str(column): str(kind) for column, kind in dataset.kinds().items()}
 
 
 def _own_identity(plugin: Plugin) -> Any:
