@@ -65,7 +65,7 @@ def start_fork_server() -> None:
     It stays where a terminal goes, as do what is forked from it and what tracks their memory.
     """
     # Whether there is a GPU is asked at import. By NVML that does not start CUDA, which would be of
-    # no use in what is forked (torch 2.1 and later).
+    # no use in what is forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if threading.current_thread() is not threading.main_thread():
         forkserver._forkserver.ensure_running()  # signals are the main thread's
