@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -265,9 +266,34 @@ def test_every_row_is_read_once(folder, before, after):
     assert ROWS - len(read) == left % (ranks * BATCH), "more than the remainder was left out"
 
 
+@pytest.fixture
+def as_if_pinned(monkeypatch) -> list[str]:
+    """The threads that pinned something, on a machine that may have no device."""
+    threads: list[str] = []
+
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        threads.append(threading.current_thread().name)
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return threads
+
+
+def test_a_thread_pins_what_workers_made(folder, as_if_pinned):
+    cuda = torch.device("cuda")
+    loader = build_dataloader(registry(folder, 2), 0, 1, device=cuda)
+    alone = build_dataloader(registry(folder, 0), 0, 1)
+    assert with_positions(loader) == with_positions(alone)
+    assert set(as_if_pinned) - {threading.main_thread().name}, "the trainer waited for it"
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cuda")], ids=str)
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_worker_is_replaced(folder, capfd, victim):
-    loader = build_dataloader(registry(folder, 2), 0, 1)
+def test_a_killed_worker_is_replaced(folder, capfd, victim, device, as_if_pinned):
+    loader = build_dataloader(registry(folder, 2), 0, 1, device=device)
     read = []
     for step, batch in enumerate(loader):
         read.append(batch)

@@ -7,8 +7,8 @@ all of them stand in one tensor of bytes, with the pickle of what holds them at 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,14 +22,20 @@ class Packed:
     """An object as bytes.
 
     Attributes:
-        data: uint8, in shared memory.
+        data: uint8, in shared memory, or pinned.
         end: where the tensors end and the pickle starts.
-        seconds: that packing took.
+        seconds: that packing took, and pinning.
     """
 
     data: Tensor
     end: int
     seconds: float
+
+    def pin_memory(self) -> Self:
+        """The same in pinned memory, all tensors at once: each that is unpacked is pinned, too."""
+        start = time.perf_counter()
+        data = self.data.pin_memory()
+        return replace(self, data=data, seconds=self.seconds + time.perf_counter() - start)
 
 
 def pack(value: Any) -> Packed:

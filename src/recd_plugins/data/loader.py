@@ -181,13 +181,18 @@ def build_dataloader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
     pin_memory = device is not None and device.type == "cuda"
-    feed = _feed(registry, rank, world_size, split, prepared)
+    feed = _feed(registry, rank, world_size, split, prepared, pin_memory)
     made_by = registry.ingestion.plugin if registry.ingestion is not None else None
     return DataLoader(dataset, reader, feed, pin_memory, made_by)
 
 
 def _feed(
-    registry: Registry, rank: int, world_size: int, split: Split, prepared: Prepared | None
+    registry: Registry,
+    rank: int,
+    world_size: int,
+    split: Split,
+    prepared: Prepared | None,
+    pin_memory: bool,
 ) -> Feed:
     if registry.ingestion is None and not registry.training.workers:
         return _OwnFeed(RowPipeline(registry, fitted_transforms(registry, prepared)))
@@ -196,7 +201,7 @@ def _feed(
         return IngestionFeed(registry.path, registry.ingestion, task)
     from recd_plugins.data.workers import Workers
 
-    return Workers(task, registry.training.workers)
+    return Workers(task, registry.training.workers, pin_memory)
 
 
 class _OwnFeed(Feed):

@@ -34,11 +34,13 @@ class Workers(Feed):
     Args:
         task: of the rank.
         num_workers: how many.
+        pin_memory: pin batches, in a thread that takes them from the processes.
     """
 
-    def __init__(self, task: ReadTask, num_workers: int) -> None:
+    def __init__(self, task: ReadTask, num_workers: int, pin_memory: bool = False) -> None:
         self._task = task
         self._num_workers = num_workers
+        self._pin_memory = pin_memory
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """The batches from the position of ``reader`` to the end of the epoch.
@@ -84,6 +86,7 @@ class Workers(Feed):
                     num_workers=self._num_workers,
                     # Blocks that a worker is ahead.
                     prefetch_factor=1,
+                    pin_memory=self._pin_memory,
                     multiprocessing_context=context,
                     # Positions are the reader's.
                     snapshot_every_n_steps=None,

@@ -30,10 +30,11 @@ class MakingTimes:
             the dataset reads ahead in a thread, only what was left to wait for.
         convert: the converter, and the check of what it made.
         preprocess: the preprocessing steps, and the check of the ids.
-        transfer: from the preprocessed batch to the trainer's input: lowering, packing, and what
-            ``arrival`` says. The way over a network counts where a process waits for it.
-        arrival: of ``transfer``, what the trainer's process did itself when it took the batch:
-            unpacking and pinning. Of the batches of one block the first has it all.
+        transfer: from the preprocessed batch to the trainer's input: lowering, packing, pinning by
+            a thread, and what ``arrival`` says. The way over a network counts where a process
+            waits for it.
+        arrival: of ``transfer``, what the trainer did itself when it took the batch: unpacking,
+            and pinning what no thread has pinned. Of the batches of one block the first has it all.
     """
 
     fill: float = 0.0
