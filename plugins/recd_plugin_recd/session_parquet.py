@@ -97,9 +97,9 @@ class SessionParquet(Dataset):
         schema = self.schema()
         tables = [self._table]
         if self.options.test_path is not None:
-            self._columns(self._test_table, schema)
             tables.append(self._test_table)
         for table in tables:
+            self._columns(table, schema)
             self._count(table)
 
     def identity(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class SessionParquet(Dataset):
         columns = self._columns(table, self.schema())
         if missing := [name for name in keys if name not in table.schema.names]:
             raise DataError(
-                f"{table.locations[0]}: no column {missing[0]}, which {self._table.root} has"
+                f"{table.locations[0]}: no column {missing[0]}, which {self.options.path} has"
             )
         for name in keys:
             columns = columns.append(table.schema.field(name))
@@ -306,19 +306,31 @@ class SessionParquet(Dataset):
         return tuple(field.name for field in chosen)
 
     def _columns(self, table: ParquetTable, schema: FeatureSchema) -> pa.Schema:
-        """Names and types of what the reader yields, ids as int64."""
-        fields = []
-        label = [] if self._trained is not None else [schema.label]
-        for name in (*schema.sparse, *schema.dense, *label):
-            if name not in table.schema.names:
-                raise DataError(
-                    f"{table.locations[0]}: no column {name}, which {self._table.root} has"
-                )
-            field = table.schema.field(name)
-            if name in schema.sparse:
-                field = _as_int64(field)
-            fields.append(field)
-        return pa.schema(fields)
+        """Names and types of what the reader yields, ids as int64.
+
+        Raises:
+            DataError: a column is missing, or of a type that it cannot have.
+        """
+        label = () if self._trained is not None else (schema.label,)
+        ids = [_as_int64(self._field(table, name, _is_ids, "ids")) for name in schema.sparse]
+        numbers = [
+            self._field(table, name, _is_number, "numbers") for name in (*schema.dense, *label)
+        ]
+        return pa.schema([*ids, *numbers])
+
+    def _field(
+        self, table: ParquetTable, name: str, allowed: Callable[[pa.Field], bool], what: str
+    ) -> pa.Field:
+        trained = self.options.path if self._trained is None else self._trained.options.path
+        if name not in table.schema.names:
+            raise DataError(f"{table.locations[0]}: no column {name}, which {trained} has")
+        field = table.schema.field(name)
+        if not allowed(field):
+            raise DataError(
+                f"{table.locations[0]}: column {name} is {field.type}, and {what} in {trained}, "
+                "which is trained on"
+            )
+        return field
 
     def _generate(self, wanted: TableOptions) -> None:
         from recd_plugin_recd.generate import write_with_progress

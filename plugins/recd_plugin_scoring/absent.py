@@ -14,8 +14,8 @@ def say_absent(registry: Registry, checkpoint: Path) -> None:
     """Say why the data is not there, and where the columns come from; nothing where it is."""
     if isinstance(registry.dataset, AbsentData):
         click.echo(
-            f"Without the data that it was trained on ({registry.dataset.error}): the columns are "
-            f"those of {checkpoint}",
+            "Without the data that it was trained on, which cannot be read "
+            f"({registry.dataset.error}): the columns are those of {checkpoint}",
             err=True,
         )
         if not registry.dataset.knows_kinds:

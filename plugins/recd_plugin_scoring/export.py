@@ -68,12 +68,24 @@ def exported(model: ServingModel) -> ExportedProgram:
 def write_export(model: ServingModel, folder: Path, name: str) -> None:
     """Write the program of a model, and what its inputs are, into a folder."""
     program = exported(model)
+    _detach_empty(program)
     with new_file(folder / name) as temporary, temporary.open("wb") as file:
         writer = _Writer(file)
         torch.export.save(program, writer)
         if writer.error is not None:
             raise writer.error
     write_json(folder / SIGNATURE, signature(model.schema))
+
+
+def _detach_empty(program: ExportedProgram) -> None:
+    """Give constants without values, as of a vocabulary of none, memory of their own.
+
+    torch.export.save (torch 2.11 to 2.14) takes one whose memory is larger for a part of another.
+    """
+    for constants in (program.constants, program.state_dict):
+        for name, value in constants.items():
+            if isinstance(value, Tensor) and not value.numel():
+                constants[name] = value.new_empty(value.shape)
 
 
 class _Writer(BytesIO):

@@ -36,6 +36,10 @@ from recd_plugins.api.training import (
 )
 
 
+class NoRowError(DataError):
+    """A table to score without rows, by the first of which tables would be placed."""
+
+
 @dataclass(frozen=True)
 class PredictJob(TrainedJob):
     """What a rank is to score; travels to it by pickle.
@@ -74,7 +78,7 @@ class PredictJob(TrainedJob):
         """By the table to score where that of the training is not there.
 
         Raises:
-            DataError: it has no row.
+            NoRowError: it has none.
         """
         if not isinstance(registry.dataset, AbsentData):
             return registry
@@ -85,10 +89,7 @@ class PredictJob(TrainedJob):
             if rows >= size:
                 break
         if not rows:
-            raise DataError(
-                f"{self.table}: has no row, by the first of which tables are placed where the data "
-                "of the training is not there: there is nothing to score"
-            )
+            raise NoRowError(f"{self.table}: has no row")
         planned = replace(registry, dataset=dataset)
         return planned.with_training({"batch_size": min(size, rows)})
 
@@ -99,12 +100,10 @@ class Predicted:
 
     Attributes:
         rows: how many.
-        step: after which the checkpoint was saved.
         seconds: of reading, scoring and writing.
     """
 
     rows: int
-    step: int
     seconds: float
 
 
@@ -114,7 +113,14 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     Raises:
         RecdError: the registry, the table or the checkpoint does not allow it.
     """
-    trained = load_trained(job)
+    start, rows = time.perf_counter(), 0
+    try:
+        trained = load_trained(job)
+    except NoRowError:
+        if rank == 0:
+            with _Output(job, job.load().dataset.to_score(job.table), None):
+                pass
+        return Predicted(0, time.perf_counter() - start)
     prepared = trained.parts.prepared
     registry = trained.registry
     dataset = registry.dataset.to_score(job.table)
@@ -140,7 +146,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
                 advance(sum(turn.counts))
     unknown.say()
     close_kernels(trained.parts.dmp)
-    return Predicted(rows, trained.step, time.perf_counter() - start)
+    return Predicted(rows, time.perf_counter() - start)
 
 
 def _scores(

@@ -18,7 +18,13 @@ from recd_plugin_tables.imports.splits import SplitOptions
 from recd_plugin_tables.kinds import is_text
 from recd_plugin_tables.leaves import plain
 from recd_plugin_tables.plan import ColumnPlan, Others, plan_columns
-from recd_plugin_tables.sources import AsTrained, Source, SourceOptions, open_source
+from recd_plugin_tables.sources import (
+    AsTrained,
+    Source,
+    SourceOptions,
+    TrainedColumns,
+    open_source,
+)
 from recd_plugins.api import PluginOptions
 from recd_plugins.api.reading import digest
 
@@ -111,7 +117,7 @@ class ImportPlace:
         label: name of the column of the label.
         widths: of features that are lists of numbers, where another table says it.
         scoring: every row is kept as stored, and the label is not looked at.
-        trained: the table that is trained on, where this is another and that is known.
+        trained: columns of the table that is trained on, where this is another and they are known.
     """
 
     path: Path | str
@@ -119,7 +125,7 @@ class ImportPlace:
     label: str
     widths: dict[str, int] | None = None
     scoring: bool = False
-    trained: Source | None = None
+    trained: TrainedColumns | None = None
 
     @cached_property
     def source(self) -> Source:
@@ -132,7 +138,7 @@ class ImportPlace:
         source = open_source(
             self.path, options=self.options.source, of_another=self.scoring, texts=self._texts
         )
-        return source if self.trained is None else AsTrained(source, self.trained.schema)
+        return source if self.trained is None else AsTrained(source, self.trained)
 
     @property
     def _texts(self) -> tuple[str, ...]:

@@ -101,6 +101,21 @@ def values_of(kind: pa.DataType) -> str:
     return next((name for name, fits in sorts.items() if fits), "numbers")
 
 
+def type_of_values(what: str) -> pa.DataType:
+    """A type whose ``values_of`` say that."""
+    return _TYPES[what]
+
+
+_TYPES = {
+    "text": pa.string(),
+    "bytes": pa.binary(),
+    "times": pa.timestamp("us"),
+    "times of day": pa.time64("us"),
+    "durations": pa.duration("us"),
+    "numbers": pa.int64(),
+}
+
+
 def _is_time(kind: pa.DataType) -> bool:
     return bool(pt.is_timestamp(kind) or pt.is_date(kind))
 

@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, model_validator
 
-from recd_plugin_tables.columns import feature_name
+from recd_plugin_tables.columns import ColumnOptions, feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
 from recd_plugin_tables.imports.source_rows import SourceRows
-from recd_plugin_tables.kinds import is_text, values_of
+from recd_plugin_tables.kinds import is_text, type_of_values, values_of
 from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, plain
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
-from recd_plugin_tables.sources import Source
+from recd_plugin_tables.sources import Source, TrainedColumns
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -248,7 +248,7 @@ class Table(Dataset):
             self.options,
             self._label,
             widths,
-            trained=trained,
+            trained=TrainedColumns(trained.schema, trained.folder_keys),
         )
         self._check_kinds(place.source, self.kinds(), trained.location)
         return place
@@ -262,17 +262,33 @@ class Table(Dataset):
         unsaid = any(u.feature == "numbers" and u.width is None for u in options.columns.values())
         widths = self.widths if unsaid else None
         return ImportPlace(
-            path, options, self._label, widths, scoring=True, trained=self._trained_source
+            path, options, self._label, widths, scoring=True, trained=self._trained._columns_known()
         )
 
-    @cached_property
-    def _trained_source(self) -> Source | None:
-        """The table that was trained on, where it is still there."""
+    def _columns_known(self) -> TrainedColumns | None:
+        """Those of the table where it is there, or what a checkpoint says of them."""
         try:
-            source = self._trained._place.source if self._trained is not None else None
-            return source if source is not None and source.schema else None
+            source = self._place.source
+            if source.schema:
+                return TrainedColumns(source.schema, source.folder_keys)
         except RecdError:
+            pass
+        if not self.trained_kinds:
             return None
+        used = {name: use for name, use in self.options.columns.items() if use.roles != ("unused",)}
+        fields = [
+            (name, self._type_known(name, use))
+            for name, use in used.items()
+            if name not in self.options.explode
+        ]
+        return TrainedColumns(pa.schema(fields))
+
+    def _type_known(self, name: str, use: ColumnOptions) -> pa.DataType:
+        """A type that its values had; of a column that is no feature, one that it could have."""
+        if (kind := self.trained_kinds.get(name)) is None:
+            return type_of_values("times" if use.by or "time" in use.roles else "numbers")
+        of_one = type_of_values(kind.removeprefix(_LISTS))
+        return pa.list_(of_one) if kind.startswith(_LISTS) else of_one
 
     def kinds(self) -> dict[str, str]:
         """Of the columns that are features; empty where the table is not there."""

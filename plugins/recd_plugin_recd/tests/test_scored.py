@@ -61,8 +61,28 @@ def test_keys_are_those_that_are_there(tmp_path: Path) -> None:
 def test_a_feature_that_is_missing_is_named(tmp_path: Path) -> None:
     dataset = trained(tmp_path)
     pq.write_table(table(3).drop_columns(["a"]), tmp_path / "new.parquet")
-    with pytest.raises(DataError, match="no column a, which"):
-        rows_of(dataset.to_score(str(tmp_path / "new.parquet")))
+    with pytest.raises(DataError, match=r"new.parquet: no column a, which .*train.parquet has"):
+        dataset.to_score(str(tmp_path / "new.parquet")).prepare()
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("a", ["x", "y"], "is string, and ids in"),
+        ("a", [0.5, 1.5], "is double, and ids in"),
+        ("a", [["x"], ["y"]], r"is list<\w+: string>, and ids in"),
+        ("number", ["x", "y"], "is string, and numbers in"),
+        ("number", [[1.0], [2.0]], r"is list<\w+: double>, and numbers in"),
+    ],
+)
+def test_a_feature_of_another_type_is_named(
+    tmp_path: Path, column: str, values: list[Any], said: str
+) -> None:
+    dataset = trained(tmp_path)
+    new = table(2).drop_columns([column]).append_column(column, pa.array(values))
+    pq.write_table(new, tmp_path / "new.parquet")
+    with pytest.raises(DataError, match=rf"new.parquet: column {column} {said} .*train.parquet"):
+        dataset.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
 def test_events_come_in_the_order_of_their_file(tmp_path: Path) -> None:

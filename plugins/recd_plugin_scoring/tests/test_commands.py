@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click import Context
 from click.testing import CliRunner
+from tests import forked
 
 from recd_plugins.cli import main
 
@@ -72,6 +73,16 @@ def test_what_cannot_be_written_or_read_is_told_first(
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])
         assert f"{output}: would be written over or into {table}" in said
+
+
+def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(REGISTRY.format(test=TEST, checkpoint=KEPT), encoding="utf-8")
+    (tmp_path / "kept" / "step-000000001").mkdir(parents=True)
+    command = [sys.executable, "-c", "from recd_plugins.cli import main; main()", *EVALUATE]
+    done = forked.torchrun(command, ranks=2, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.count("train: no such file or folder") == 2, done.stderr
+    assert "fault" not in done.stderr
 
 
 def test_torch_is_not_imported_for_that(tmp_path: Path) -> None:

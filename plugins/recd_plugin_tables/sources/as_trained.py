@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,19 @@ from recd_plugin_tables.sources.source import Source
 from recd_plugins.api import Rows
 
 
+@dataclass(frozen=True)
+class TrainedColumns:
+    """Columns of the table that is trained on, as far as they are known.
+
+    Attributes:
+        schema: names and types; some may be missing.
+        folder_keys: columns that names of folders say.
+    """
+
+    schema: pa.Schema
+    folder_keys: tuple[str, ...] = ()
+
+
 class AsTrained(Source):
     """A table, with the types of another one for columns that hold nothing but nulls.
 
@@ -23,8 +36,8 @@ class AsTrained(Source):
         trained: the columns of the other one.
     """
 
-    def __init__(self, source: Source, trained: pa.Schema) -> None:
-        self._source, self._trained = source, trained
+    def __init__(self, source: Source, trained: TrainedColumns) -> None:
+        self._source, self._trained = source, trained.schema
         self.location = source.location
 
     @cached_property

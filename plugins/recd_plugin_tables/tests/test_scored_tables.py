@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -175,11 +176,15 @@ def test_values_of_another_kind_are_not_scored(tmp_path, use, trained, scored, s
         data.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["table", "checkpoint"])
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
-def test_columns_without_a_value_are_those_of_training(tmp_path, suffix):
+def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     old = {"a": [1, 2], "b": ["x", "y"], "n": [0.5, 1], "h": [[1], [2]], "clicked": [0, 1]}
+    old |= {"when": [datetime(2026, 1, 1), datetime(2026, 1, 2)], "zip": ["01", "23"]}
     pq.write_table(pa.table(old), tmp_path / "old.parquet")
     uses = {
+        "when": {"as": "id", "by": "hour"},
+        "zip": "id",
         "a": "id",
         "b": {"as": "id", "missing": "x"},
         "n": {"as": "number", "missing": 7},
@@ -189,13 +194,23 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix):
     path = tmp_path / f"new{suffix}"
     if suffix == ".csv":
         uses["h"] = "unused"
-        path.write_text("a,b,n\n,,\n,,\n")
+        path.write_text("a,b,n,when,zip\n,,,,10\n,,,,23\n")
     elif suffix == ".jsonl":
-        path.write_text('{"a": null, "b": null, "n": null, "h": null}\n' * 2)
+        path.write_text(
+            '{"a": null, "b": null, "n": null, "h": null, "when": null, "zip": "23"}\n' * 2
+        )
     else:
-        pq.write_table(pa.table({name: pa.nulls(2) for name in "abnh"}), path)
-    found = rows_of(table(tmp_path / "old.parquet", columns=uses).to_score(str(path)))
-    assert found["a"] == [[], []]
+        nothing = {name: pa.nulls(2) for name in ("a", "b", "n", "h", "when")}
+        pq.write_table(pa.table({**nothing, "zip": ["10", "23"]}), path)
+    trained = table(tmp_path / "old.parquet", columns=uses)
+    if not there:
+        schema, kinds = trained.schema(), trained.kinds()
+        (tmp_path / "old.parquet").unlink()
+        trained = table(tmp_path / "old.parquet", columns=uses)
+        trained.trained_schema, trained.trained_kinds = schema, kinds
+    found = rows_of(trained.to_score(str(path)))
+    assert found["a"] == found["when"] == [[], []]
+    assert found["zip"][1] == [text_id("23")]
     assert found["b"] == [[text_id("x")]] * 2
     assert found["n"] == [7, 7]
     assert suffix == ".csv" or found["h"] == [[9], [9]]

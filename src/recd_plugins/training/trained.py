@@ -17,6 +17,7 @@ from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import pinned
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.device import choose_device, device_of_rank
+from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     backend_for,
     join_torchrun,
@@ -24,6 +25,7 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
+from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.training.agreement import together
@@ -157,6 +159,10 @@ def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -
 
     Returns:
         What it gives on rank 0; under torchrun on this rank.
+
+    Raises:
+        RecdError: the data cannot be prepared, on all ranks; or what ``function`` raises.
+        SetupError: another rank of torchrun ended; names it.
     """
     training = registry.training
     backend = backend_for(choose_device(registry))
@@ -167,9 +173,17 @@ def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -
             function, training.ranks, job, backend=backend, local_world_size=ranks_per_node
         )[0]
     torchrun_ranks_per_node()  # refused before ranks wait for each other
-    with join_torchrun(backend) as (rank, world_size):
-        if rank == 0:
-            with doing("preparing the data"):
-                job.prepare()
-        dist.barrier()
+    # Nothing ends by itself: how long a table takes to write is not known.
+    limits = HangLimits(training.hang_notice, None, lambda: "Start the command anew")
+    with (
+        join_torchrun(backend) as (rank, world_size),
+        watched_by_each_other(rank, world_size, limits),
+    ):
+
+        def prepare() -> None:
+            if rank == 0:
+                with doing("preparing the data"):
+                    job.prepare()
+
+        together(prepare)
         return function(rank, world_size, job)
