@@ -21,7 +21,7 @@ from recd_plugins.distributed.plain_kernels import (
 )
 from recd_plugins.distributed.process_groups import gathers_equal_sizes
 from recd_plugins.distributed.row_updates import check_updates, why_not
-from recd_plugins.distributed.sharded_modules import ExactShardedEmbeddingCollection
+from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.planning.prepare_entries import prepare_entries
 from recd_plugins.planning.setting import setting_of

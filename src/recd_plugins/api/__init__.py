@@ -92,10 +92,8 @@ from recd_plugins.values.work import Work
 
 if TYPE_CHECKING:
     from recd_plugins.distributed.exact_contexts import ExactSequenceContext
-    from recd_plugins.distributed.sharded_modules import (
-        ExactShardedEmbeddingBagCollection,
-        ExactShardedEmbeddingCollection,
-    )
+    from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
+    from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
     from recd_plugins.distributed.sharders import (
         ExactEmbeddingBagCollectionSharder,
         ExactEmbeddingCollectionSharder,
@@ -106,8 +104,8 @@ _WITH_TORCH = {
     "ExactEmbeddingBagCollectionSharder": "recd_plugins.distributed.sharders",
     "ExactEmbeddingCollectionSharder": "recd_plugins.distributed.sharders",
     "ExactSequenceContext": "recd_plugins.distributed.exact_contexts",
-    "ExactShardedEmbeddingBagCollection": "recd_plugins.distributed.sharded_modules",
-    "ExactShardedEmbeddingCollection": "recd_plugins.distributed.sharded_modules",
+    "ExactShardedEmbeddingBagCollection": "recd_plugins.distributed.sharded_bags",
+    "ExactShardedEmbeddingCollection": "recd_plugins.distributed.sharded_sequences",
 }
 
 __all__ = [

@@ -24,10 +24,8 @@ from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.joined_ids import JoinedIds
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.rates_of_steps import LookupAhead
-from recd_plugins.distributed.sharded_modules import (
-    ExactShardedEmbeddingBagCollection,
-    ExactShardedEmbeddingCollection,
-)
+from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
+from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
 from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError

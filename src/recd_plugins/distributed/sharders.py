@@ -39,10 +39,8 @@ from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kerne
 from recd_plugins.distributed.other_sharders import other_sharders
 from recd_plugins.distributed.rank_agreement import entries_named
 from recd_plugins.distributed.row_updates import check_updates
-from recd_plugins.distributed.sharded_modules import (
-    ExactShardedEmbeddingBagCollection,
-    ExactShardedEmbeddingCollection,
-)
+from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
+from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
 from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import SharderArguments

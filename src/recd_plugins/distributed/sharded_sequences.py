@@ -1,0 +1,211 @@
+"""TorchRec's sharded EmbeddingCollection, exact on CPU for every input that it accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torchrec.distributed import comm_ops
+from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+)
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recd_plugins.distributed.batch_form import (
+    BatchForm,
+    refuse_inverse_indices,
+)
+from recd_plugins.distributed.clipped_gradients import ClippedGradients
+from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
+from recd_plugins.distributed.coalesced.input_dist import (
+    coalesce_sequences,
+)
+from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
+from recd_plugins.distributed.exact_contexts import (
+    ExactSequenceContext,
+)
+from recd_plugins.distributed.lookup_kernels import (
+    follow_state_dicts,
+    kept_tables,
+    lookups_with,
+    tables_of_row_kernels_stay,
+    without_kept_tables,
+)
+from recd_plugins.distributed.no_rows import (
+    num_rows,
+    with_an_empty_row,
+    without_rows,
+)
+from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.distributed.sharding_agreement import check_sharding
+from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.interfaces.lookup_kernels import LookupKernels
+
+
+class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
+    """Dense (data-parallel) tables are right on CPU; input that loses its gradient is refused.
+
+    Of coalesced tables ``distribute`` and ``look_up`` see unique ids; what a subclass does with ids
+    belongs there.
+    """
+
+    def __init__(
+        self,
+        module: EmbeddingCollection,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        *,
+        kernels: Sequence[LookupKernels] = (),
+        coalesced: Collection[str] = (),
+        **arguments: Any,
+    ) -> None:
+        check_sharding(module, table_name_to_parameter_sharding, env, fused_params, arguments)
+        check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=False)
+        self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
+        self.clipped.check_coalesced(coalesced)
+        self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
+        self._groups = feature_groups(module.embedding_configs(), coalesced)
+        self._is_new = True
+        super().__init__(
+            module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
+        )
+        self._is_new = False
+        self._on_cpu = device is None or device.type == "cpu"
+        form = StoredRows if takes_stored_rows(module) else BatchForm
+        self.form = form(
+            arguments.get("module_fqn") or "an EmbeddingCollection",
+            self._why_plain(),
+            (name for config in module.embedding_configs() for name in config.feature_names),
+            env.process_group,
+        )
+        # Private, torchrec 1.6 to 1.9.
+        require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")
+        if self._on_cpu:
+            use_portable_lookups(self._lookups)
+        follow_state_dicts(self)
+        if self._groups is not None and self._use_index_dedup:
+            raise SetupError(
+                "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
+                "use_index_dedup away, as coalescing does the same"
+            )
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As the base class, which loads the first weights too: not over rows of an earlier run."""
+        if self._is_new and (kept := kept_tables(self)):
+            names = [f"embeddings.{table}.weight" for table in kept]
+            own = self.state_dict()
+            state_dict = {**state_dict, **{name: own[name] for name in names}}
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def reset_parameters(self) -> None:
+        """As the base class, but for tables that have the rows of an earlier run."""
+        with without_kept_tables(self, "_embedding_configs"):
+            super().reset_parameters()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""
+        with tables_of_row_kernels_stay(self, self.embeddings):
+            return super()._apply(fn, recurse)
+
+    def _create_lookups(self) -> None:
+        """As the base class, with kernels of their own for the tables that have some."""
+        with lookups_with(self.lookup_kernels):
+            super()._create_lookups()
+
+    def create_context(self) -> ExactSequenceContext:
+        """One for each batch."""
+        return ExactSequenceContext()
+
+    def input_dist(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """As the base class; of coalesced tables, unique ids are sent.
+
+        Raises:
+            ExactnessError: a feature is missing, or inverse indices are, or would be ignored.
+        """
+        self.form.require(features)
+        if isinstance(features, KeyedJaggedTensor):
+            refuse_inverse_indices(features, allow_variable_batch=True)
+            if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
+                self.clipped.check_stored(features.keys())
+            features = self.form.fit(self.form.ordered(features))
+            if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
+                ctx.no_rows, features = True, with_an_empty_row(features)
+        if self._groups is not None:
+            assert isinstance(ctx, ExactSequenceContext)
+            with torch.no_grad():
+                unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
+                features, ctx.coalesced = unique
+        return self.distribute(ctx, features)
+
+    def _why_plain(self) -> str:
+        if self._groups is not None:
+            return "from which unique ids are taken"
+        if self._on_cpu:
+            return "as TorchRec loses their gradient on CPU"
+        return self.clipped.why_plain
+
+    def distribute(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """The input dist of ids, which are unique where tables are coalesced."""
+        return super().input_dist(ctx, features)
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """As the base class.
+
+        Raises:
+            ExactnessError: TorchRec's synchronous collectives are on.
+        """
+        if self._on_cpu and comm_ops.get_use_sync_collectives():
+            raise ExactnessError(
+                "an EmbeddingCollection on CPU has no gradient under TorchRec's synchronous "
+                "collectives: leave torchrec_use_sync_collectives() and set_use_sync_collectives() "
+                "alone; these sharders switch them on where they are needed. torch.compile of the "
+                "whole model switches them on, too: compile its dense part"
+            )
+        return self._expanded(ctx, self.look_up(ctx, input))
+
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """The second half of ``compute_and_output_dist``, after ``compute``."""
+        return self._expanded(ctx, super().output_dist(ctx, output))
+
+    def _expanded(
+        self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """What TorchRec returns for a coalesced batch, unique rows, becomes that of all ids."""
+        if self._groups is not None:
+            assert isinstance(ctx, ExactSequenceContext)
+            assert ctx.coalesced is not None
+            embeddings = CoalescedSequences(
+                embeddings, ctx.coalesced, self._groups, self._need_indices
+            )
+        if getattr(ctx, "no_rows", False):  # it may be that of a module around this one
+            embeddings.callbacks.append(without_rows)
+        return embeddings
+
+    def look_up(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Lookup and output dist of the ids that ``distribute`` sent."""
+        return super().compute_and_output_dist(ctx, input)
