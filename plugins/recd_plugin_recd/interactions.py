@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -13,7 +14,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from recd_plugin_recd.interactions_file import Columns, Events, detect_format, read_events
+from recd_plugin_recd.interactions_file import (
+    Columns,
+    Events,
+    Trained,
+    detect_format,
+    read_events,
+)
 from recd_plugin_recd.interactions_log import (
     DENSE,
     LABEL,
@@ -149,8 +156,8 @@ class Interactions(Dataset):
             return self
 
     options: Options
-    #: Whether a model that was trained on another log scores this one, which may lack outcomes.
-    _is_scored = False
+    #: The dataset whose model scores this log, which may lack outcomes; None of one for training.
+    _trained: Interactions | None = None
 
     def prepare(self) -> None:
         _ = self._log
@@ -213,11 +220,21 @@ class Interactions(Dataset):
             yield Rows(self._log.rows_with_keys(chosen), self._origins(self._log.file_rows[chosen]))
 
     def to_score(self, location: str) -> Interactions:
-        """Every event of a log in the order of its file; what a row knows is of that log alone."""
+        """Every event of a log in the order of its file; what a row knows is of that log alone.
+
+        An event whose outcome is empty is a candidate, of which no other row knows.
+        """
         values = {**self.options.model_dump(), "path": location, "test_fraction": 0}
         scored = type(self)(type(self.options).model_validate(values))
-        scored._is_scored = True
+        scored._trained = self
         return scored
+
+    def kinds(self) -> Mapping[str, str]:
+        """Whether ids are numbers or texts; nothing where the log is not there."""
+        try:
+            return self._events.kinds
+        except DataError:
+            return {}
 
     @cached_property
     def _events(self) -> Events:
@@ -226,10 +243,12 @@ class Interactions(Dataset):
         assert outcome is not None, "checked by Options"
         layout = detect_format(options.path, options.separator, options.header)
         columns = Columns(options.user, options.item, outcome, options.timestamp)
-        known = not self._is_scored or outcome in layout.names
-        events = read_events(options.path, layout, columns, outcomes=known)
+        trained = None
+        if (by := self._trained) is not None:
+            trained = Trained(by.options.path, by.kinds() or by.trained_kinds)
+        events = read_events(options.path, layout, columns, trained)
         if options.timestamp_unit == "ms":
-            return Events(events.users, events.items, events.outcomes, events.times / 1000)
+            return replace(events, times=events.times / 1000)
         if events.times.max() > _LATEST_SECOND:
             raise DataError(
                 f"{options.path}: column {options.timestamp} has {events.times.max():.0f}, which "
@@ -248,6 +267,7 @@ class Interactions(Dataset):
             impressions=options.refresh.impressions,
             history=options.history,
             own_anchors=1 + options.test.validation if options.test.by == "leave_one_out" else 0,
+            known=~np.isnan(self._events.outcomes),
         )
 
     @cached_property
@@ -267,7 +287,7 @@ class Interactions(Dataset):
     def _liked(self, outcomes: NDArray[np.float64]) -> NDArray[np.bool_]:
         if self.options.label is None:
             return outcomes >= self.options.positive_threshold
-        wrong = np.flatnonzero((outcomes != 0) & (outcomes != 1))
+        wrong = np.flatnonzero((outcomes != 0) & (outcomes != 1) & ~np.isnan(outcomes))
         if len(wrong):
             raise DataError(
                 f"{self.options.path}: column {self.options.label} has {outcomes[wrong[0]]:g} in "
@@ -278,7 +298,7 @@ class Interactions(Dataset):
     def _places(self, split: Split) -> NDArray[np.int64]:
         """The events of a split in the order of reading."""
         log = self._log
-        if self._is_scored:
+        if self._trained is not None:
             return np.argsort(log.file_rows)
         if self.options.order != "time":
             # Sessions follow each other by the time of their first event.

@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ DEFAULT_NAMES = ["user_id", "item_id", "rating", "timestamp"]
 
 # Arrow takes one byte; no text has this one.
 _UNIT_SEPARATOR = "\x1f"
+#: Kinds of ids.
+NUMBERS, TEXT = "numbers", "text"
 _RECBOLE_TYPE = re.compile(r":(token|float)(_seq)?$")
 # Without zeros in front: 7 and 07 are two ids.
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -63,13 +65,16 @@ class Columns:
 class Events:
     """Interactions in the order of the file, all ``[num_events]``.
 
-    Whole numbers are ids as they are; other ids are 63 bits of a hash, the same in every file.
+    Whole numbers are ids as they are; where one of a column is none, all of it are 63 bits of a
+    hash, the same in every file. NaN is an outcome that nobody knows yet. ``kinds`` says of the
+    columns of ids which it was, ``numbers`` or ``text``.
     """
 
     users: NDArray[np.int64]
     items: NDArray[np.int64]
     outcomes: NDArray[np.float64]
     times: NDArray[np.float64]
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 def detect_format(path: Path, separator: str | None, header: bool | Sequence[str] | None) -> Format:
@@ -101,23 +106,43 @@ def detect_format(path: Path, separator: str | None, header: bool | Sequence[str
     return Format(separator, tuple(header or DEFAULT_NAMES), False)
 
 
-def read_events(path: Path, layout: Format, columns: Columns, *, outcomes: bool = True) -> Events:
+@dataclass(frozen=True)
+class Trained:
+    """The file that a model was trained on which scores another one.
+
+    Attributes:
+        path: of it.
+        kinds: of its columns of ids, as ``Events`` has them; empty where nobody knows.
+    """
+
+    path: Path
+    kinds: Mapping[str, str]
+
+
+def read_events(
+    path: Path, layout: Format, columns: Columns, trained: Trained | None = None
+) -> Events:
     """Read all events.
 
     Args:
         path: the file.
         layout: of it.
         columns: which are what.
-        outcomes: whether there are some; each is 0 without them.
+        trained: of a file to score, whose ids are those of training, and whose outcomes may be
+            empty.
 
     Raises:
         DataError: a column is missing, a line has too many or few, or a value is empty or no
             number, with the line and the value.
     """
     wanted = {"user": columns.user, "item": columns.item, "timestamp": columns.timestamp}
-    if outcomes:
-        wanted["value or label"] = columns.outcome
+    wanted["value or label"] = columns.outcome
     for option, name in wanted.items():
+        if name not in layout.names and trained is not None and name == columns.outcome:
+            raise DataError(
+                f"{path}: no column {name}, by which histories say what was liked; add it, empty "
+                "in rows of which nobody knows it yet: they are scored, and in no history"
+            )
         if name not in layout.names:
             raise DataError(
                 f"{path}: no column {name}; set option {option} to one of: "
@@ -130,20 +155,21 @@ def read_events(path: Path, layout: Format, columns: Columns, *, outcomes: bool 
             )
     _check_roles(path, columns)
     ids = (columns.user, columns.item)
-    numbers = (*([columns.outcome] if outcomes else []), columns.timestamp)
+    numbers = (columns.outcome, columns.timestamp)
+    may_be_empty = () if trained is None else (columns.outcome,)
+    known = {} if trained is None else trained.kinds
     try:
         table = _read(path, layout, ids, numbers)
-        values = {name: _numbers(table[name]) for name in numbers}
-        times = values[columns.timestamp]
-        events = Events(
-            _ids(table[ids[0]]),
-            _ids(table[ids[1]]),
-            values[columns.outcome] if outcomes else np.zeros_like(times),
-            times,
-        )
+        values = {name: _numbers(table[name], name in may_be_empty) for name in numbers}
+        found = {name: _ids(table[name], known.get(name)) for name in ids}
     except (pa.ArrowInvalid, ValueError) as error:
-        _explain(path, layout, ids, numbers)
+        _explain(path, layout, ids, numbers, may_be_empty)
         raise DataError(f"{path}: {error}") from error
+    users, items = (ids for ids, _ in found.values())
+    kinds = {name: kind for name, (_, kind) in found.items()}
+    events = Events(users, items, values[columns.outcome], values[columns.timestamp], kinds)
+    if trained is not None:
+        _check_kinds(path, layout, kinds, trained)
     if not len(events.users):
         raise DataError(f"{path}: no interactions in this file")
     return events
@@ -186,31 +212,58 @@ def _read(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]
     )
 
 
-def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
+def _numbers(column: pa.ChunkedArray, may_be_empty: bool) -> NDArray[np.float64]:
     values: NDArray[np.float64] = column.to_numpy()
-    if not np.isfinite(values).all():
+    given = column.is_valid().to_numpy() if may_be_empty else slice(None)
+    if not np.isfinite(values[given]).all():
         raise ValueError("a number is missing or not finite")
     return values
 
 
-def _ids(column: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Ids by the distinct strings of a column: there are few of those."""
+def _ids(column: pa.ChunkedArray, known: str | None) -> tuple[NDArray[np.int64], str]:
+    """Ids by the distinct strings of a column, there are few of those; and their kind.
+
+    Args:
+        column: of ids.
+        known: the kind, where the column is to be read as that of another file.
+    """
     encoded = column.unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.chunk(0)
     names = encoded.dictionary.to_pylist()
     if encoded.null_count or not all(names):
         raise ValueError("an id is empty")
-    whole = all(_WHOLE_NUMBER.fullmatch(name) for name in names)
+    whole = known != TEXT and all(_WHOLE_NUMBER.fullmatch(name) for name in names)
     ids = [int(name) if whole else _hash(name) for name in names]
-    return np.array(ids, np.int64)[np.asarray(encoded.indices)]
+    return np.array(ids, np.int64)[np.asarray(encoded.indices)], NUMBERS if whole else TEXT
+
+
+def _check_kinds(path: Path, layout: Format, kinds: Mapping[str, str], trained: Trained) -> None:
+    """Refuse texts where the model was trained on numbers: hashes would be other ids."""
+    for name, kind in kinds.items():
+        if trained.kinds.get(name, kind) == kind:
+            continue
+        at = layout.names.index(name)
+        for line, fields in _lines(path, layout):
+            if not _WHOLE_NUMBER.fullmatch(fields[at]):
+                raise DataError(
+                    f"{path}:{line}: column {name} is {fields[at]!r}, and whole numbers in "
+                    f"{trained.path}, which is trained on: no id of the two would be the same; "
+                    "write whole numbers, without zeros in front"
+                )
 
 
 def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
-def _explain(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]) -> None:
+def _explain(
+    path: Path,
+    layout: Format,
+    ids: Sequence[str],
+    numbers: Sequence[str],
+    may_be_empty: Sequence[str],
+) -> None:
     """Look for what Arrow choked on, line by line, to tell where it is."""
     for line, fields in _lines(path, layout):
         if len(fields) != len(layout.names):
@@ -223,7 +276,7 @@ def _explain(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[s
             if not row[name]:
                 raise DataError(f"{path}:{line}: column {name} is empty")
         for name in numbers:
-            if not _is_number(row[name]):
+            if not _is_number(row[name]) and (row[name] or name not in may_be_empty):
                 raise DataError(f"{path}:{line}: column {name} is {row[name]!r}, no number")
 
 

@@ -4,6 +4,9 @@ Events are in the order of time, those of one time in the order of the file. Eve
 says of its user comes from the user's events before an *anchor*, at which those features were last
 refreshed: the event itself, or the first event of its request or session. What it says of its item
 comes from the events before its own. So no row shows its own outcome or anything later.
+
+In a log that is scored, an event of which nobody knows the outcome yet is a candidate: its row is
+as if it were its user's next event, and no other row knows of it.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class InteractionLog:
         impressions: events of a request, where that is when.
         history: items in a history, at most.
         own_anchors: last events of each user whose features are refreshed at the event itself.
+        known: whether the outcome of each is known, bool ``[num_events]``; None: all are.
     """
 
     def __init__(
@@ -61,12 +65,13 @@ class InteractionLog:
         impressions: int,
         history: int,
         own_anchors: int = 0,
+        known: NDArray[np.bool_] | None = None,
     ) -> None:
         self._history = history
+        known = np.ones(len(liked), bool) if known is None else known
         by_time = np.argsort(events.times, kind="stable")
         by_user = np.argsort(events.users[by_time], kind="stable")
         order = by_time[by_user]
-        places = np.arange(len(order))
 
         #: Rank in time and row in the file, by place.
         self.ranks: Int64s = by_user
@@ -79,47 +84,63 @@ class InteractionLog:
 
         new_user = _changes(self._users)
         gaps = np.diff(self._times, prepend=self._times[:1])
-        self._user_starts = _start_of_run(new_user)
-        # Counted from the user's last event, which is 1.
-        ends = np.append(np.flatnonzero(new_user)[1:], len(order))
-        self._from_last: Int64s = np.repeat(ends, np.diff(ends, prepend=0)) - places
         #: The place at which each event's session starts.
         self.session_starts: Int64s = _start_of_run(new_user | (gaps > session_gap))
-        #: The place at which each event's features of the user were last refreshed.
-        self.anchors: Int64s = {
-            "event": places,
-            "request": places - (places - self.session_starts) % impressions,
-            "session": self.session_starts,
-        }[refresh]
-        self.anchors = np.where(self._from_last <= own_anchors, places, self.anchors)
 
-        self._num_liked: Int64s = np.cumsum(self.liked) - self.liked
-        self._liked_items = self._items[self.liked]
-        self._disliked_items = self._items[~self.liked]
-        self._item_seen, self._item_liked = self._item_counts(events.items[by_time], by_user)
+        # From here on indices count known events alone; where all are known they are places. The
+        # index of a candidate is that of the known event behind it.
+        known = known[order]
+        self._index: Int64s = np.cumsum(known) - known
+        self._starts: Int64s = self._index[_start_of_run(new_user)]
+        self._known_items, self._known_times = self._items[known], self._times[known]
+        self._is_first: NDArray[np.bool_] = self._index == self._starts
+        before = self._known_times[self._index - 1] if len(self._known_times) else self._times
+        new_session = self._is_first | (self._times - before > session_gap)
+        sessions = _start_of_run(new_session[known])
+        started = sessions[self._index - 1] if len(sessions) else self._index
+        started = np.where(new_session, self._index, started)
+        #: The event at which each event's features of the user were last refreshed.
+        self.anchors: Int64s = {
+            "event": self._index,
+            "request": self._index - (self._index - started) % impressions,
+            "session": started,
+        }[refresh]
+        # Counted from the user's last event, which is 1.
+        counts = np.append(self._index, known.sum())
+        ends = np.append(np.flatnonzero(new_user)[1:], len(order))
+        ends = np.repeat(counts[ends], np.diff(ends, prepend=0))
+        self._from_last: Int64s = ends - self._index + ~known
+        self.anchors = np.where(self._from_last <= own_anchors, self._index, self.anchors)
+
+        known_liked = self.liked[known]
+        self._num_liked: Int64s = np.append(0, np.cumsum(known_liked))
+        self._liked_items = self._known_items[known_liked]
+        self._disliked_items = self._known_items[~known_liked]
+        self._item_seen, self._item_liked = self._item_counts(events.items[by_time], by_user, known)
 
     def __len__(self) -> int:
         return len(self._users)
 
     def is_last(self, nth: int) -> NDArray[np.bool_]:
         """By place: whether it is its user's ``nth`` event from the last and has one before it."""
-        return (self._from_last == nth) & (np.arange(len(self)) > self._user_starts)
+        return (self._from_last == nth) & ~self._is_first
 
     def rows(self, places: Int64s) -> pa.RecordBatch:
         """The rows of events by their places, with the columns of ``SCHEMA``."""
-        anchors = self.anchors[places]
-        starts = self._user_starts[places]
+        anchors, starts = self.anchors[places], self._starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
         seen, liked = anchors - starts, liked_stop - liked_start
         item_seen, item_liked = self._item_seen[places], self._item_liked[places]
+        times = np.append(self._known_times, 0)
+        at = np.where(anchors == self._index[places], self._times[places], times[anchors])
         # A user's first event has no event before it, and no idle time.
-        idle = np.where(seen > 0, self._times[anchors] - self._times[np.maximum(anchors - 1, 0)], 0)
-        hours = (self._times[anchors] // 3600 % 24).astype(np.int64)
+        idle = np.where(seen > 0, at - times[anchors - 1], 0)
+        hours = (at // 3600 % 24).astype(np.int64)
         columns = [
             _one_each(self._users[places]),
             _one_each(self._items[places]),
-            self._last(self._items, starts, anchors),
+            self._last(self._known_items, starts, anchors),
             self._last(self._liked_items, liked_start, liked_stop),
             self._last(self._disliked_items, disliked_start, disliked_stop),
             _one_each(hours),
@@ -149,17 +170,21 @@ class InteractionLog:
             schema=pa.schema([*SCHEMA, *((name, pa.int64()) for name in keys)]),
         )
 
-    def _item_counts(self, items: Int64s, by_user: Int64s) -> tuple[Int64s, Int64s]:
+    def _item_counts(
+        self, items: Int64s, by_user: Int64s, known: NDArray[np.bool_]
+    ) -> tuple[Int64s, Int64s]:
         """By place: how often the item was seen and liked before. ``items`` are by time."""
-        liked = np.empty(len(items), bool)
-        liked[by_user] = self.liked
         by_item = np.argsort(items, kind="stable")
         starts = _start_of_run(_changes(items[by_item]))
-        before = np.cumsum(liked[by_item]) - liked[by_item]
-        seen, num_liked = np.empty_like(by_item), np.empty_like(by_item)
-        seen[by_item] = np.arange(len(items)) - starts
-        num_liked[by_item] = before - before[starts]
-        return seen[by_user], num_liked[by_user]
+        counts = []
+        for counted in (known, known & self.liked):
+            by_time = np.empty(len(items), bool)
+            by_time[by_user] = counted
+            before = np.cumsum(by_time[by_item]) - by_time[by_item]
+            count = np.empty_like(by_item)
+            count[by_item] = before - before[starts]
+            counts.append(count[by_user])
+        return counts[0], counts[1]
 
     def _last(self, items: Int64s, starts: Int64s, stops: Int64s) -> pa.ListArray:
         """``items[start:stop]`` of each row, of those the last, oldest first."""

@@ -50,7 +50,7 @@ class KeptColumns:
         self._rest: Rows | None = None
 
     def take(self, num_rows: int) -> dict[str, pa.Array]:
-        """The next rows.
+        """The next rows; of none columns have no type.
 
         Raises:
             DataError: there are fewer.
@@ -64,6 +64,8 @@ class KeptColumns:
             num_rows -= len(taken[-1])
             left = len(part) - len(taken[-1])
             self._rest = slice_rows(part, len(taken[-1]), left) if left else None
+        if not taken:
+            return {name: pa.nulls(0) for name in self._paths}
         data = concat_rows(taken).data
         return {
             name: pc.struct_field(data.column(column), fields) if fields else data.column(column)

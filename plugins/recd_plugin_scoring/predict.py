@@ -118,7 +118,8 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         trained = load_trained(job)
     except NoRowError:
         if rank == 0:
-            with _Output(job, job.load().dataset.to_score(job.table), None):
+            dataset = job.load().dataset.to_score(job.table)
+            with _Output(job, dataset, KeptColumns(job.table, job.keep) if job.keep else None):
                 pass
         return Predicted(0, time.perf_counter() - start)
     prepared = trained.parts.prepared
@@ -213,14 +214,16 @@ class _Output:
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
+            if self._writer is None:  # a table without rows
+                self.write([], np.zeros(0))
             if self._kept is not None:
                 self._kept.check_end()
-            if self._writer is None:  # a table without rows
-                self._write(pa.RecordBatch.from_pydict({ROW: pa.array([], pa.int64()), SCORE: []}))
         self._stack.__exit__(*error)  # type: ignore[arg-type]
 
 
 def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    if not arrays:
+        return pa.nulls(0)
     plain = [
         each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in arrays
     ]

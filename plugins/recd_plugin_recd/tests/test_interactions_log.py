@@ -20,7 +20,9 @@ logs = st.lists(
 refreshes = st.sampled_from(["event", "request", "session"])
 
 
-def log_of(events: list[tuple[int, int, bool, int]], refresh) -> InteractionLog:
+def log_of(
+    events: list[tuple[int, int, bool, int]], refresh, own_anchors: int = 0, known: Any = None
+) -> InteractionLog:
     """Sessions end at pauses of three seconds, requests after two events."""
     users, items, liked, times = (np.array(column) for column in zip(*events, strict=True))
     return InteractionLog(
@@ -30,6 +32,8 @@ def log_of(events: list[tuple[int, int, bool, int]], refresh) -> InteractionLog:
         refresh=refresh,
         impressions=2,
         history=3,
+        own_anchors=own_anchors,
+        known=known,
     )
 
 
@@ -85,3 +89,16 @@ def test_features_are_those_of_a_plain_loop(events):
         assert rows[index].keys() == expected.keys()
         for name, value in expected.items():
             assert rows[index][name] == (pytest.approx(value) if name in DENSE else value)
+
+
+@given(logs, refreshes, st.integers(0, 2), st.data())
+def test_a_candidate_is_as_the_next_event_and_known_to_no_other_row(
+    events, refresh, own_anchors, data
+):
+    known = data.draw(st.lists(st.booleans(), min_size=len(events), max_size=len(events)))
+    events = [(u, i, liked and k, t) for (u, i, liked, t), k in zip(events, known, strict=True)]
+    found = rows_of(log_of(events, refresh, own_anchors, np.array(known)))
+    for row in range(len(events)):
+        there = [other for other in range(len(events)) if known[other] or other == row]
+        alone = rows_of(log_of([events[other] for other in there], refresh, own_anchors))
+        assert found[row] == alone[there.index(row)]

@@ -11,7 +11,7 @@ import pytest
 
 from recd_plugin_recd.interactions import Interactions
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.api import DataError, Dataset
+from recd_plugins.api import DataError, Dataset, Split
 
 
 def table(rows: int, **more: list[Any]) -> pa.Table:
@@ -27,8 +27,12 @@ def trained(folder: Path, **options: Any) -> SessionParquet:
     return SessionParquet(SessionParquet.Options.model_validate(options))
 
 
+def scanned(dataset: Dataset, split: Split) -> list[dict[str, Any]]:
+    return [row for rows in dataset.scan(split) for row in rows.data.to_pylist()]
+
+
 def rows_of(dataset: Dataset) -> list[dict[str, Any]]:
-    return [row for rows in dataset.scan("train") for row in rows.data.to_pylist()]
+    return scanned(dataset, "train")
 
 
 @pytest.mark.parametrize("more", [{}, {"label": [None] * 7, "other": [[1]] * 7}])
@@ -85,17 +89,60 @@ def test_a_feature_of_another_type_is_named(
         dataset.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
+HEAD = "user_id,item_id,rating,timestamp\n"
+
+
+def log(folder: Path, lines: str) -> Interactions:
+    (folder / "log.csv").write_text(HEAD + lines)
+    return Interactions(Interactions.Options(path=folder / "log.csv", test_fraction=0.5))
+
+
+def scored_log(dataset: Interactions, folder: Path, text: str) -> Dataset:
+    (folder / "new.csv").write_text(text)
+    return dataset.to_score(str(folder / "new.csv"))
+
+
 def test_events_come_in_the_order_of_their_file(tmp_path: Path) -> None:
-    head = "user_id,item_id,timestamp"
-    (tmp_path / "log.csv").write_text(f"{head},rating\n1,2,5,5\n2,3,6,1\n1,4,7,5\n")
-    (tmp_path / "new.csv").write_text(f"{head}\n2,9,30\n1,8,20\n2,7,10\n")
-    options = Interactions.Options(path=tmp_path / "log.csv", test_fraction=0.5)
-    dataset = Interactions(options)
-    scored = dataset.to_score(str(tmp_path / "new.csv"))
+    """Of those without an outcome no other row knows."""
+    dataset = log(tmp_path, "1,2,5,5\n2,3,1,6\n1,4,5,7\n")
+    lines = "2,9,,30\n1,8,3,20\n2,7,5,10\n2,6,,40\n1,5,4,25\n"
+    scored = scored_log(dataset, tmp_path, HEAD + lines)
     scored.prepare()
     found = rows_of(scored)
-    assert [row["item_id"] for row in found] == [[9], [8], [7]]
-    assert [row["history_seen"] for row in found] == [[7], [], []]
-    assert {row["label"] for row in found} == {0}
-    with pytest.raises(DataError, match="no column rating"):
-        Interactions(options.model_copy(update={"path": tmp_path / "new.csv"})).prepare()
+    assert [row["item_id"] for row in found] == [[9], [8], [7], [6], [5]]
+    assert [row["history_seen"] for row in found] == [[7], [], [], [7], [8]]
+    assert [row["history_liked"] for row in found] == [[7], [], [], [7], []]
+    assert [row["history_disliked"] for row in found] == [[], [], [], [], [8]]
+
+
+def test_a_log_to_score_says_outcomes(tmp_path: Path) -> None:
+    dataset = log(tmp_path, "1,2,5,5\n2,3,1,6\n")
+    without = "user_id,item_id,timestamp\n2,9,30\n"
+    with pytest.raises(DataError, match=r"no column rating, by which histories say .* add it"):
+        scored_log(dataset, tmp_path, without).prepare()
+    with pytest.raises(DataError, match=r"new.csv:3: column rating is 'good', no number"):
+        scored_log(dataset, tmp_path, HEAD + "2,9,,30\n2,9,good,31\n").prepare()
+    with pytest.raises(DataError, match=r"log.csv:2: column rating is '', no number"):
+        log(tmp_path, "1,2,,5\n").prepare()
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["log", "checkpoint"])
+def test_ids_are_of_the_kind_that_is_trained_on(tmp_path: Path, there: bool) -> None:
+    """Not of the kind that a column of the file to score would be by itself."""
+    whole = log(tmp_path, "1,2,5,5\n2,3,1,6\n")
+    texts = Interactions(whole.options.model_copy(update={"path": tmp_path / "texts.csv"}))
+    (tmp_path / "texts.csv").write_text(HEAD + "u1,2,5,5\n2,x3,1,6\n")
+    kinds = {"user_id": "text", "item_id": "text"}
+    assert (whole.kinds(), texts.kinds()) == (dict.fromkeys(kinds, "numbers"), kinds)
+    ids = [row["user_id"][0] for split in texts.splits() for row in scanned(texts, split)]
+    if not there:
+        for dataset in (whole, texts):
+            known = dataset.kinds()
+            dataset.options.path.unlink()
+            dataset.trained_kinds = known
+            del dataset._events
+    found = rows_of(scored_log(texts, tmp_path, HEAD + "2,7,5,10\n"))
+    assert found[0]["user_id"][0] in ids
+    said = r"new.csv:3: column user_id is 'guest', and whole numbers in .*log.csv"
+    with pytest.raises(DataError, match=said):
+        scored_log(whole, tmp_path, HEAD + "2,7,5,10\nguest,7,5,10\n").prepare()

@@ -50,9 +50,8 @@ def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[s
 def scored_nothing(rank: int, world_size: int, folder: Path) -> None:
     """A table without rows; scores are in ``no scores.parquet``."""
     table, output = str(folder / "empty.parquet"), folder / "no scores.parquet"
-    job = PredictJob(
-        folder / "nothing.yaml", newest(folder / "nothing"), table=table, output=output
-    )
+    checkpoint, keep = newest(folder / "nothing"), ("number",)
+    job = PredictJob(folder / "nothing.yaml", checkpoint, table=table, output=output, keep=keep)
     assert predict(rank, world_size, job).rows == 0
 
 

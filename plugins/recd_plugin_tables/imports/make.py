@@ -110,7 +110,7 @@ class Importer:
             progress(len(rows))
         texts.close()
         counts = self._write_splits(folder, spill, splitter, converter.schema)
-        if not num_rows:
+        if not num_rows and not self._scoring:
             raise DataError(f"{self._source.location}: the table has no rows")
         note = ImportNote(
             rows=num_rows,

@@ -216,6 +216,14 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     assert suffix == ".csv" or found["h"] == [[9], [9]]
 
 
+def test_a_table_to_score_may_have_no_row(path, tmp_path):
+    new = clicks(1).drop_columns("clicked").slice(0, 0)
+    pq.write_table(new, tmp_path / "new.parquet")
+    scored = table(path).to_score(str(tmp_path / "new.parquet"))
+    scored.prepare()
+    assert list(scored.scan("train")) == []
+
+
 @pytest.mark.parametrize("labels", [["a", None], [5.5, math.nan], [[1], [2]], [None, None]])
 def test_labels_of_a_table_to_score_are_not_looked_at(path, tmp_path, labels):
     new = clicks(2).drop_columns("clicked").append_column("clicked", [labels])
