@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from recd_plugin_scoring.absent import say_absent
 from recd_plugin_scoring.kept_columns import KeptColumns
 from recd_plugin_scoring.score_file import ScoreWriter, score_file
 from recd_plugin_scoring.score_format import ROW, SCORE
+from recd_plugin_scoring.scored_rows import keys_of, scanned
 from recd_plugin_scoring.turns import Turn, turns
 from recd_plugin_scoring.unknown_ids import UnknownIds
-from recd_plugins.api import DataError, Dataset, FeatureSchema
+from recd_plugins.api import DataError, FeatureSchema
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
 from recd_plugins.api.distributed import close_kernels
@@ -84,7 +85,7 @@ class PredictJob(TrainedJob):
             return registry
         dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
         rows = 0
-        for each in dataset.scan("train"):
+        for each in scanned(dataset, ()):
             rows += len(each)
             if rows >= size:
                 break
@@ -118,8 +119,8 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         trained = load_trained(job)
     except NoRowError:
         if rank == 0:
-            dataset = job.load().dataset.to_score(job.table)
-            with _Output(job, dataset, KeptColumns(job.table, job.keep) if job.keep else None):
+            keys = keys_of(job.load().dataset.to_score(job.table))
+            with _Output(job, keys, KeptColumns(job.table, job.keep) if job.keep else None):
                 pass
         return Predicted(0, time.perf_counter() - start)
     prepared = trained.parts.prepared
@@ -132,14 +133,15 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
     pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
     unknown = UnknownIds(registry)
-    dealt = turns(dataset.scan("train"), tuple(dataset.keys()), rank, world_size, size)
+    keys = keys_of(dataset)
+    dealt = turns(scanned(dataset, keys), tuple(keys), rank, world_size, size)
     start, rows = time.perf_counter(), 0
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(doing("scoring", long=True))
         if rank == 0:
             advance = stack.enter_context(row_progress(f"scoring {job.table}", None))
-            output = stack.enter_context(_Output(job, dataset, kept))
+            output = stack.enter_context(_Output(job, keys, kept))
         for turn, scores in _scores(trained, pipeline, dealt, world_size):
             rows += sum(turn.counts)
             if rank == 0:
@@ -178,12 +180,12 @@ def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarra
 class _Output:
     """The file of scores, opened with the first ones, whose keys tell its columns."""
 
-    def __init__(self, job: PredictJob, dataset: Dataset, kept: KeptColumns | None) -> None:
+    def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
         self._job = job
         self._stack = ExitStack()
         self._writer: ScoreWriter | None = None
         self._row = 0
-        self._names = dataset.keys()
+        self._names = keys
         self._kept = kept
 
     def __enter__(self) -> _Output:

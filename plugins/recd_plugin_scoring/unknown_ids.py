@@ -20,14 +20,15 @@ class UnknownIds:
 
     def __init__(self, registry: Registry, readers: str | None = None) -> None:
         self._readers = readers
-        self._features: dict[str, set[int]] = {}
+        shared: dict[int, tuple[list[str], set[int]]] = {}
         for feature, steps in fitted_steps(registry, registry.dataset.schema()).items():
             for step in steps:
                 if step.num_ids is None:
                     continue
                 if step.unknown_ids is None:  # which features that share a vocabulary share
                     step.unknown_ids = set()
-                self._features[feature] = step.unknown_ids
+                shared.setdefault(id(step.unknown_ids), ([], step.unknown_ids))[0].append(feature)
+        self._features = {_joined(features): ids for features, ids in shared.values()}
 
     def say(self) -> None:
         """Say on rank 0 how many there are on all ranks, or why nobody knows. A collective call."""
@@ -52,6 +53,10 @@ class UnknownIds:
                 f"ids that training has not numbered, scored as unknown ones: {', '.join(told)}",
                 err=True,
             )
+
+
+def _joined(features: list[str]) -> str:
+    return features[0] if len(features) == 1 else f"{' and '.join(features)} together"
 
 
 def _count(count: int) -> str:

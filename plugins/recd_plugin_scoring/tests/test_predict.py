@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -209,6 +210,16 @@ def test_another_model_is_refused(folder: Path) -> None:
     assert f"{checkpoint}: is of another model: preprocessing[0].options.buckets was 50" in said
     (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(checkpoint))
     assert "step-" in said
+
+
+def test_a_damaged_checkpoint_is_no_other_model(folder: Path, tmp_path: Path) -> None:
+    checkpoint = tmp_path / cases.newest(folder / "plain").name
+    shutil.copytree(cases.newest(folder / "plain"), checkpoint)
+    identity = checkpoint / "identity.json"
+    identity.write_text(identity.read_text().replace('"buckets": 50', '"buckets": 49'))
+    table = str(folder / "new.parquet")
+    (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, table)
+    assert f"{identity}: its content is not what was written" in said
 
 
 def test_a_column_that_is_missing_is_named(folder: Path) -> None:

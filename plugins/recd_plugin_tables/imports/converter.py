@@ -147,9 +147,10 @@ class Converter:
                 if options.feature == "numbers"
                 else numbers_of(cells, options)
             )
-            kept = finite(cells, numbers, options, self._on_nan)
+            kept = finite(cells, numbers, options, self._on_nan, scoring=self._scoring)
             dropped, num_nulls = kept.dropped, kept.num_filled
-            columns = kept.values.reshape(len(cells), -1).astype(np.float32)
+            values = kept.values if kept.values.ndim == 2 else kept.values[:, np.newaxis]
+            columns = values.astype(np.float32)
             for index, name in enumerate(self._names(use)):
                 arrays[name] = exploded.spread_array(pa.array(columns[:, index]), use.leaf)
         self.filled[use.leaf.name] += num_nulls

@@ -30,7 +30,12 @@ class Kept:
 
 
 def finite(
-    cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions, on_nan: OnNan
+    cells: Cells,
+    numbers: NDArray[np.float64],
+    options: ColumnOptions,
+    on_nan: OnNan,
+    *,
+    scoring: bool = False,
 ) -> Kept:
     """Numbers of a dense feature, finite as float32.
 
@@ -39,6 +44,7 @@ def finite(
         numbers: ``[B]`` or ``[B, width]``, NaN where a value is missing.
         options: its ``missing`` is for null and NaN, in place of ``on_nan``.
         on_nan: for what is missing, and for what is infinite as float32.
+        scoring: the model is trained, and by these rules.
 
     Raises:
         DataError: a value is missing or infinite, and the rule for it is error.
@@ -54,7 +60,8 @@ def finite(
             continue
         in_row = wrong if wrong.ndim == 1 else wrong.any(axis=1)
         if how == "error":
-            raise cells.wrong(int(in_row.argmax()), _MISSING if wrong is gaps else _INFINITE)
+            advice = _MISSING if wrong is gaps else _INFINITE
+            raise cells.wrong(int(in_row.argmax()), _TRAINED if scoring else advice)
         if how == "drop":
             dropped |= in_row
         values[wrong] = how if isinstance(how, int | float) else 0.0
@@ -82,3 +89,7 @@ _MISSING = (
     "dataset to drop or zero"
 )
 _INFINITE = f"{_OF_32_BITS} on_nan: of the dataset to drop or zero"
+_TRAINED = (
+    "features are finite numbers of 32 bits, and the model was trained with no rule for others: "
+    "write one, or leave the row out"
+)

@@ -216,6 +216,31 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     assert suffix == ".csv" or found["h"] == [[9], [9]]
 
 
+def test_what_training_has_no_rule_for_is_to_be_written(tmp_path):
+    uses = {"n": "number", "clicked": "label"}
+    pq.write_table(pa.table({"n": [0.5, 1.5], "clicked": [0, 1]}), tmp_path / "old.parquet")
+    pq.write_table(pa.table({"n": [0.5, None]}), tmp_path / "new.parquet")
+    scored = table(tmp_path / "old.parquet", columns=uses).to_score(str(tmp_path / "new.parquet"))
+    with pytest.raises(DataError, match=r"row 1 .*'n': .* trained with no rule for others") as told:
+        scored.prepare()
+    assert "on_nan" not in str(told.value)
+
+
+def test_candidates_may_be_none(tmp_path):
+    uses = {"items": "id", "price": "number", "clicked": "label"}
+    old = {"items": [[1, 2]], "price": [[0.5, 1.5]], "clicked": [[0, 1]]}
+    pq.write_table(pa.table(old), tmp_path / "old.parquet")
+    none = {
+        name: pa.array([[], []], field.type)
+        for name, field in zip(old, pa.table(old).schema, strict=True)
+    }
+    pq.write_table(pa.table(none), tmp_path / "new.parquet")
+    data = table(tmp_path / "old.parquet", columns=uses, explode=list(old))
+    scored = data.to_score(str(tmp_path / "new.parquet"))
+    scored.prepare()
+    assert list(scored.scan("train")) == []
+
+
 def test_a_table_to_score_may_have_no_row(path, tmp_path):
     new = clicks(1).drop_columns("clicked").slice(0, 0)
     pq.write_table(new, tmp_path / "new.parquet")

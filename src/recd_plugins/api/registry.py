@@ -6,7 +6,7 @@ For commands, studies and benchmarks. Needs no torch until the registry is prepa
 from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.manager import installed_plugin
 from recd_plugins.planning.prepared import Prepared, Registry, load_registry
-from recd_plugins.plugin_call import failure_in_words, plugin_call
+from recd_plugins.plugin_call import failure_in_words, plugin_call, plugin_items
 from recd_plugins.registry import ModelSpec, TrainingSpec, at_entry
 from recd_plugins.words import did_you_mean, shortened
 
@@ -22,5 +22,6 @@ __all__ = [
     "installed_plugin",
     "load_registry",
     "plugin_call",
+    "plugin_items",
     "shortened",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from recd_plugins.interfaces import Dataset, Rows, Split
+from recd_plugins.plugin_call import plugin_items
 
 # Of the batches that are left, one in so many rows of those before.
 _FINER = 8
@@ -26,7 +27,7 @@ def rows_of_split(dataset: Dataset, split: Split, batch_size: int = 8192) -> Ite
         DataError: there is no such split.
     """
     if dataset.session_keys() is not None:
-        yield from dataset.scan(split)
+        yield from plugin_items(dataset, "scan", dataset.scan(split))
         return
     num_rows = len(dataset.reader(rank=0, world_size=1, batch_size=1, split=split))
     read, size = 0, max(1, min(batch_size, num_rows))

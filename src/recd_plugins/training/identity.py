@@ -26,6 +26,7 @@ from recd_plugins.training.checkpoint_files.fields import (
     OBSERVERS,
     SCORES,
 )
+from recd_plugins.training.checkpoint_files.manifest import MANIFEST, check_file
 from recd_plugins.versions import installed_set
 
 FORMAT = 1
@@ -105,6 +106,8 @@ def read_fields(checkpoint: Path) -> dict[str, Any]:
         DamagedError: it says nothing, or nothing that can be read.
     """
     path = checkpoint / IDENTITY
+    if (checkpoint / MANIFEST).exists():
+        check_file(checkpoint, IDENTITY)
     try:
         identity = json.loads(path.read_bytes())
         fields = dict(_leaves(identity, ""))

@@ -112,6 +112,22 @@ def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
     return damage
 
 
+def check_file(checkpoint: Path, name: str) -> bool:
+    """Refuse a file that is not as it was written; says whether the checkpoint has it.
+
+    Raises:
+        DamagedError: it is not, or the manifest.
+        RecdError: as ``read_manifest``.
+    """
+    files = read_manifest(checkpoint)
+    if name not in files:
+        return False
+    mine = {name: files[name]}
+    if damage := misfits(checkpoint, mine)[0] or differing(checkpoint, mine):
+        raise DamagedError(damage[0])
+    return True
+
+
 def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
     """Everything wrong with a checkpoint, every file read: the damage, and what is there besides.
 
