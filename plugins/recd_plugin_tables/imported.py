@@ -16,7 +16,6 @@ from recd_plugin_tables.imports.note import ImportNote
 from recd_plugin_tables.imports.policy import OnNan
 from recd_plugin_tables.imports.splits import SplitOptions
 from recd_plugin_tables.kinds import is_text
-from recd_plugin_tables.leaves import plain
 from recd_plugin_tables.plan import ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import (
     AsTrained,
@@ -143,8 +142,8 @@ class ImportPlace:
     @property
     def _texts(self) -> tuple[str, ...]:
         """Columns that are text in the table that is trained on."""
-        fields = self.trained.schema if self.trained is not None else ()
-        return tuple(field.name for field in fields if is_text(plain(field.type)))
+        types = {} if self.trained is None else self.trained.types
+        return tuple(name for name, kind in types.items() if is_text(kind))
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -248,7 +248,7 @@ class Table(Dataset):
             self.options,
             self._label,
             widths,
-            trained=TrainedColumns(trained.schema, trained.folder_keys),
+            trained=TrainedColumns.of(trained),
         )
         self._check_kinds(place.source, self.kinds(), trained.location)
         return place
@@ -268,20 +268,20 @@ class Table(Dataset):
     def _columns_known(self) -> TrainedColumns | None:
         """Those of the table where it is there, or what a checkpoint says of them."""
         try:
-            source = self._place.source
-            if source.schema:
-                return TrainedColumns(source.schema, source.folder_keys)
+            if self._place.source.schema:
+                return TrainedColumns.of(self._place.source)
         except RecdError:
             pass
         if not self.trained_kinds:
             return None
         used = {name: use for name, use in self.options.columns.items() if use.roles != ("unused",)}
-        fields = [
-            (name, self._type_known(name, use))
-            for name, use in used.items()
-            if name not in self.options.explode
-        ]
-        return TrainedColumns(pa.schema(fields))
+        return TrainedColumns(
+            {
+                name: self._type_known(name, use)
+                for name, use in used.items()
+                if name not in self.options.explode
+            }
+        )
 
     def _type_known(self, name: str, use: ColumnOptions) -> pa.DataType:
         """A type that its values had; of a column that is no feature, one that it could have."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from recd_plugin_scoring.commands.apart import check_apart
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     CHECKPOINT,
@@ -49,6 +50,7 @@ def embeddings(
         raise RecdError(f"{output}: is written as Parquet; name it .parquet")
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
+    check_apart(output, read, chosen)
     check_output(output, force)
     from recd_plugin_scoring.absent import say_absent
     from recd_plugin_scoring.embeddings import write_embeddings

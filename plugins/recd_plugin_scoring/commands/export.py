@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from recd_plugin_scoring.commands.apart import check_apart
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     CHECKPOINT,
@@ -62,6 +63,7 @@ def export(
     chosen = chosen_checkpoint(read, checkpoint)
     if (output / "model.pt2").exists() and not force:
         raise RecdError(f"{output}: holds an export; name another folder, or --force")
+    check_apart(output / "model.pt2", read, chosen)
     check_writable(output / "model.pt2")
     from recd_plugin_scoring.absent import say_absent
     from recd_plugin_scoring.export import export_to

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from recd_plugin_scoring.commands.apart import check_apart
 from recd_plugin_scoring.score_format import check_keep, format_of
 from recd_plugins.api import DataError, RecdError
 from recd_plugins.api.commands import (
@@ -79,6 +80,7 @@ def predict(
             raise DataError(f"{table}: no such file or folder")
         if output.resolve().is_relative_to(Path(table).resolve()):
             raise RecdError(f"{output}: would be written over or into {table}; name another file")
+    check_apart(output, read, chosen)
     check_output(output, force)
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)

@@ -73,6 +73,12 @@ def test_what_cannot_be_written_or_read_is_told_first(
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
         said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])
         assert f"{output}: would be written over or into {table}" in said
+    (tmp_path / "train").mkdir()
+    for place in ("kept/step-000000001", "train", "test"):
+        for words in (PREDICT[:-1], ROWS[:-1]):
+            said = refusal([*words, f"{place}/a.parquet", "--force"])
+            assert f"a.parquet: would be written over or into {place}" in said
+        assert f"would be written over or into {place}" in refusal([*EXPORT[:-1], place, "--force"])
 
 
 def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) -> None:

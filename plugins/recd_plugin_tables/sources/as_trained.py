@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from recd_plugin_tables.kinds import holds_nothing
 from recd_plugin_tables.leaves import plain
@@ -20,12 +21,17 @@ class TrainedColumns:
     """Columns of the table that is trained on, as far as they are known.
 
     Attributes:
-        schema: names and types; some may be missing.
+        types: by name, of fields of structs by their path; some may be missing.
         folder_keys: columns that names of folders say.
     """
 
-    schema: pa.Schema
+    types: Mapping[str, pa.DataType]
     folder_keys: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, source: Source) -> TrainedColumns:
+        """Those of a table that is there."""
+        return cls(dict(_types(source.schema, "")), source.folder_keys)
 
 
 class AsTrained(Source):
@@ -37,19 +43,20 @@ class AsTrained(Source):
     """
 
     def __init__(self, source: Source, trained: TrainedColumns) -> None:
-        self._source, self._trained = source, trained.schema
+        self._source, self._trained = source, trained.types
         self.location = source.location
 
     @cached_property
     def schema(self) -> pa.Schema:
-        return pa.schema(
-            [
-                field.with_type(plain(self._trained.field(field.name).type))
-                if holds_nothing(plain(field.type)) and field.name in self._trained.names
-                else field
-                for field in self._source.schema
-            ]
-        )
+        return pa.schema([self._typed(field, "") for field in self._source.schema])
+
+    def _typed(self, field: pa.Field, above: str) -> pa.Field:
+        path, kind = above + field.name, plain(field.type)
+        if holds_nothing(kind):
+            return field.with_type(self._trained.get(path, field.type))
+        if not pt.is_struct(kind):
+            return field
+        return field.with_type(pa.struct([self._typed(each, f"{path}.") for each in kind]))
 
     @property
     def num_rows(self) -> int | None:
@@ -66,3 +73,11 @@ class AsTrained(Source):
 
     def identity(self) -> dict[str, Any]:
         return self._source.identity()
+
+
+def _types(fields: Iterable[pa.Field], above: str) -> Iterator[tuple[str, pa.DataType]]:
+    for field in fields:
+        kind = plain(field.type)
+        yield above + field.name, kind
+        if pt.is_struct(kind):
+            yield from _types(kind, f"{above}{field.name}.")

@@ -180,10 +180,13 @@ def test_values_of_another_kind_are_not_scored(tmp_path, use, trained, scored, s
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
 def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     old = {"a": [1, 2], "b": ["x", "y"], "n": [0.5, 1], "h": [[1], [2]], "clicked": [0, 1]}
+    old |= {"geo": [{"land": "x", "at": 1}, {"land": "y", "at": 2}]}
     old |= {"when": [datetime(2026, 1, 1), datetime(2026, 1, 2)], "zip": ["01", "23"]}
     pq.write_table(pa.table(old), tmp_path / "old.parquet")
     uses = {
         "when": {"as": "id", "by": "hour"},
+        "geo.land": {"as": "id", "missing": "y"},
+        "geo.at": "id",
         "zip": "id",
         "a": "id",
         "b": {"as": "id", "missing": "x"},
@@ -193,15 +196,18 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     }
     path = tmp_path / f"new{suffix}"
     if suffix == ".csv":
-        uses["h"] = "unused"
+        uses = {name: use for name, use in uses.items() if "." not in name and name != "h"}
+        pq.write_table(pa.table(old).drop_columns(["h", "geo"]), tmp_path / "old.parquet")
         path.write_text("a,b,n,when,zip\n,,,,10\n,,,,23\n")
     elif suffix == ".jsonl":
         path.write_text(
-            '{"a": null, "b": null, "n": null, "h": null, "when": null, "zip": "23"}\n' * 2
+            '{"a": null, "b": null, "n": null, "h": null, "when": null, "zip": "23", '
+            '"geo": {"land": null, "at": 3}}\n' * 2
         )
     else:
         nothing = {name: pa.nulls(2) for name in ("a", "b", "n", "h", "when")}
-        pq.write_table(pa.table({**nothing, "zip": ["10", "23"]}), path)
+        geo = pa.array([{"land": None, "at": 3}] * 2)
+        pq.write_table(pa.table({**nothing, "zip": ["10", "23"], "geo": geo}), path)
     trained = table(tmp_path / "old.parquet", columns=uses)
     if not there:
         schema, kinds = trained.schema(), trained.kinds()
@@ -211,6 +217,8 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     found = rows_of(trained.to_score(str(path)))
     assert found["a"] == found["when"] == [[], []]
     assert found["zip"][1] == [text_id("23")]
+    if suffix != ".csv":
+        assert (found["geo_at"], found["geo_land"]) == ([[3]] * 2, [[text_id("y")]] * 2)
     assert found["b"] == [[text_id("x")]] * 2
     assert found["n"] == [7, 7]
     assert suffix == ".csv" or found["h"] == [[9], [9]]
