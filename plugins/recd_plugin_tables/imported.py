@@ -24,7 +24,7 @@ from recd_plugin_tables.sources import (
     TrainedColumns,
     open_source,
 )
-from recd_plugins.api import PluginOptions
+from recd_plugins.api import DataError, PluginOptions
 from recd_plugins.api.reading import digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
@@ -216,10 +216,16 @@ class ImportPlace:
         )
         with progress_bars() as add_bar:
             bar = add_bar(f"importing {source.location}", source.num_rows)
-            note = importer.make(
-                self.folder,
-                self.identity,
-                bar,
-                lambda: print(f"{source.location}: {_WAITS}", file=sys.stderr),
-            )
+            try:
+                note = importer.make(
+                    self.folder,
+                    self.identity,
+                    bar,
+                    lambda: print(f"{source.location}: {_WAITS}", file=sys.stderr),
+                )
+            except DataError as error:
+                if isinstance(error.__cause__, OSError):
+                    remedy = "option cache names another folder for imports"
+                    raise DataError(f"{error}; {remedy}") from error.__cause__
+                raise
         return Imported(source.location, self.folder, note, new=True)

@@ -72,7 +72,7 @@ _FILES: dict[str, Callable[[SourceOptions, Collection[str], Collection[str]], Fi
     "arrow": lambda *_: ArrowFormat(),
     "csv": lambda given, needed, texts: _lines(CsvFormat, given, needed, texts),
     "tsv": lambda given, needed, texts: _lines(TsvFormat, given, needed, texts),
-    "jsonl": lambda given, *_: JsonLinesFormat(given.types),
+    "jsonl": lambda given, _, texts: JsonLinesFormat(given.types, texts),
 }
 
 

@@ -156,8 +156,9 @@ class JsonLinesFormat(FileFormat):
     name = "jsonl"
     suffixes = with_compressed([".jsonl", ".ndjson", ".json"])
 
-    def __init__(self, types: Mapping[str, str]) -> None:
+    def __init__(self, types: Mapping[str, str], texts: Collection[str] = ()) -> None:
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
+        self._texts = texts
 
     def schema(self, file: Location) -> pa.Schema:
         with open_stream(file) as source:
@@ -175,6 +176,7 @@ class JsonLinesFormat(FileFormat):
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:
             found = _open_json(source, pa.schema(fields), "infer").schema
+        found = pa.schema([_no_time(field, "", self._texts) for field in found])
         times = pa.schema([each.with_type(_as_text(each.type)) for each in found])
         if times == found:
             return found
@@ -223,6 +225,16 @@ def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
             unexpected_field_behavior=others,
         ),
     )
+
+
+def _no_time(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
+    """The same field, of which those that are named, by their path, are texts and no times."""
+    path, kind = above + field.name, field.type
+    if pa.types.is_timestamp(kind) and path in texts:
+        return field.with_type(pa.string())
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct([_no_time(each, f"{path}.", texts) for each in kind]))
+    return field
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:

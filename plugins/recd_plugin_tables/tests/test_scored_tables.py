@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import pickle
 from datetime import datetime
@@ -222,6 +223,19 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     assert found["b"] == [[text_id("x")]] * 2
     assert found["n"] == [7, 7]
     assert suffix == ".csv" or found["h"] == [[9], [9]]
+
+
+def test_texts_of_json_that_look_like_times_are_texts(tmp_path):
+    uses = {"a": "id", "of.b": "id", "clicked": "label"}
+    old = [{"a": "x", "of": {"b": "y"}, "clicked": 0}, {"a": "z", "of": {"b": "z"}, "clicked": 1}]
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
+    new = json.dumps({"a": "2026-01-01", "of": {"b": "2026-01-02 03:04:05"}})
+    (tmp_path / "new.jsonl").write_text(new + "\n")
+    found = rows_of(
+        table(tmp_path / "old.jsonl", columns=uses).to_score(str(tmp_path / "new.jsonl"))
+    )
+    assert found["a"] == [[text_id("2026-01-01")]]
+    assert found["of_b"] == [[text_id("2026-01-02 03:04:05")]]
 
 
 def test_what_training_has_no_rule_for_is_to_be_written(tmp_path):
