@@ -17,7 +17,12 @@ from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE, FREE, IDENTITY
 from recd_plugins.training.evaluation import splits_of
-from recd_plugins.training.identity import check_resumable, identity_of, identity_text
+from recd_plugins.training.identity import (
+    check_resumable,
+    check_same_model,
+    identity_of,
+    identity_text,
+)
 
 REGISTRY = """
 version: 1
@@ -234,6 +239,17 @@ def test_an_identity_that_cannot_be_read(folder: Path, tmp_path: Path, text: str
     (tmp_path / IDENTITY).write_text(text, encoding="utf-8")
     with pytest.raises(RecdError, match=rf"{IDENTITY}: "):
         check_resumable(tmp_path, identity(folder), ())
+
+
+def test_ids_of_another_kind_make_another_model(folder: Path, tmp_path: Path) -> None:
+    """Where both are known; data that is not there, and older checkpoints, say none."""
+    mine = {**identity(folder), "kinds": {"user": "text", "item": "numbers"}}
+    (tmp_path / IDENTITY).write_text(identity_text(mine), encoding="utf-8")
+    assert check_same_model(tmp_path, {**mine, "kinds": {}})
+    with pytest.raises(RecdError, match=r'is of another model: kinds.user was "text" and is "num'):
+        check_same_model(tmp_path, {**mine, "kinds": {"user": "numbers", "item": "numbers"}})
+    (tmp_path / IDENTITY).write_text(identity_text({**mine, "kinds": {}}), encoding="utf-8")
+    assert check_same_model(tmp_path, mine)
 
 
 def test_no_identity(folder: Path, tmp_path: Path) -> None:

@@ -221,7 +221,9 @@ def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> bool:
         f"{field.removeprefix(f'{FURTHER}.')} was {_shown(before, field)} and is "
         f"{_shown(now, field)}"
         for field in dict.fromkeys((*before, *now))
-        if _within(field, SCORES) and not _within(field, FREE)
+        if (_within(field, SCORES) and not _within(field, FREE))
+        # Where both are known: not of older checkpoints, nor of data that is not there.
+        or (_within(field, [_KINDS]) and field in before and field in now)
         if before.get(field) != now.get(field)
     ]
     if wrong:
