@@ -85,7 +85,7 @@ def detect_format(path: Path, separator: str | None, header: bool | Sequence[str
     """
     if not path.is_file():
         raise DataError(
-            f"{path}: no such file. MovieLens is at "
+            f"{path}: no such file (looked for from {Path.cwd()}). MovieLens is at "
             "https://files.grouplens.org/datasets/movielens/ (ratings.dat, ratings.csv or "
             "u.data of an archive); RecBole's .inter files work too"
         )

@@ -36,11 +36,13 @@ def scanned(dataset: Dataset, keys: Collection[str]) -> Iterator[Rows]:
 
     Raises:
         DataError: the table is wrong.
-        PluginError: a column of ``keys`` is missing; or ``scan`` failed.
+        PluginError: a column of ``keys`` is missing; ``scan`` failed, or yields no Rows.
     """
     with plugin_call(dataset, "scan"):
         rows = dataset.scan("train")
     for each in plugin_items(dataset, "scan", rows):
+        if not isinstance(each, Rows):
+            raise PluginError(f"{dataset.title}: scan yields {each!r:.80}, no Rows")
         there = each.data.schema.names
         if missing := [name for name in keys if name not in there]:
             raise PluginError(

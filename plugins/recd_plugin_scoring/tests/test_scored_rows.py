@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -37,6 +38,11 @@ class Clicks(Dataset):
             raise ValueError("no more")
 
 
+class Bare(Clicks):
+    def scan(self, split: Split = "train") -> Iterator[Any]:
+        yield pa.RecordBatch.from_pydict({"a": [1.0, 2.0]})
+
+
 @pytest.mark.parametrize("keys", [{"a": "score"}, {"a": "user", "b": "user"}])
 def test_keys_of_one_name_are_refused(keys: dict[str, str]) -> None:
     with pytest.raises(PluginError, match=r"acme\.clicks: keys\(\) names a column '(score|user)'"):
@@ -47,5 +53,7 @@ def test_a_scan_without_a_key_and_one_that_fails_are_told() -> None:
     assert len(list(scanned(Clicks({"a": "a"}), {"a": "a"}))) == 1
     with pytest.raises(PluginError, match=r"acme\.clicks: scan yields no column user, which keys"):
         list(scanned(Clicks({}), {"user": "user"}))
+    with pytest.raises(PluginError, match=r"acme\.clicks: scan yields .*, no Rows"):
+        list(scanned(Bare({}), {}))
     with pytest.raises(PluginError, match=r"acme\.clicks: scan failed at .*: ValueError: no more"):
         list(scanned(Clicks({}, fails=True), {}))

@@ -32,7 +32,10 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
         key, equals, text = str(setting).partition("=")  # a caller may have no types
         location = _location(key)
         if not equals or location is None:
-            wrong = "is no setting; write KEY=VALUE, as training.learning_rate=0.05"
+            wrong = (
+                "is no setting; write KEY=VALUE, as training.learning_rate=0.05, and settings "
+                "behind what else the command takes"
+            )
         elif location in given:
             wrong = f"is set twice, first by {given[location]}; keep one"
         else:
