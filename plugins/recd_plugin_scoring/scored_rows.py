@@ -42,7 +42,7 @@ def scanned(dataset: Dataset, keys: Collection[str]) -> Iterator[Rows]:
         rows = dataset.scan("train")
     for each in plugin_items(dataset, "scan", rows):
         if not isinstance(each, Rows):
-            raise PluginError(f"{dataset.title}: scan yields {each!r:.80}, no Rows")
+            raise PluginError(f"{dataset.title}: scan yields a {type(each).__name__}, no Rows")
         there = each.data.schema.names
         if missing := [name for name in keys if name not in there]:
             raise PluginError(

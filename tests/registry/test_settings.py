@@ -76,5 +76,6 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         with_settings("training.seed=1", "training.seed=2", "seed")
     assert str(raised.value) == (
         "training.seed=2: is set twice, first by training.seed=1; keep one\n"
-        "seed: is no setting; write KEY=VALUE, as training.learning_rate=0.05"
+        "seed: is no setting; write KEY=VALUE, as training.learning_rate=0.05, and settings behind "
+        "what else the command takes"
     )
