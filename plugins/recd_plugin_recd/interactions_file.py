@@ -22,11 +22,11 @@ SEPARATORS = {".inter": "\t", ".tsv": "\t", ".csv": ",", ".dat": "::", ".data": 
 WITHOUT_HEADER = (".dat", ".data")
 #: Columns of a file without a header, in MovieLens' order.
 DEFAULT_NAMES = ["user_id", "item_id", "rating", "timestamp"]
+#: Kinds of ids.
+NUMBERS, TEXT = "numbers", "text"
 
 # Arrow takes one byte; no text has this one.
 _UNIT_SEPARATOR = "\x1f"
-#: Kinds of ids.
-NUMBERS, TEXT = "numbers", "text"
 _RECBOLE_TYPE = re.compile(r":(token|float)(_seq)?$")
 # Without zeros in front: 7 and 07 are two ids.
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
@@ -138,12 +138,12 @@ def read_events(
     wanted = {"user": columns.user, "item": columns.item, "timestamp": columns.timestamp}
     wanted["value or label"] = columns.outcome
     for option, name in wanted.items():
-        if name not in layout.names and trained is not None and name == columns.outcome:
-            raise DataError(
-                f"{path}: no column {name}, by which histories say what was liked; add it, empty "
-                "in rows of which nobody knows it yet: they are scored, and in no history"
-            )
         if name not in layout.names:
+            if trained is not None and name == columns.outcome:
+                raise DataError(
+                    f"{path}: no column {name}, by which histories say what was liked; add it, "
+                    "empty in rows of which nobody knows it yet: they are scored, and in no history"
+                )
             raise DataError(
                 f"{path}: no column {name}; set option {option} to one of: "
                 f"{', '.join(layout.names)}"
@@ -165,7 +165,7 @@ def read_events(
     except (pa.ArrowInvalid, ValueError) as error:
         _explain(path, layout, ids, numbers, may_be_empty)
         raise DataError(f"{path}: {error}") from error
-    users, items = (ids for ids, _ in found.values())
+    users, items = (each for each, _ in found.values())
     kinds = {name: kind for name, (_, kind) in found.items()}
     events = Events(users, items, values[columns.outcome], values[columns.timestamp], kinds)
     if trained is not None:

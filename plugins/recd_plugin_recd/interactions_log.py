@@ -92,13 +92,14 @@ class InteractionLog:
         known = known[order]
         self._index: Int64s = np.cumsum(known) - known
         self._starts: Int64s = self._index[_start_of_run(new_user)]
-        self._known_items, self._known_times = self._items[known], self._times[known]
+        self._known_items = self._items[known]
+        # One more than there are events, for indices behind the last and before the first.
+        self._known_times = np.append(self._times[known], 0)
         self._is_first: NDArray[np.bool_] = self._index == self._starts
-        before = self._known_times[self._index - 1] if len(self._known_times) else self._times
-        new_session = self._is_first | (self._times - before > session_gap)
-        sessions = _start_of_run(new_session[known])
-        started = sessions[self._index - 1] if len(sessions) else self._index
-        started = np.where(new_session, self._index, started)
+        pauses = self._times - self._known_times[self._index - 1]
+        new_session = self._is_first | (pauses > session_gap)
+        sessions = np.append(_start_of_run(new_session[known]), 0)
+        started = np.where(new_session, self._index, sessions[self._index - 1])
         #: The event at which each event's features of the user were last refreshed.
         self.anchors: Int64s = {
             "event": self._index,
@@ -132,10 +133,10 @@ class InteractionLog:
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start
         seen, liked = anchors - starts, liked_stop - liked_start
         item_seen, item_liked = self._item_seen[places], self._item_liked[places]
-        times = np.append(self._known_times, 0)
-        at = np.where(anchors == self._index[places], self._times[places], times[anchors])
+        own = anchors == self._index[places]
+        at = np.where(own, self._times[places], self._known_times[anchors])
         # A user's first event has no event before it, and no idle time.
-        idle = np.where(seen > 0, at - times[anchors - 1], 0)
+        idle = np.where(seen > 0, at - self._known_times[anchors - 1], 0)
         hours = (at // 3600 % 24).astype(np.int64)
         columns = [
             _one_each(self._users[places]),

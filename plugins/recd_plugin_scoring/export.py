@@ -140,8 +140,8 @@ def export_to(
         RecdError: as ``serving_model`` and ``exported``.
     """
     model = serving_model(registry, checkpoint)
-    (folder / INT8_PROGRAM).unlink(missing_ok=True)  # of a former export
     write_export(model, folder, PROGRAM)
+    (folder / INT8_PROGRAM).unlink(missing_ok=True)  # of a former export
     if not int8:
         return None
     quantized = serving_model(registry, checkpoint, int8=True)

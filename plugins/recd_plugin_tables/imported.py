@@ -224,7 +224,7 @@ class ImportPlace:
                     lambda: print(f"{source.location}: {_WAITS}", file=sys.stderr),
                 )
             except DataError as error:
-                if isinstance(error.__cause__, OSError):
+                if str(error).startswith(f"{self.folder}: cannot be written"):
                     remedy = "option cache names another folder for imports"
                     raise DataError(f"{error}; {remedy}") from error.__cause__
                 raise

@@ -102,8 +102,8 @@ def values_of(kind: pa.DataType) -> str:
 
 
 def type_of_values(what: str) -> pa.DataType:
-    """A type whose ``values_of`` say that."""
-    return _TYPES[what]
+    """A type whose ``values_of`` say that; null where no type's do."""
+    return _TYPES.get(what, pa.null())
 
 
 _TYPES = {

@@ -8,7 +8,7 @@ import click
 
 from recd_plugin_scoring.commands.apart import check_apart
 from recd_plugin_scoring.score_format import check_keep, format_of
-from recd_plugins.api import DataError, RecdError
+from recd_plugins.api import DataError
 from recd_plugins.api.commands import (
     BATCH_SIZE,
     CHECKPOINT,
@@ -75,12 +75,10 @@ def predict(
     check_keep(keep)
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
-    if "://" not in table:
-        if not Path(table).exists():
-            raise DataError(f"{table}: no such file or folder")
-        if output.resolve().is_relative_to(Path(table).resolve()):
-            raise RecdError(f"{output}: would be written over or into {table}; name another file")
-    check_apart(output, read, chosen)
+    local = () if "://" in table else (Path(table),)
+    if local and not local[0].exists():
+        raise DataError(f"{table}: no such file or folder")
+    check_apart(output, read, *local, chosen)
     check_output(output, force)
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)

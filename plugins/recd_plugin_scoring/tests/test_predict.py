@@ -112,6 +112,10 @@ def test_the_data_of_the_training_need_not_be_there(
         say_absent(old, checkpoint)
         assert export_to(absent, checkpoint, folder / "exported elsewhere", int8=True) is None
         assert write_embeddings(absent, checkpoint, "t_item", folder / "rows.parquet") == 100
+        int8 = folder / "exported elsewhere" / INT8_PROGRAM
+        assert int8.exists()
+        export_to(absent, checkpoint, int8.parent, int8=False)
+        assert not int8.exists(), "it may be of another checkpoint"
         with pytest.raises(DataError, match=r"train: no such file or folder"):
             absent.dataset.reader(rank=0, world_size=1, batch_size=8, split="train")
     finally:
@@ -127,7 +131,7 @@ def test_the_data_of_the_training_need_not_be_there(
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
         found = pq.read_table(folder / f"{name}-elsewhere.parquet")["score"].to_numpy()
         assert np.abs(found - expected).max() <= 1e-6, name
-    names = [PROGRAM, INT8_PROGRAM, "signature.json"]
+    names = [PROGRAM, "signature.json"]
     assert sorted(p.name for p in (folder / "exported elsewhere").iterdir()) == sorted(names)
 
 

@@ -348,7 +348,11 @@ BAD: dict[str, Any] = {
         },
         "two columns would be called label, one of them the label that implicit: true makes; set",
     ),
-    "no cache": (clicks(), {"cache": "/proc/nowhere"}, "/proc/nowhere.*: cannot be written"),
+    "no cache": (
+        clicks(),
+        {"cache": "/proc/nowhere"},
+        "/proc/nowhere.*: cannot be written.*; option cache names another",
+    ),
 }
 
 

@@ -37,7 +37,7 @@ class Workers(Feed):
         pin_memory: pin batches, in a thread that takes them from the processes.
     """
 
-    def __init__(self, task: ReadTask, num_workers: int, pin_memory: bool = False) -> None:
+    def __init__(self, task: ReadTask, num_workers: int, pin_memory: bool) -> None:
         self._task = task
         self._num_workers = num_workers
         self._pin_memory = pin_memory
