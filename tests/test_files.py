@@ -109,6 +109,19 @@ def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
+def test_folders_that_were_made_for_a_file_that_fails_are_gone(tmp_path):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(KeyError), new_file(tmp_path / "there" / "new" / "er" / "file") as path:
+        path.touch()
+        raise KeyError
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    assert not list((tmp_path / "there").iterdir())
+    with pytest.raises(KeyError), new_file(tmp_path / "new" / "er" / "file"):
+        (tmp_path / "new" / "another's").touch()
+        raise KeyError
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["another's"]
+
+
 def test_a_place_is_tried_and_nothing_left_there(tmp_path):
     (tmp_path / "report").mkdir()
     (tmp_path / "file").touch()

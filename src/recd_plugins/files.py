@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,8 +93,8 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
 def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[Path]:
     """A path to write, which becomes ``path`` at the end, and is gone where writing fails.
 
-    Missing folders are made. Where ``path`` is a link it stays one, to what is new. A pipe or a
-    device stays what it is, and gets what was written.
+    Missing folders are made, and are gone again where writing fails. Where ``path`` is a link it
+    stays one, to what is new. A pipe or a device stays what it is, and gets what was written.
 
     Args:
         path: the file.
@@ -111,6 +111,7 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
     target = real_path(path)
     temporary = _temporary(target, token or secrets.token_hex(4))
     try:
+        missing = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Opened as any other file, so that it gets the permissions that the umask leaves.
@@ -120,9 +121,17 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
             os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
+            _remove_empty(missing)
             raise
     except OSError as error:
         raise RecdError(f"{path}: cannot be written ({why_not(error, path)})") from error
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders, the innermost first, up to one in which there is something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 @contextmanager

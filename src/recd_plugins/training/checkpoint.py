@@ -28,7 +28,7 @@ from recd_plugins.training.checkpoint_files.arrays import (
     RANKS,
     write_arrays,
 )
-from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.errors import DamagedError, damaged
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
 from recd_plugins.training.checkpoint_files.folder import (
     checkpoints_in,
@@ -223,7 +223,7 @@ class Checkpoints:
             DamagedError: it is not as it was written.
         """
         if damage := _damage(path):
-            raise DamagedError(f"{damage[0]}; name another checkpoint (recd checkpoint verify)")
+            raise damaged(damage)
         return self._load(path, dmp, optimizer)
 
     def _load(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:

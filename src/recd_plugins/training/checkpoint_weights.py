@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from recd_plugins.errors import RecdError
-from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.errors import damaged
 from recd_plugins.training.checkpoint_files.manifest import problems
 from recd_plugins.training.checkpoint_files.metadata import read_metadata
 from recd_plugins.training.checkpoint_files.tables import table_entry
@@ -36,7 +36,7 @@ def check_whole(checkpoint: Path) -> None:
         DamagedError: says what is wrong.
     """
     if damage := problems(checkpoint)[0]:
-        raise DamagedError(f"{damage[0]}; name another checkpoint (recd checkpoint verify)")
+        raise damaged(damage)
 
 
 def read_weights(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import RecdError
-from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.errors import DamagedError, damaged
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -124,7 +124,7 @@ def check_file(checkpoint: Path, name: str) -> bool:
         return False
     mine = {name: files[name]}
     if damage := misfits(checkpoint, mine)[0] or differing(checkpoint, mine):
-        raise DamagedError(damage[0])
+        raise damaged(damage)
     return True
 
 
