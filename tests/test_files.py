@@ -110,15 +110,19 @@ def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path):
 
 
 def test_folders_that_were_made_for_a_file_that_fails_are_gone(tmp_path):
+    def fail(path, *others):
+        with new_file(path) as temporary:
+            for each in (temporary, *others):
+                each.touch()
+            raise KeyError
+
     (tmp_path / "there").mkdir()
-    with pytest.raises(KeyError), new_file(tmp_path / "there" / "new" / "er" / "file") as path:
-        path.touch()
-        raise KeyError
-    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+    with pytest.raises(KeyError):
+        fail(tmp_path / "there" / "new" / "er" / "file")
+    with pytest.raises(KeyError):
+        fail(tmp_path / "new" / "er" / "file", tmp_path / "new" / "another's")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "there"]
     assert not list((tmp_path / "there").iterdir())
-    with pytest.raises(KeyError), new_file(tmp_path / "new" / "er" / "file"):
-        (tmp_path / "new" / "another's").touch()
-        raise KeyError
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["another's"]
 
 

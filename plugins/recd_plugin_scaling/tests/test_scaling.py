@@ -5,40 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from click.testing import CliRunner, Result
+from tests.cli.plan_cases import REGISTRY, folder, plan
 
-from recd_plugins.cli import main
-
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: table
-    sparse: [item_0, usr_0, "seq_0_*"]
-    generate: {rows: 1024, row_group_rows: 256}
-converter: {use: recd.ikjt}
-preprocessing:
-  - {use: recd.sigrid_hash, features: ["*"], options: {buckets: 500}}
-pooling:
-  - {use: recd.mean, features: ["seq_*"]}
-model: {embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}
-training: {batch_size: 64, ranks: 2, device: cpu}
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
-    return tmp_path
-
-
-def plan(*arguments: str) -> Result:
-    result = CliRunner().invoke(main, ["plan", "registry.yaml", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+__all__ = ["folder"]
 
 
 def test_a_step_by_the_number_of_ranks(folder: Path) -> None:

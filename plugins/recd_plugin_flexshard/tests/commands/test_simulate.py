@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from tests.cli.plan_cases import invoked
 
 from recd_plugins.access import AccessProfile, TableAccess
-from recd_plugins.cli import main
 
 REGISTRY = """
 version: 1
@@ -42,9 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def simulate(*arguments: str) -> Result:
-    result = CliRunner().invoke(main, ["simulate", "registry.yaml", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
+    return invoked("simulate", *arguments)
 
 
 def test_drawn_batches(folder: Path) -> None:
