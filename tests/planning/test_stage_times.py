@@ -116,6 +116,31 @@ def test_links_spare_what_they_could_have_carried_while_ranks_computed(
     assert processors_limit.all_reduce == pytest.approx(reduced * 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("alone", "hidden", "sent", "saved"),
+    [
+        (1.0, 1.0, 9e9, 0.0),  # processors of their own
+        (0.5, 1.0, 9e9, 3.0),  # half of 2 seconds of computing and 4 of latencies
+        (0.5, 0.5, 9e9, 1.5),
+        (0.25, 1.0, 2e9, 2.0),  # no more than links take
+    ],
+)
+def test_ranks_that_share_processors_compute_while_others_wait_for_links(
+    alone: float, hidden: float, sent: float, saved: float
+) -> None:
+    works = [Work(bytes_looked_up=2e9, collectives=4, bytes_across_nodes=sent)] * 2
+    costs = StageCosts(
+        lookup=LookupCost(bytes_looked_up=1e-9),
+        all_to_all=AllToAllCost(bytes_across_nodes=1e-9, collectives=1.0),
+        hidden=hidden,
+        alone=alone,
+    )
+    in_turn = predict_stages(works, costs)
+    assert in_turn.all_to_all == pytest.approx(4.0 + sent * 1e-9)
+    overlapped = predict_stages(works, costs, overlapped=True)
+    assert in_turn.total - overlapped.total == pytest.approx(saved)
+
+
 def test_topologies_give_lower_bounds() -> None:
     topology = load_topology("dgx-h100", nodes=2)
     costs = topology.least_costs

@@ -23,7 +23,7 @@ from recd_plugin_calibration.cluster.groups import node_groups
 from recd_plugin_calibration.cluster.links import Link, between_nodes, inside_nodes
 from recd_plugin_calibration.cluster.sharded_module import module_seconds
 from recd_plugin_calibration.cluster.timing import Effort
-from recd_plugin_calibration.cluster.work_rates import WorkRates, measure_work
+from recd_plugin_calibration.cluster.work_rates import WorkRates, alone_share, measure_work
 from recd_plugins.api import SetupError
 from recd_plugins.api.planning import (
     COLLECTIVES,
@@ -48,6 +48,7 @@ class MeasuredCluster:
         collective: seconds of each of those that a sharded module has in a step.
         dense: seconds of a step of dense layers, however small they are, and of its all-reduce.
         hidden: share of an all-reduce that is over when ranks have computed beside it.
+        alone: of what a rank takes while all compute, the share that it takes while others wait.
         spared: seconds less that an all-to-all takes after a pause; 0 on one node.
         work: what ranks do by themselves.
     """
@@ -60,6 +61,7 @@ class MeasuredCluster:
     collective: float
     dense: float
     hidden: float
+    alone: float
     spared: float
     work: WorkRates
 
@@ -119,6 +121,7 @@ class MeasuredCluster:
                 },
                 "all_reduce": reduced,
                 "hidden": self.hidden,
+                "alone": self.alone,
                 "spared": self.spared,
                 "other": {
                     "steps": max(0.0, self.dense - reduced.get("steps", 0.0)),
@@ -147,6 +150,7 @@ class MeasuredCluster:
             },
             "at_once": self.at_once,
             "hidden": self.hidden,
+            "alone": self.alone,
             "spared": self.spared,
             "collective": self.collective,
             "dense": self.dense,
@@ -184,14 +188,16 @@ def measure_cluster(
             between = between_nodes(groups, device, effort, tell)
             sweeps = sweep(groups, device, effort, tell)
             tell("an all-to-all and an all-reduce at once")
-            alone = groups.world_size == 1
-            both = None if alone else at_once(groups, device, sweeps, effort)
+            one = groups.world_size == 1
+            both = None if one else at_once(groups, device, sweeps, effort)
             tell("an all-reduce and matrix products at once")
-            hidden = 0.0 if alone else hidden_share(groups, device, sweeps, effort)
+            hidden = 0.0 if one else hidden_share(groups, device, sweeps, effort)
+            tell("a rank alone, and all at once")
+            alone = alone_share(device, effort)
             tell("an all-to-all after a pause")
             spared = seconds_spared(groups, device, sweeps, effort) if groups.nodes > 1 else 0.0
             tell("a sharded module")
-            collective = 0.0 if alone else module_seconds(device, effort) / COLLECTIVES
+            collective = 0.0 if one else module_seconds(device, effort) / COLLECTIVES
             tell("a step of dense layers")
             dense = dense_seconds(device, effort)
             machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
@@ -209,5 +215,5 @@ def measure_cluster(
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
     found = machine.model_copy(update=least)
     return MeasuredCluster(
-        found, inside, between, sweeps, both, collective, dense, hidden, spared, work
+        found, inside, between, sweeps, both, collective, dense, hidden, alone, spared, work
     )

@@ -84,9 +84,10 @@ def _collectives(found: MeasuredCluster) -> Table:
         table.caption = (
             "an all-to-all with an all-reduce beside it takes "
             f"{found.at_once:.2f} of what they take one after the other; beside products "
-            f"{found.hidden:.0%} of an all-reduce is hidden; each collective of a sharded module "
-            f"takes {found.collective * 1e3:.2f} ms, however little it sends; links spare it "
-            f"{found.spared * 1e3:.2f} ms after a pause; a step of small dense layers takes "
+            f"{found.hidden:.0%} of an all-reduce is hidden; while others wait a rank takes "
+            f"{found.alone:.2f} of what it takes while all compute; each collective of a sharded "
+            f"module takes {found.collective * 1e3:.2f} ms, however little it sends; links spare "
+            f"it {found.spared * 1e3:.2f} ms after a pause; a step of small dense layers takes "
             f"{found.dense * 1e3:.2f} ms with its all-reduce"
         )
         table.caption_justify = "left"

@@ -27,6 +27,8 @@ _TURNS = 3
 # Of rounds that do not count: the heap grows in them, page by page, to what a round takes.
 _GROWING_SECONDS = 0.04
 _LEAST_SECONDS = 1e-6
+# In which others sleep, so that not even their threads take anything.
+_ALONE_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,24 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
     everyone = [0.0] * dist.get_world_size()
     dist.all_gather_object(everyone, mean)
     return everyone
+
+
+def alone_share(device: torch.device, effort: Effort) -> float:
+    """Of what a rank takes while all compute, the share that it takes while others wait.
+
+    Collective. 1 where ranks have processors of their own; rank 0's is taken for all.
+    """
+    _, run = works_of(device)["operators"]
+    least = min(effort.seconds, _ALONE_SECONDS)
+    together = fmean(of_all_ranks(run, device, least))
+    alone = [0.0]
+    dist.barrier()
+    if dist.get_rank():
+        time.sleep(2 * least)
+    else:
+        alone = [fmean(_rounds(run, device, least))]
+    dist.broadcast_object_list(alone)
+    return min(1.0, alone[0] / together)
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:

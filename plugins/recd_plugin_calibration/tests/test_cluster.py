@@ -93,6 +93,7 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     # In a step of a sharded module, which has sizes to send and Python to run.
     assert costs.all_to_all.collectives == measured.collective > 0
     assert 0 <= costs.hidden <= 1
+    assert 0 < costs.alone == measured.alone <= 1
     assert costs.spared == measured.spared >= 0
     # Each sends as much as it reduces, 2 (n - 1) / n.
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)

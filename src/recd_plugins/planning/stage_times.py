@@ -52,10 +52,14 @@ def predict_stages(
     latencies = costs.all_to_all.collectives * collectives + costs.all_reduce.steps
     idle = sum(own) / len(own) - hidden + latencies
     share = costs.hidden * min(1.0, idle / total) if (total := sum(let_through)) else 0.0
+    saved = share * let_through[0]
+    if overlapped:
+        # While some wait for links, others that share their processors have these to themselves.
+        saved += costs.hidden * min(sent - saved, idle * (1 - costs.alone))
     return StageTimes(
         lookup=mean.lookup,
         gemm=mean.gemm,
-        all_to_all=max(r.all_to_all for r in ranks) + uneven + waiting - share * let_through[0],
+        all_to_all=max(r.all_to_all for r in ranks) + uneven + waiting - saved,
         all_reduce=reduced - share * let_through[1],
         other=mean.other,
     )

@@ -99,6 +99,11 @@ class StageCosts(BaseModel):
         default=0.0,
         description="Share of an all-reduce that is over when ranks have computed beside it.",
     )
+    alone: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0,
+        description="Of what a rank computes while all do, the share that it takes while the "
+        "others wait: less than 1 where they share processors.",
+    )
     spared: Seconds = Field(
         default=0.0,
         description="Of a collective between nodes that ranks come to from computing: links that "
