@@ -109,6 +109,9 @@ class Chosen(Choice):
             found[words] += getattr(self.costs.all_to_all, name) * getattr(self.busiest, name)
         waited = self.seconds.all_to_all - sum(found.values())
         found["waiting for the rank with the most to do"] = max(0.0, waited)
+        # Else what links carry while ranks compute.
+        across = _LINKS["bytes_across_nodes"]
+        found[across] = max(0.0, found[across] + min(0.0, waited))
         for times in (self.seconds, self.compute):
             for stage, words in _STAGES.items():
                 found[words] += 0.0 if times is None else getattr(times, stage)
@@ -202,12 +205,12 @@ class Chosen(Choice):
                 yield f"not for {_named(each.tables)}: {offer}: {why}"
 
     def _predicted(self) -> str:
-        without = "" if self.compute is not None else ", without what the model computes"
+        step = "a step" if self.compute is not None else "the tables' part of a step"
         beside = "no plan fits"
         if self.planner is not None:
             beside = f"{self.milliseconds(self.planner):.1f} ms"
         return (
-            f"predicted step: {self.milliseconds(self.seconds.total):.1f} ms{without}; with all of "
+            f"predicted: {self.milliseconds(self.seconds.total):.1f} ms for {step}; with all of "
             f"them left to the planner: {beside}"
         )
 

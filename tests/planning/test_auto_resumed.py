@@ -47,7 +47,7 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
     assert entries(resumed) == entries(started)
     assert capsys.readouterr().err == (
         f"auto takes what {whole} was trained with: flexshard.joint for 2 tables, torchrec.planner "
-        "for 1 tables\n"
+        "for 1 table\n"
     )
 
     for others in (

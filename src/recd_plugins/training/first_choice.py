@@ -62,5 +62,9 @@ def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
 
 
 def _words(entries: Sequence[dict[str, Any]]) -> str:
-    words = (f"{entry['use']} for {len(entry['tables'])} tables" for entry in entries)
+    words = (f"{entry['use']} for {_counted(entry['tables'])}" for entry in entries)
     return ", ".join(words) or "the planner"
+
+
+def _counted(tables: Sequence[str]) -> str:
+    return "1 table" if len(tables) == 1 else f"{len(tables)} tables"

@@ -174,7 +174,9 @@ def _find(
     plugin = chooser.plugin
     try:
         with (
-            said_if_long(_LONG_CHOICE, f"{plugin.name} still tries plans for {len(tables)} tables"),
+            said_if_long(
+                _LONG_CHOICE, f"{plugin.name} still tries plans, of tables: {len(tables)}"
+            ),
             plugin_call(plugin, "choose"),
         ):
             choice = plugin.choose(question)
