@@ -27,7 +27,7 @@ _TURNS = 3
 # Of rounds that do not count: the heap grows in them, page by page, to what a round takes.
 _GROWING_SECONDS = 0.04
 _LEAST_SECONDS = 1e-6
-# In which others sleep, so that not even their threads take anything.
+# At most, of rank 0 alone: others sleep meanwhile, so that not even their threads take anything.
 _ALONE_SECONDS = 0.2
 
 
