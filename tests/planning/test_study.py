@@ -185,6 +185,20 @@ def test_data_that_ends_before_the_first_batch_that_is_tried(make_registry, data
         report(registry, load_topology("machine", ranks=2), None)
 
 
+def test_data_with_no_batch_for_every_rank_is_planned_for_and_said(make_registry) -> None:
+    registry, refused = make_registry(), "recd run refuses this batch size with the data at hand"
+    few = report(registry, load_topology("machine", ranks_per_node=17))
+    assert "has 4096 rows, too few for a batch of 256 on each of 17 ranks" in few.too_few_rows
+    assert f"{refused}: {few.too_few_rows}" in " ".join(text(few).split())
+    assert few.as_json()["data"]["too_few_rows"] == few.too_few_rows
+    enough = report(registry, load_topology("machine", ranks_per_node=16))
+    assert not enough.too_few_rows
+    assert refused not in text(enough)
+    spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 400_000_000})
+    largest = report(registry, spec, None)
+    assert f"a batch of {largest.plugins.batch_size} on each of 2 ranks" in largest.too_few_rows
+
+
 def test_the_plain_plan_may_not_fit(make_registry) -> None:
     fits = report(make_registry(), load_topology("machine", ranks=2), 2048)
     assert fits.plain is not None

@@ -58,10 +58,11 @@ class PlannedReader(Reader):
                 "rows out"
             )
         if plan.num_steps(world_size) == 0:
-            raise DataError(
-                f"{what} has {plan.num_rows} rows, too few for a batch of {plan.batch_size} on "
-                f"each of {world_size} ranks; lower training.batch_size or training.ranks"
-            )
+            few = f"{what} has {plan.num_rows} rows, too few for a batch of {plan.batch_size}"
+            if world_size > 1:
+                few += f" on each of {world_size} ranks"
+            or_ranks = " or training.ranks" if world_size > 1 else ""
+            raise DataError(f"{few}; lower training.batch_size{or_ranks}")
         self._plan = plan
         self._read = read
         self._what = what

@@ -160,6 +160,7 @@ class PlanReport:
         plain_problem: why not.
         wire: ``training.wire``, the format of what ranks send.
         chosen: what a chooser came to; None without one.
+        too_few_rows: why the data has no such batch for each rank; empty where it has.
     """
 
     topology: str
@@ -171,6 +172,7 @@ class PlanReport:
     plain_problem: str = ""
     wire: str = "fp32"
     chosen: Section | None = None
+    too_few_rows: str = ""
 
     @property
     def time_of_step(self) -> str:
@@ -209,6 +211,7 @@ class PlanReport:
             "data": {
                 "source": self.profile.source,
                 "samples_per_session": self.profile.samples_per_session,
+                "too_few_rows": self.too_few_rows or None,
                 "features": {
                     name: {
                         "length": feature.length,

@@ -31,6 +31,7 @@ def render(report: PlanReport) -> RenderableType:
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         _data(report),
+        *_too_few_rows(report),
         *_wire(report),
         *([] if report.chosen is None else report.chosen.shown("")),
         _shards(report.plugins),
@@ -81,6 +82,11 @@ def _data(report: PlanReport) -> Text:
     samples = report.profile.samples_per_session
     of_sessions = "" if samples is None else f", {samples:.1f} samples a session"
     return Text(f"lengths and dedupe factors: from {report.profile.source}{of_sessions}")
+
+
+def _too_few_rows(report: PlanReport) -> Iterator[Text]:
+    if report.too_few_rows:
+        yield Text(f"recd run refuses this batch size with the data at hand: {report.too_few_rows}")
 
 
 def _wire(report: PlanReport) -> Iterator[Text]:

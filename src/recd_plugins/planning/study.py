@@ -77,6 +77,7 @@ class Study:
             problem,
             registry.training.wire,
             _chosen(plugins(mine.batch_size), mine),
+            _too_few_rows(registry, self.spec.world_size, mine.batch_size),
         )
 
     def _side(
@@ -134,6 +135,20 @@ def _chosen(candidate: Candidate, side: SideReport) -> Choice | None:
     """What a chooser came to, with what the model computes besides."""
     chosen = candidate.prepared.chosen
     return None if chosen is None else chosen.with_compute(side.seconds - side.seconds_of_tables)
+
+
+def _too_few_rows(registry: Registry, ranks: int, batch_size: int) -> str:
+    """Why the data has no batch for each rank; empty where it has.
+
+    No reason to refuse a plan: it looks at the first rows alone, and they may be a sample.
+    """
+    try:
+        registry.wrapped_dataset.reader(
+            rank=0, world_size=ranks, batch_size=batch_size, split="train"
+        )
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def study(registry: Registry, name: str, spec: TopologySpec, say: Callable[[str], None]) -> Study:
