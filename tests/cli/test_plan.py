@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.plan_cases import REGISTRY, folder, plan
+from tests.cli.plan_cases import REGISTRY, folder, invoked, plan
+
+from recd_plugins.planning.topologies import load_topology
+from recd_plugins.training.calibration_file import write_topology
 
 __all__ = ["folder"]
 
@@ -62,6 +65,30 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
     result = plan(*arguments)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
+
+
+def test_what_was_measured_on_other_nodes_is_said(folder: Path) -> None:
+    spec = load_topology("machine", nodes=4, ranks_per_node=1)
+    spec = spec.model_copy(update={"collectives": spec.collective_rates})
+    write_topology(folder / "cluster.yaml", spec, "Measured.")
+    text = REGISTRY.replace("ranks: 2", "ranks: 2, ranks_per_node: 1, topology: cluster.yaml")
+    (folder / "registry.yaml").write_text(text, encoding="utf-8")
+    said = (
+        "cluster.yaml was measured on 4 nodes of 1 rank each, and here are 2 nodes of 1 rank each: "
+        "what it has of ranks is taken to hold for them, and collectives to take longer or less as "
+        "the links between nodes allow\n"
+    )
+    assert "measured" not in plan().stderr
+    assert plan("--nodes", "4").stderr == ""
+    assert plan("--nodes", "2").stderr == said
+    assert invoked("run", "--dry-run").stderr == f"training.topology: {said}"
+    shared = plan("--nodes", "2", "--ranks-per-node", "2").stderr
+    refused = "recd run refuses it for these, which share their cores and their network otherwise"
+    assert shared.endswith(f"taken to hold for them; {refused}\n")
+    (folder / "registry.yaml").write_text(text.replace("ranks_per_node: 1", "ranks_per_node: 2"))
+    ran = invoked("run", "--dry-run")
+    assert ran.exit_code == 1
+    assert "and this run has one node of 2 ranks, which share their cores and their" in ran.output
 
 
 def test_no_plan_fits(folder: Path) -> None:

@@ -115,6 +115,7 @@ def plan(
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     """
     from recd_plugins import load_registry, upstream_noise
+    from recd_plugins.planning.machines import adapted_line
     from recd_plugins.planning.topologies import MACHINE
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
@@ -141,6 +142,8 @@ def plan(
     if on_machine:
         topology, nodes = MACHINE, 1  # whatever nodes its ranks stand for
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
+    if line := adapted_line(topology, spec):
+        click.echo(line, err=True)
     rows = None if largest else int(batch_size or loaded.training.batch_size)
     console, status = output_console(), Console(stderr=True).status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)

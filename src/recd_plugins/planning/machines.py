@@ -11,7 +11,6 @@ from torchrec.distributed.planner import Topology
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec, load_topology, this_machine
 from recd_plugins.registry.training_spec import TrainingSpec
-from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 
 
 def machine_of(
@@ -96,18 +95,40 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
         )
     if (spec.nodes, spec.ranks_per_node) == (nodes, ranks_per_node):
         return spec
-    if spec.costs is None and spec.collectives is None:
-        return load_topology(name, nodes=nodes, ranks_per_node=ranks_per_node)
-    if spec.ranks_per_node != ranks_per_node or spec.nodes == 1:
-        why = "which share their cores and their network otherwise"
-        if spec.ranks_per_node == ranks_per_node:
-            why = "of whose network it says nothing"
+    if _is_measured(spec) and (why := _says_nothing_of(spec, nodes, ranks_per_node)):
         raise SetupError(
             f"training.topology: {name} was measured on {_shape(spec.nodes, spec.ranks_per_node)}, "
             f"and this run has {_shape(nodes, ranks_per_node)}, {why}: measure these with "
             "`recd calibrate`, started as this run is, or set training.topology to null"
         )
-    return _of_other_nodes(spec, nodes)
+    return load_topology(name, nodes=nodes, ranks_per_node=ranks_per_node)
+
+
+def adapted_line(name: str | None, spec: TopologySpec) -> str:
+    """What a topology that was measured on other nodes is taken to say of these, in a line.
+
+    Args:
+        name: as ``load_topology`` takes it; None names none.
+        spec: it, perhaps of other numbers of nodes and ranks.
+
+    Returns:
+        Nothing where it was measured on as many, or not at all.
+    """
+    if name in (None, MACHINE):
+        return ""
+    measured = load_topology(str(name))
+    here = spec.nodes, spec.ranks_per_node
+    if not _is_measured(measured) or (measured.nodes, measured.ranks_per_node) == here:
+        return ""
+    taken = "what it has of ranks is taken to hold for them"
+    if measured.ranks_per_node == spec.ranks_per_node:
+        taken += ", and collectives to take longer or less as the links between nodes allow"
+    if why := _says_nothing_of(measured, *here):
+        taken += f"; recd run refuses it for these, {why}"
+    return (
+        f"{name} was measured on {_shape(measured.nodes, measured.ranks_per_node)}, and here are "
+        f"{_shape(*here)}: {taken}"
+    )
 
 
 def costs_source(name: str, spec: TopologySpec) -> str:
@@ -130,22 +151,15 @@ def costs_source(name: str, spec: TopologySpec) -> str:
     )
 
 
-def _of_other_nodes(spec: TopologySpec, nodes: int) -> TopologySpec:
-    """``spec`` with so many of its nodes."""
-    moved = spec.model_copy(update={"nodes": nodes})
-    if spec.collectives is None:
-        return moved
-    before, after = CollectiveRates.of_topology(spec), CollectiveRates.of_topology(moved)
-    rates = {
-        name: CollectiveRate(
-            bytes_per_second=rate.bytes_per_second
-            * getattr(after, name).bytes_per_second
-            / getattr(before, name).bytes_per_second,
-            seconds=rate.seconds,
-        )
-        for name, rate in spec.collectives
-    }
-    return moved.model_copy(update={"collectives": CollectiveRates(**rates)})
+def _is_measured(spec: TopologySpec) -> bool:
+    return spec.costs is not None or spec.collectives is not None
+
+
+def _says_nothing_of(measured: TopologySpec, nodes: int, ranks_per_node: int) -> str:
+    """Why a run on other nodes cannot be told by those that were measured; empty where it can."""
+    if measured.ranks_per_node != ranks_per_node:
+        return "which share their cores and their network otherwise"
+    return "of whose network it says nothing" if measured.nodes == 1 < nodes else ""
 
 
 def _shape(nodes: int, ranks_per_node: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 import torch.distributed as dist
 
@@ -28,7 +29,7 @@ from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.signals import passed_on
 from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.machines import machine_of
+from recd_plugins.planning.machines import adapted_line, machine_of
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.check_dataset import check_dataset
@@ -172,9 +173,14 @@ def session(
 def _check_topology(
     training: TrainingSpec, world_size: int, ranks_per_node: int, device: str
 ) -> None:
-    """Refuse what does not suit the ranks before the data is prepared for them."""
+    """Refuse what does not suit the ranks before the data is prepared for them.
+
+    The first rank says what is taken to suit them.
+    """
     if training.topology is not None:
-        machine_of(training, world_size, ranks_per_node, torch.device(device))
+        spec = machine_of(training, world_size, ranks_per_node, torch.device(device))
+        if torchrun_rank() in (None, 0) and (line := adapted_line(training.topology, spec)):
+            click.echo(f"training.topology: {line}", err=True)
 
 
 @contextmanager
