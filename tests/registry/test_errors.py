@@ -88,7 +88,14 @@ def test_a_missing_file(tmp_path):
         ("version: 2\n" + HEAD[11:], "r.yaml:1 version: input should be 1, got 2"),
         (HEAD + "cach: []\n", "r.yaml:4 cach: unknown key; did you mean cache?"),
         (HEAD + "zebra: []\n", "r.yaml:4 zebra: unknown key; known: version, dataset"),
-        (HEAD + "cache:\n", "r.yaml:4 cache: expected a list, got nothing"),
+        (
+            HEAD + "cache:\n",
+            "r.yaml:4 cache: expected a list, got nothing; leave it out, or write []",
+        ),
+        (
+            HEAD + "training:\n",
+            "r.yaml:4 training: input should be a mapping, got nothing; leave it out, or write {}",
+        ),
         (HEAD + "cache: {}\n", "r.yaml:4 cache: expected a list, got {}"),
         (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a mapping"),
         (

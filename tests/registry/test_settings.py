@@ -40,6 +40,28 @@ def test_values_of_any_section() -> None:
 
 
 @pytest.mark.parametrize(
+    "section", ["ingestion", "pipeline", "model", "training.checkpoint", "training.schedule"]
+)
+def test_null_leaves_out_an_optional_section(tmp_path: Path, section: str) -> None:
+    text = REGISTRY.read_text().replace(
+        "  ranks: 2", "  ranks: 2\n  checkpoint: {path: there, every: 5}\n  schedule: {warmup: 5}"
+    )
+    (tmp_path / "registry.yaml").write_text(text)
+    registry = load_registry(tmp_path / "registry.yaml", settings=[f"{section}=null"])
+    training = registry.training
+    assert (training.checkpoint.path is None) == (section == "training.checkpoint")
+    assert (training.schedule is None) == (section == "training.schedule")
+    assert registry.with_training({"steps": 3}).training.checkpoint == training.checkpoint
+
+
+def test_a_section_that_null_says_nothing_of_is_refused_with_what_to_write() -> None:
+    with pytest.raises(RegistryError, match=r"cache=null: .*; leave it out, or write \[\]"):
+        with_settings("cache=null")
+    with pytest.raises(RegistryError, match=r"features=null: expected a list, got nothing$"):
+        with_settings("preprocessing[0].features=null")
+
+
+@pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("training.learning_rate", "is no setting; write KEY=VALUE"),

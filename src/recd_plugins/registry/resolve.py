@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
@@ -354,15 +355,25 @@ def in_words(details: ErrorDetails, inside: Location, model: type[BaseModel], wh
     if kind == "literal_error" and isinstance(got, str):
         expected = str(details.get("ctx", {}).get("expected", ""))
         suggestion = did_you_mean(got, expected.replace("'", "").replace(" or ", ", ").split(", "))
-    return f"{message}, got {'nothing' if got is None else short_repr(got)}{suggestion}"
+    if got is None:
+        field = _fields(model, inside[:-1]).get(str(inside[-1])) if inside else None
+        may_be_empty = field is not None and not field.is_required()
+        empty = {"expected a list": "[]", "input should be a mapping": "{}"}.get(message)
+        suggestion = f"; leave it out, or write {empty}" if empty and may_be_empty else ""
+        return f"{message}, got nothing{suggestion}"
+    return f"{message}, got {short_repr(got)}{suggestion}"
 
 
 def _known_keys(model: type[BaseModel] | None, location: Location) -> list[str]:
+    return list(_fields(model, location))
+
+
+def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, FieldInfo]:
     """The fields of the model that stands at ``location`` inside ``model``."""
     for part in location:
         if isinstance(part, str) and model is not None and part in model.model_fields:
             model = _model_in(model.model_fields[part].annotation)
-    return [] if model is None else list(model.model_fields)
+    return {} if model is None else model.model_fields
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

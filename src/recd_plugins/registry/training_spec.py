@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, StrictInt, ValidationInfo, field_validator, model_validator
 
@@ -179,7 +179,9 @@ class TrainingSpec(Spec):
         description="Where to train; auto takes CUDA where there is a device for each rank and the "
         "CUDA build of FBGEMM, and else the CPU.",
     )
-    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="Checkpoints.")
+    checkpoint: CheckpointSpec = Field(
+        default=CheckpointSpec(), description="Checkpoints; null writes none."
+    )
     hang_notice: float = Field(
         default=60.0,
         gt=0,
@@ -199,6 +201,11 @@ class TrainingSpec(Spec):
     validation: ValidationSpec | None = Field(
         default=None, description="Measure it while training goes on, too; null does not."
     )
+
+    @field_validator("checkpoint", mode="before", json_schema_input_type=CheckpointSpec | None)
+    @classmethod
+    def _null_is_none(cls, checkpoint: Any) -> Any:
+        return {} if checkpoint is None else checkpoint
 
     @field_validator("topology")
     @classmethod
