@@ -17,7 +17,7 @@ from recd_plugin_calibration.cluster.timing import MiddleHalf
 from recd_plugin_calibration.cluster.works import WORKS
 from recd_plugins.api.files import write_figure
 from recd_plugins.api.pages import COLORS, plot_style
-from recd_plugins.api.planning import size_text
+from recd_plugins.api.planning import CollectiveRate, size_text
 
 _FAR_APART = 2
 
@@ -29,13 +29,7 @@ def render(found: MeasuredCluster) -> RenderableType:
 
 def far_apart(found: MeasuredCluster) -> list[str]:
     """What took, in the middle half of its rounds, now ``_FAR_APART`` times what it took then."""
-    # A rank that is alone in its node, or a node that is, sends to nobody.
-    sends = {"a2a_intra": found.inside, "ar_cross": found.between}
-    largest = {
-        NAMES[name]: max(found.sweeps[name].items())[1]
-        for name, _ in fit_rates(found.sweeps)
-        if sends.get(name, True)
-    }
+    largest = {NAMES[name]: max(found.sweeps[name].items())[1] for name, _ in _sending(found)}
     works = {WORKS[name]: spread for name, spread in found.work.rates.items()}
     spreads = [*largest.items(), *works.items()]
     return [
@@ -43,6 +37,15 @@ def far_apart(found: MeasuredCluster) -> list[str]:
         for name, spread in spreads
         if spread.high >= _FAR_APART * spread.low
     ]
+
+
+def _sending(found: MeasuredCluster) -> Iterator[tuple[str, CollectiveRate]]:
+    """The collectives in which anything is sent, as fitted.
+
+    A rank that is alone in its node, or a node that is, sends to nobody.
+    """
+    sends = {"a2a_intra": found.inside, "ar_cross": found.between}
+    return (each for each in fit_rates(found.sweeps) if sends.get(each[0], found.at_once))
 
 
 def _links(found: MeasuredCluster) -> Table:
@@ -70,7 +73,7 @@ def _links(found: MeasuredCluster) -> Table:
 
 def _collectives(found: MeasuredCluster) -> Table:
     table = _table("collectives", "latency, ms", "MB/s", "largest", "took, ms", "middle half")
-    for name, rate in fit_rates(found.sweeps):
+    for name, rate in _sending(found):
         size, spread = max(found.sweeps[name].items())
         table.add_row(
             NAMES[name],
@@ -80,7 +83,9 @@ def _collectives(found: MeasuredCluster) -> Table:
             f"{spread.median * 1e3:,.2f}",
             f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
         )
-    if found.at_once is not None:
+    if found.at_once is None:
+        table.add_row("one rank alone has none", "", "", "", "", "")
+    else:
         table.caption = (
             "an all-to-all with an all-reduce beside it takes "
             f"{found.at_once:.2f} of what they take one after the other; beside products "
@@ -141,7 +146,7 @@ def plot(found: MeasuredCluster, path: Path) -> None:
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     sizes, links = figure.subplots(1, 2)
-    for color, (name, rate) in zip(COLORS, fit_rates(found.sweeps), strict=False):
+    for color, (name, rate) in zip(COLORS, _sending(found), strict=False):
         points = found.sweeps[name]
         of_bytes, spreads = list(points), list(points.values())
         middle = [spread.median * 1e3 for spread in spreads]
@@ -159,7 +164,8 @@ def plot(found: MeasuredCluster, path: Path) -> None:
         ylabel="ms",
         title="Collectives; lines: latency and bandwidth",
     )
-    sizes.legend()
+    if found.at_once is not None:
+        sizes.legend()
     for label, color, of in (
         ("in a node", COLORS[0], found.inside),
         ("between nodes", COLORS[1], found.between),
@@ -170,7 +176,8 @@ def plot(found: MeasuredCluster, path: Path) -> None:
     if found.inside and found.between:
         links.set_yscale("log")
     elif found.inside or found.between:
-        links.set_ylim(bottom=0)
+        # What is left above the fastest is a share of how far links lie apart: like ones are cut.
+        links.set_ylim(0, 1.05 * links.get_ylim()[1])
     if found.inside or found.between:
         links.legend()
     links.set(

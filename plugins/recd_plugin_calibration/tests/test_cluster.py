@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,18 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
+from rich.console import Console
 from tests import forked
 
-from recd_plugin_calibration.cluster import collectives
-from recd_plugin_calibration.cluster.collectives import fit_rate
+from recd_plugin_calibration.cluster import collectives, report
+from recd_plugin_calibration.cluster.collectives import NAMES, fit_rate
 from recd_plugin_calibration.cluster.measure import MeasuredCluster
+from recd_plugin_calibration.cluster.report import plot, render
 from recd_plugin_calibration.cluster.timing import QUICK, MiddleHalf, goes_on
 from recd_plugin_calibration.tests import cluster_cases
 from recd_plugins.api import distributed
+from recd_plugins.api.planning import CollectiveRate
 from recd_plugins.cli import main
 from recd_plugins.planning.machines import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
@@ -137,6 +142,39 @@ def test_the_command_writes_what_training_takes(
     assert "the file of a topology ends in .yaml" in named.output
     assert not Path("cluster.txt").exists()
     assert recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--force").exit_code == 0
+
+
+def test_a_collective_that_sends_nothing_is_not_shown(
+    tmp_path: Path, measured: MeasuredCluster
+) -> None:
+    assert measured.sweeps["a2a_intra"], "a rank that is alone in its node"
+    one_rank = replace(measured, between=[], at_once=None)
+    for found, shown in ((measured, {"a2a_global", "ar_global", "ar_cross"}), (one_rank, set())):
+        path = tmp_path / f"{len(shown)}.svg"
+        plot(found, path)
+        told = StringIO()
+        Console(file=told, width=200).print(render(found))
+        for text in (told.getvalue(), path.read_text()):
+            assert {name for name, words in NAMES.items() if words in text} == shown
+
+
+def test_the_picture_has_room_above_links_that_are_as_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    figures: list[Figure] = []
+
+    def kept(_: Path, figure: Figure) -> None:
+        figures.append(figure)
+
+    monkeypatch.setattr(report, "write_figure", kept)
+    between = [
+        replace(link, rate=CollectiveRate(bytes_per_second=rate, seconds=1e-3))
+        for link, rate in zip(measured.between, (24e6, 23.99e6), strict=True)
+    ]
+    plot(replace(measured, between=between), tmp_path / "cluster.svg")
+    links = figures[0].axes[1]
+    assert links.get_ylim()[0] == 0
+    assert links.get_ylim()[1] > 1.04 * 24
 
 
 def test_the_file_says_what_was_not_measured(
