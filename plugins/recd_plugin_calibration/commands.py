@@ -54,7 +54,7 @@ _NOTICE, _HANG = 20.0, 60.0
     show_default=True,
     help="Where tables will live; auto takes CUDA where there is a device for each rank.",
 )
-@click.option("--quick", is_flag=True, help="Some seconds in place of one or two minutes.")
+@click.option("--quick", is_flag=True, help="10 to 20 seconds in place of one or two minutes.")
 @click.option("--force", is_flag=True, help="Replace the file.")
 @report_options("Write every measurement here.", "Write a picture of collectives and links here")
 def calibrate(
@@ -209,9 +209,7 @@ def _tell(
     output_console().print(render(found))
     if apart := far_apart(found):
         click.echo(
-            f"rounds lie far apart ({'; '.join(apart)}), as they do where ranks share cores, and "
-            "where other programs run: plans would be made for these too, so measure again when "
-            "they are done",
+            f"{apart}: plans would be made for these too, so measure again when they are done",
             err=True,
         )
     click.echo(f"{output}: {spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}", err=True)

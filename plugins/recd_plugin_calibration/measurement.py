@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from recd_plugins.api import Measurement, PlanQuestion
 
 if TYPE_CHECKING:
@@ -18,11 +20,19 @@ class Calibrated(Measurement):
     """Links, collectives and works as ``recd calibrate --quick``; steps of the registry's model."""
 
     def cluster(self, device: torch.device) -> TopologySpec:
-        """Some seconds of all ranks."""
+        """10 to 20 seconds of all ranks, where nothing else runs."""
+        import torch.distributed as dist
+
         from recd_plugin_calibration.cluster.measure import measure_cluster
+        from recd_plugin_calibration.cluster.report import far_apart
         from recd_plugin_calibration.cluster.timing import QUICK
 
-        return measure_cluster(device, QUICK, lambda _: None).spec
+        found = measure_cluster(device, QUICK, lambda _: None)
+        if dist.get_rank() == 0 and (apart := far_apart(found)):
+            click.echo(
+                f"{apart}: plans are made for these too; recd calibrate measures longer", err=True
+            )
+        return found.spec
 
     def steps(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
         """Training steps on as many ranks as ``question.spec`` has."""

@@ -50,6 +50,7 @@ def test_a_strangers_measurement_is_planned_for(acme: Path) -> None:
     assert first is not None
     assert first == second
     assert first.inter_node_bandwidth == first.intra_node_bandwidth
+    assert said.startswith("measuring 2 nodes first; where other programs run it takes longer\n")
     assert f"{first.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them" in said
     assert not nothing
 

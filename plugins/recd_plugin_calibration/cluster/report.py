@@ -27,16 +27,21 @@ def render(found: MeasuredCluster) -> RenderableType:
     return Group(_links(found), _collectives(found), _work(found))
 
 
-def far_apart(found: MeasuredCluster) -> list[str]:
-    """What took, in the middle half of its rounds, now ``_FAR_APART`` times what it took then."""
+def far_apart(found: MeasuredCluster) -> str:
+    """What took, in the middle half of its rounds, now ``_FAR_APART`` times what it took then.
+
+    Empty where nothing did.
+    """
     largest = {NAMES[name]: max(found.sweeps[name].items())[1] for name, _ in _sending(found)}
     works = {WORKS[name]: spread for name, spread in found.work.rates.items()}
-    spreads = [*largest.items(), *works.items()]
-    return [
+    timed = {str(each): spread for each, spread in found.work.timed.items()}
+    apart = [
         f"{name} {spread.high / spread.low:.1f}x"
-        for name, spread in spreads
+        for name, spread in (largest | works | timed).items()
         if spread.high >= _FAR_APART * spread.low
     ]
+    where = "as they do where ranks share cores, and where other programs run"
+    return f"rounds lie far apart ({'; '.join(apart)}), {where}" if apart else ""
 
 
 def _sending(found: MeasuredCluster) -> Iterator[tuple[str, CollectiveRate]]:

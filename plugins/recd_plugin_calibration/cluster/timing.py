@@ -43,7 +43,7 @@ class Effort:
 
 #: One or two minutes.
 FULL = Effort(tuple(2**n for n in (8, 12, 14, 16, 18, 20, 22, 24)), 15, 2.0, 8.0, 7)
-#: Some seconds.
+#: 10 to 20 seconds.
 QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8, 1)
 
 

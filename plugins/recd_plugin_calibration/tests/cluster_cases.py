@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
 from itertools import cycle
 
 import torch
@@ -13,6 +15,7 @@ from recd_plugin_calibration.cluster import measure as module
 from recd_plugin_calibration.cluster.measure import MeasuredCluster, measure_cluster
 from recd_plugin_calibration.cluster.timing import Effort
 from recd_plugin_calibration.cluster.work_rates import of_all_ranks
+from recd_plugin_calibration.measurement import Calibrated
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.registry import TrainingSpec
@@ -112,6 +115,17 @@ def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec
         ], measurements[0]
     finally:
         module.measure_cluster = measure_cluster
+
+
+def said_at_start(rank: int, world_size: int, found: MeasuredCluster) -> str:
+    """What a run says of a cluster that was measured like this."""
+    module.measure_cluster = lambda *_: found  # type: ignore[assignment]
+    try:
+        with redirect_stderr(StringIO()) as said:
+            Calibrated().cluster(torch.device("cpu"))
+    finally:
+        module.measure_cluster = measure_cluster
+    return said.getvalue()
 
 
 def refused(rank: int, world_size: int) -> list[str]:

@@ -193,21 +193,34 @@ def test_the_file_says_what_was_not_measured(
     assert first_line(one_node).endswith("One node: rates between nodes are assumed.")
 
 
+def with_spread(measured: MeasuredCluster, high: float) -> MeasuredCluster:
+    spread = MiddleHalf(1.0, 1.0, high)
+    one = dict.fromkeys(SIZES, spread)
+    rates = dict.fromkeys(measured.work.rates, MiddleHalf(1.0, 1.0, 1.0))
+    work = replace(measured.work, rates=rates, timed=dict.fromkeys(measured.work.timed, spread))
+    return replace(measured, sweeps=dict.fromkeys(measured.sweeps, one), work=work)
+
+
 def test_rounds_that_lie_far_apart_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
 ) -> None:
-    def with_spread(high: float) -> MeasuredCluster:
-        one = {size: MiddleHalf(1.0, 1.0, high) for size in SIZES}
-        rates = dict.fromkeys(measured.work.rates, MiddleHalf(1.0, 1.0, 1.0))
-        work = replace(measured.work, rates=rates)
-        return replace(measured, sweeps=dict.fromkeys(measured.sweeps, one), work=work)
-
     for high, said in ((1.9, False), (3.0, True)):
         output = str(tmp_path / f"{high}.yaml")
-        shown = recd_calibrate(monkeypatch, with_spread(high), "-o", output).output
+        shown = recd_calibrate(monkeypatch, with_spread(measured, high), "-o", output).output
         assert ("rounds lie far apart (" in shown) == said
-        assert ("all-reduce, all ranks 3.0x" in shown) == said
+        for words in ("all-reduce, all ranks", *map(str, measured.work.timed)):
+            assert (f"{words} 3.0x" in shown) == said
         assert "in a node 3.0x" not in shown, "its ranks are alone there"
+
+
+def test_a_run_says_that_rounds_at_its_start_lie_far_apart(measured: MeasuredCluster) -> None:
+    for high, words in ((1.9, ""), (3.0, "rounds lie far apart (all-to-all, all ranks 3.0x; ")):
+        first, second = run_on_ranks(
+            cluster_cases.said_at_start, 2, with_spread(measured, high), local_world_size=1
+        )
+        assert first.startswith(words)
+        assert bool(first) == bool(words)
+        assert not second, "rank 0 speaks for all"
 
 
 @pytest.mark.parametrize(

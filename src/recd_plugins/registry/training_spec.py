@@ -153,8 +153,8 @@ class TrainingSpec(Spec):
         default=None,
         description="The cluster that tables are planned for: a file that `recd calibrate` wrote, "
         "or a name that `recd plan --topology` takes. With null, `recd run` on several nodes "
-        "measures them at its start, for some seconds, and all else is planned for `machine`, of "
-        "which nothing is measured.",
+        "measures them at its start, for 10 to 20 seconds or longer where other programs run, and "
+        "all else is planned for `machine`, of which nothing is measured.",
     )
     workers: StrictInt = Field(
         default=0,

@@ -32,7 +32,7 @@ def topology_at_start(
     resume: bool,
     plugins_dir: Path | None = None,
 ) -> TopologySpec | None:
-    """What a run on several nodes measures in some seconds, the same on every rank. Collective.
+    """What a run on several nodes measures first, the same on every rank. Collective.
 
     A run that goes on takes what stands beside its checkpoints, so that its plan stays what it was,
     unless it is on other nodes now.
@@ -71,6 +71,10 @@ def topology_at_start(
             if first:
                 click.echo(_assumed(machine_of(training, device=torch.device(device))), err=True)
             return None
+        if first:
+            click.echo(
+                f"measuring {nodes} nodes first; where other programs run it takes longer", err=True
+            )
         with doing("measuring the cluster"):
             spec = measured_by.cluster(device_of_rank(device))
         if first:
