@@ -55,6 +55,30 @@ def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
     assert "Traceback" in Path(kept[1]).read_text()
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["validate", "no.yaml"], "no.yaml: cannot be read: No such file or directory"),
+        (["--plugins-dir", ".", "falter"], "this is a fault of recd-plugins"),
+    ],
+)
+def test_torchrun_ends_with_the_message(folder: Path, command: list[str], said: str) -> None:
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
+    program = ["--no-python", sys.executable, "-c", "from recd_plugins.cli import main; main()"]
+    done = subprocess.run(
+        [*ranks, *program, *command],
+        env={"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    first, _, summary = done.stderr.partition("Root Cause")
+    assert said in first
+    assert f"traceback : {said}" in summary
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_an_output_that_takes_no_more_is_no_fault_and_files_are_written_before(tmp_path):
     source = Path(__file__).parents[2] / "registry.yaml"

@@ -47,6 +47,9 @@ class _Failure(click.ClickException):
     """A RecdError as click shows it: the message in red, exit code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
+        from recd_plugins.cli.fault import tell_torchrun
+
+        tell_torchrun(self.format_message())
         click.secho(self.format_message(), fg="red", err=file is None, file=file)
 
 
@@ -97,9 +100,11 @@ class _Recd(click.Group):
             with unwinding():
                 return super().__call__(*args, **kwargs)
         except Exception as error:
-            from recd_plugins.cli.fault import EXIT_STATUS, fault_message
+            from recd_plugins.cli.fault import EXIT_STATUS, fault_message, tell_torchrun
 
-            click.secho(fault_message(error), fg="red", err=True)
+            message = fault_message(error)
+            tell_torchrun(message)
+            click.secho(message, fg="red", err=True)
             sys.exit(EXIT_STATUS)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import tempfile
+import time
 import traceback
+from contextlib import suppress
+from pathlib import Path
 
 from recd_plugins.errors import RankError, in_a_line
 from recd_plugins.versions import __version__
@@ -21,6 +26,18 @@ def fault_message(error: Exception) -> str:
         f"this is a fault of recd-plugins {__version__}, or of a library or plugin that it uses: "
         f"{said}\n{_kept(text)}"
     )
+
+
+def tell_torchrun(message: str) -> None:
+    """Have torchrun, if it started this process, end with the message; what it says comes last.
+
+    Its traceback stays: it has one wherever a rank fails, and else names a page of PyTorch.
+    """
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # As torch.distributed.elastic's ErrorHandler writes it, which takes a second to import.
+        told = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": told}}))
 
 
 def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
