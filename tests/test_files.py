@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -159,6 +161,33 @@ def test_what_another_program_wrote_meanwhile_stays(tmp_path):
         write()
     assert path.read_text() == "theirs"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_left_where_all_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "scores[1].csv"
+    mine = tmp_path / ".scores[1].csv.backup"
+    mine.write_text("a user's own")
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from recd_plugins.files import new_file, without_remains\n"
+        "path = Path(sys.argv[1])\n"
+        "with without_remains(path) as token, new_file(path, token=token) as part:\n"
+        "    part.write_text('half'); print(part.name, flush=True); time.sleep(600)"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    killed, living = (str(writer.stdout.readline()).strip() for writer in writers if writer.stdout)
+    try:
+        writers[0].kill()
+        writers[0].communicate()
+        assert {each.name for each in tmp_path.iterdir()} == {mine.name, killed, living}
+        with without_remains(path):
+            assert {each.name for each in tmp_path.iterdir()} == {mine.name, living}
+    finally:
+        writers[1].kill()
+        writers[1].communicate()
 
 
 def test_nothing_remains_of_a_process_that_was_killed(tmp_path):

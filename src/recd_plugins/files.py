@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import hashlib
 import json
 import math
@@ -13,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from recd_plugins.errors import RecdError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_TOKEN_BYTES = 4
 _STREAMS = ("stdin", "stdout", "stderr")
 _OPEN_FILE = re.compile(
     rf"/dev/(?P<name>{'|'.join(_STREAMS)})|/(?:dev|proc/self)/fd/(?P<number>\d+)"
@@ -109,16 +112,17 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
             yield temporary
         return
     target = real_path(path)
-    temporary = _temporary(target, token or secrets.token_hex(4))
+    temporary = _temporary(target, token or secrets.token_hex(_TOKEN_BYTES))
     try:
         missing = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             # Opened as any other file, so that it gets the permissions that the umask leaves.
-            yield temporary
-            if not replaces and target.exists():
-                raise RecdError(f"{path}: another program has written it meanwhile; it stays")
-            os.replace(temporary, target)
+            with _marked(temporary) if token else nullcontext():
+                yield temporary
+                if not replaces and target.exists():
+                    raise RecdError(f"{path}: another program has written it meanwhile; it stays")
+                os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
             _remove_empty(missing)
@@ -136,13 +140,31 @@ def _remove_empty(folders: list[Path]) -> None:
 
 @contextmanager
 def without_remains(path: Path) -> Iterator[str]:
-    """A token for ``new_file`` in a process that may be killed: its file is gone if this fails."""
-    token = secrets.token_hex(4)
+    """A token for ``new_file`` in a process that may be killed: its file is gone if this fails.
+
+    What is left of earlier ones, where this was killed too, is removed first. On file systems
+    without locks it stays.
+    """
+    target, token = real_path(path), secrets.token_hex(_TOKEN_BYTES)
+    tokens = "[0-9a-f]" * 2 * _TOKEN_BYTES
+    for found in target.parent.glob(glob.escape(f".{target.name}.") + tokens):
+        with suppress(OSError), found.open("r+b") as left:
+            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.unlink()
     try:
         yield token
     except BaseException:
-        _temporary(real_path(path), token).unlink(missing_ok=True)
+        _temporary(target, token).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _marked(temporary: Path) -> Iterator[None]:
+    """A context in which a file that is written is told from one that a killed process left."""
+    with temporary.open("xb") as mark:
+        with suppress(OSError):
+            fcntl.flock(mark, fcntl.LOCK_EX)
+        yield
 
 
 def _is_stream(path: Path) -> bool:
