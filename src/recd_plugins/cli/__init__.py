@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import os
@@ -106,6 +107,10 @@ class _Recd(click.Group):
             tell_torchrun(message)
             click.secho(message, fg="red", err=True)
             sys.exit(EXIT_STATUS)
+        finally:
+            # At its end Python looks for cycles several times over, in all that torch brings: where
+            # a signal ends ranks that takes seconds of those they have.
+            gc.freeze()
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
