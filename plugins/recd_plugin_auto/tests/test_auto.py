@@ -50,6 +50,7 @@ from recd_plugins.api import PluginOptions, Sharding, TablePart, hookimpl
 class Near(TablePart):
     def __init__(self, share): self.share = share
     def sharded_share(self, table): return self.share
+    def memory_of_rank(self, ranks_per_node, optimizer): return {"copies": 2**20}
 
 class Nearer(Sharding):
     "All but a share of ids are somehow there already."
@@ -342,6 +343,19 @@ def test_what_cannot_be_is_refused(make_registry) -> None:
         with_plugins(make_registry(sharding=[{"use": "auto", "tables": ["t_user_0"]}]), slow())
     with pytest.raises(NoPlanError, match=r"sharding\[0\]: auto finds nothing that fits"):
         with_plugins(make_registry(sharding=AUTO), slow(ddr_bytes=100_000))
+
+
+def test_what_does_not_fit_names_what_it_chose_and_where(make_registry, tmp_path: Path) -> None:
+    offers, large = "[{'share': 0.01}]", {"num_embeddings": 50_000}
+    registry = with_acme(make_registry, tmp_path, offers, model=large)
+    with pytest.raises(NoPlanError) as raised:
+        with_plugins(registry, slow()).plan(slow().to_torchrec(), 256, activation_bytes=2**40)
+    said = str(raised.value)
+    place = f"{registry.path}:{registry.sharding[0].line}"
+    entry = f"acme.nearer ({place} sharding[0], choice 1 of auto)"
+    assert f"{entry} takes 1.0 MiB of copies on each rank" in said
+    assert "in place of auto stands what it chose before it was known what a forward" in said
+    assert "keeps: acme.nearer {share: 0.01} for t_seq_0_0, " in said
 
 
 def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:

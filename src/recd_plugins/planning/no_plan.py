@@ -15,11 +15,13 @@ from torchrec.distributed.planner.types import (
 )
 
 from recd_plugins.errors import NoPlanError, SetupError
+from recd_plugins.interfaces import Choice
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.storage import RESERVED_SHARE, memory_of_parts
 from recd_plugins.planning.table_ranks import TableGroup
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.words import shortened
 
 # Tables, entries and groups are named up to so many.
 _NAMED = 3
@@ -34,6 +36,7 @@ def explain(
     parts: Sequence[CheckedPart],
     options: Sequence[ShardingOption],
     groups: Sequence[TableGroup],
+    chosen: Choice | None,
 ) -> SetupError:
     """The error for what TorchRec's planner says of ``options``, of which none could be chosen.
 
@@ -46,6 +49,7 @@ def explain(
         parts: of entries.
         options: that were tried.
         groups: of tables whose ranks parts have chosen.
+        chosen: what a chooser came to; None without one.
     """
     if error.error_type not in (
         PlannerErrorType.INSUFFICIENT_STORAGE,
@@ -69,8 +73,9 @@ def explain(
         f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer state "
         f"the tables take {_bytes(sum(size.values()))}{of_parts}, on {topology.world_size} ranks "
         f"with {_bytes(memory)} each, of which {RESERVED_SHARE:.0%} stay in reserve; the largest: "
-        f"{listed}{_entries(parts, options, topology, training)}{_placed(groups)}. Use more "
-        "ranks, smaller batches or smaller tables, or let large tables be split by rows"
+        f"{listed}{_entries(parts, options, topology, training)}{_placed(groups)}"
+        f"{_chosen(chosen)}. Use more ranks, smaller batches or smaller tables, or let large "
+        "tables be split by rows"
     )
 
 
@@ -153,6 +158,17 @@ def _placed(groups: Sequence[TableGroup]) -> str:
     more = len(groups) - _NAMED
     others = f" and {more} more" if more > 0 else ""
     return f"; entries say where tables go: {'; '.join(map(str, groups[:_NAMED]))}{others}"
+
+
+def _chosen(chosen: Choice | None) -> str:
+    """What a chooser has put into the place of its entry, and what may be put there instead."""
+    if chosen is None or not chosen.offered:
+        return ""
+    words = "; ".join(f"{offer} for {shortened(names)}" for offer, names in chosen.offered)
+    return (
+        f"; in place of {chosen.name} stands what it chose before it was known what a forward pass "
+        f"keeps: {words}; other shardings may be named there"
+    )
 
 
 def _num_bytes(option: ShardingOption) -> int:

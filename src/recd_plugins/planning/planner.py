@@ -33,7 +33,7 @@ from recd_plugins.distributed.sharders import (
 )
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.imports import without_collections
-from recd_plugins.interfaces import TablePart
+from recd_plugins.interfaces import Choice, TablePart
 from recd_plugins.model_tables import left_modules, sharded_modules, tables_of
 from recd_plugins.planning.collectives import variable_bags
 from recd_plugins.planning.constraints import table_constraints
@@ -103,6 +103,7 @@ def build_planner(
         prepared.checked_parts,
         partial(decided, prepared, known),
         partial(entries_of_tables, prepared),
+        prepared.chosen,
     )
     planner.constraints(prepared.model, build_sharders(prepared))
     return planner
@@ -154,6 +155,7 @@ class RegistryPlanner(ShardingPlanner):
         decided: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
         | None = None,
         entries: Callable[[], Mapping[str, str]] = dict,
+        chosen: Choice | None = None,
     ) -> None:
         self._topology, self._step_time = topology, step_time
         self._decided, self._entries = decided, entries
@@ -161,6 +163,7 @@ class RegistryPlanner(ShardingPlanner):
         self._constraints_of = constraints
         self._activation_bytes = activation_bytes
         self._parts = parts
+        self._chosen = chosen
 
     def collective_plan(
         self,
@@ -289,6 +292,7 @@ class RegistryPlanner(ShardingPlanner):
                 self._parts,
                 enumerator.options,
                 groups,
+                self._chosen,
             ) from error
         except ValueError as error:  # of a table that cannot be split as it is to be
             raise SetupError(f"TorchRec's planner: {error}") from error

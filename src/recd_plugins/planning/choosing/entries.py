@@ -25,12 +25,14 @@ def with_offers(registry: Registry, chooser: Entry[Sharding], offered: Offered) 
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
     def entry(number: int, offer: Offer, names: Sequence[str]) -> Entry[Sharding]:
-        plugin, field = plugins[offer.use], f"{chooser.field}.chosen[{number}]"
+        # In words: the file has no such place.
+        field = f"{chooser.field}, choice {number} of {chooser.plugin.name}"
+        plugin = plugins[offer.use]
         made = plugin(plugin.Options.model_validate(offer.options))
         made.placed((str(registry.path), chooser.line, field))
         return Entry(made, tuple(glob.escape(name) for name in names), field, chooser.line)
 
-    chosen = tuple(entry(number, *each) for number, each in enumerate(offered))
+    chosen = tuple(entry(number, *each) for number, each in enumerate(offered, start=1))
     at = registry.sharding.index(chooser)
     entries = (*registry.sharding[:at], *chosen, *registry.sharding[at + 1 :])
     return replace(registry, sharding=entries, offering=())
