@@ -48,7 +48,7 @@ def plan(
         cluster, memory = _other(options.plan_for, setting)
         if strategy == "three_tier" and cluster.nodes == 1:
             raise _one_node("plan_for is one node", "it may have more nodes")
-    costs = _costs(options, memory, cluster.world_size)
+    costs = _costs(options, memory, cluster.world_size, setting.wire_bytes)
     try:
         chosen = plan_tiers(demands, cluster, strategy, costs)
     except SetupError as error:
@@ -63,7 +63,9 @@ def _one_node(what: str, remedy: str) -> SetupError:
     )
 
 
-def _costs(options: TierOptions, memory: TierMemory | None, world_size: int) -> CostOptions:
+def _costs(
+    options: TierOptions, memory: TierMemory | None, world_size: int, wire_bytes: float
+) -> CostOptions:
     multiplier, saved = options.memory_multiplier, options.saved_activations
     if multiplier is None:
         known = CostOptions.memory_multiplier
@@ -71,7 +73,10 @@ def _costs(options: TierOptions, memory: TierMemory | None, world_size: int) -> 
     if saved is None:
         saved = memory.saved_activations if memory else CostOptions.saved_activations
     return CostOptions(
-        memory_multiplier=multiplier, saved_activations=saved, **options.cost_options()
+        memory_multiplier=multiplier,
+        saved_activations=saved,
+        wire_bytes=wire_bytes,
+        **options.cost_options(),
     )
 
 

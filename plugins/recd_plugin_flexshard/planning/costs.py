@@ -23,7 +23,7 @@ class CostOptions:
     - ``saved_activations`` (c): copies of an embedding that a data-parallel access saves.
     - ``bytes_per_scalar``: of weights and of gradients that are all-reduced.
       ``activation_bytes``: of activations in memory. ``wire_bytes``: of embeddings and their
-      gradients in all-to-alls.
+      gradients in all-to-alls, and of gradients of touched rows.
     - ``coalesce``: a row that a batch accesses several times is sent once.
     - ``overlap``: the share of the time of all collectives but the global all-to-all that is
       hidden behind other work, 0 to 1. Nothing hides the global all-to-all of sequences.

@@ -100,7 +100,8 @@ class CutModel:
 
     def copies(self, cuts: Cuts) -> tuple[Copies, Copies]:
         """Hot ones, and flex ones."""
-        collectives, scalar = self.cluster.collectives, self.options.bytes_per_scalar
+        collectives, options = self.cluster.collectives, self.options
+        scalar, wire = options.bytes_per_scalar, options.wire_bytes
         (hot_group, flex_group), node = self.groups, self.cluster.ranks_per_node
         hot, flex = cuts.hot, cuts.flex
         of_hot, of_flex = 0.0, 0.0
@@ -115,9 +116,9 @@ class CutModel:
                 collectives.ar_global,
                 hot.num_rows,
                 scalar * hot.scalars,
-                scalar * of_hot,
+                wire * of_hot,
             ),
-            Copies(flex_group, collectives.ar_cross, rows, scalar * shard, scalar * of_flex),
+            Copies(flex_group, collectives.ar_cross, rows, scalar * shard, wire * of_flex),
         )
 
     def syncs_of(self, cuts: Cuts) -> Syncs:
@@ -162,7 +163,9 @@ class CutModel:
         everything = self.ranking.everything
         bits = group.bits(everything.num_rows / everything.scalars) / group.sent_of_reduced
         exchanged = group.exchanged(np.array([sent]), self.options.coalesce)
-        return float(exchanged[0]) + bits / self.options.bytes_per_scalar
+        return (
+            self.options.wire_bytes * float(exchanged[0]) + bits
+        ) / self.options.bytes_per_scalar
 
     @cached_property
     def comm_dp_rw(self) -> float:

@@ -65,11 +65,11 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
     cluster, options, tables = plan.cluster, plan.options, plan.tables
     ranks, node = cluster.world_size, cluster.ranks_per_node
 
-    def embeddings(sent: Callable[[TableTiers], float]) -> float:
-        return 2 * options.wire_bytes * sum(t.demand.embedding_dim * sent(t) for t in tables)
+    def scalars(rows: Callable[[TableTiers], float]) -> float:
+        return sum(t.demand.embedding_dim * rows(t) for t in tables)
 
-    def weights(rows: Callable[[TableTiers], float]) -> float:
-        return options.bytes_per_scalar * sum(t.demand.embedding_dim * rows(t) for t in tables)
+    def embeddings(sent: Callable[[TableTiers], float]) -> float:
+        return 2 * options.wire_bytes * scalars(sent)
 
     def gradients(
         name: Literal["global", "cross"],
@@ -80,10 +80,11 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
         seconds: float,
     ) -> TierTraffic:
         if sync == "dense":
-            num_bytes = 2 * _others(group.members) * weights(rows)
+            reduced = options.bytes_per_scalar * scalars(rows)
+            num_bytes = 2 * _others(group.members) * reduced
             return TierTraffic("all_reduce", name, 0.0, num_bytes, seconds)
         bits = group.bits(sum(rows(t) for t in tables))
-        num_bytes = group.sent_of_reduced * weights(exchanged)
+        num_bytes = group.sent_of_reduced * options.wire_bytes * scalars(exchanged)
         return TierTraffic("sparse", name, bits, num_bytes, seconds)
 
     lists = float(num_features(plan))

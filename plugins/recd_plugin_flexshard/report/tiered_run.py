@@ -41,6 +41,7 @@ def _other_tables(run: TrainedRun, planned: set[str]) -> OtherTables:
                 known,
                 batch_size=run.setting.batch_size,
                 world_size=run.setting.world_size,
+                wire_bytes=run.setting.wire_bytes,
             ).values()
         )
         for known in (profile, profile.plain())

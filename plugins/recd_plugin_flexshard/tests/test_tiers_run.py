@@ -83,6 +83,19 @@ def report_of(registry: Path, *arguments: object) -> dict[str, Any]:
     return {**report, "output": done.stdout}
 
 
+def test_predicted_bytes_are_those_of_the_wire(folder: Path) -> None:
+    registry = write(folder, converter="recd.kjt")
+    found = {
+        wire: report_of(registry, "--steps=8", f"training.wire={wire}")["tiers"]
+        for wire in ("fp32", "bf16")
+    }
+    assert found["bf16"]["other_tables"]  # whose bytes are in those of cold rows
+    for tier in ("cold", "flex"):
+        full, half = (found[wire]["tiers"][tier] for wire in ("fp32", "bf16"))
+        assert half["observed"] < 0.65 * full["observed"]
+        assert half["ratio"] == pytest.approx(full["ratio"], rel=0.02)
+
+
 def test_tiers_are_counted_next_to_their_prediction(folder: Path) -> None:
     report = report_of(
         write(folder, converter="recd.kjt", retier_every=6),

@@ -74,6 +74,7 @@ class Setting:
             nothing is known of the machines.
         topology: the ranks as TorchRec's planner takes them; None for those of machines like this.
         measured: whether ``costs`` were, so that a step that they predict can be believed.
+        wire_bytes: of a scalar of embeddings and their gradients between ranks (``training.wire``).
     """
 
     world_size: int
@@ -88,6 +89,7 @@ class Setting:
     costs: StageCosts | None = None
     topology: Topology | None = None
     measured: bool = True
+    wire_bytes: float = 4.0
 
     @property
     def nodes(self) -> int:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
+from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.interfaces import Setting, Table, TrainingData
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.distinct import distinct_reads
@@ -118,9 +119,10 @@ def setting_of(
         data: in place of the registry's own, as what another setting has measured already.
 
     Raises:
-        SetupError: the ranks do not fill nodes.
+        SetupError: the ranks do not fill nodes, or tables do not suit ``training.wire``.
     """
     spec = topology or machine_of(registry.training, device=device)
+    ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
     return Setting(
         world_size=spec.world_size,
         ranks_per_node=spec.ranks_per_node,
@@ -134,4 +136,5 @@ def setting_of(
         topology=spec.to_torchrec(),
         data=data or RegistryData(registry, model),
         measured=spec.costs is not None,
+        wire_bytes=scalar_bytes(registry.training.wire, ours),
     )

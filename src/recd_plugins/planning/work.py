@@ -171,6 +171,7 @@ def bytes_of_tables(
     batch_size: int,
     world_size: int,
     parts: Sequence[TablePart] = (),
+    wire_bytes: float = SCALAR_BYTES,
 ) -> dict[str, float]:
     """What all ranks together send in the input dist and output dist of each table, in one step.
 
@@ -185,8 +186,9 @@ def bytes_of_tables(
         batch_size: rows of a rank.
         world_size: ranks.
         parts: that know which ids go elsewhere than to a table's shards.
+        wire_bytes: of a scalar of embeddings and their gradients between ranks.
     """
-    step = StepShape(batch_size, world_size, world_size, profile)
+    step = StepShape(batch_size, world_size, world_size, profile, wire_bytes)
     added = {
         table.name: _table_work(
             table, shardings[table.name], step, _sharded_share(table.name, parts)

@@ -65,6 +65,7 @@ def best_by_enumeration(tables, cluster, options):
             missed = np.exp([-row.sent for row in rows])
         touched, union = 1 - missed**batches, 1 - missed ** (batches * members)
         share = (touched + (members - 2) / members * union) / (2 * (members - 1) / members)
+        share *= options.wire_bytes / options.bytes_per_scalar  # by the codecs of all-to-alls
         held = [costs[tier][number].static_comm * share[number] for number in range(len(rows))]
         num_bytes = (np.array(held)[:, None] * (choices == tier)).sum(axis=0)
         num_bytes += num_rows * members / 16

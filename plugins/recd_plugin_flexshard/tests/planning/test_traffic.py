@@ -19,6 +19,7 @@ from recd_plugin_flexshard.planning import (
     traffic,
 )
 from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
+from recd_plugin_flexshard.planning.sync import Syncs
 from recd_plugin_flexshard.tests.planning import traffic_cases as cases
 from recd_plugins import load_registry
 from recd_plugins.planning.candidates import with_plugins
@@ -66,6 +67,16 @@ def test_wires_of_half_the_bytes_carry_embeddings_alone():
         assert half[tier].float_bytes == full[tier].float_bytes / 2
         assert half[tier].integer_bytes == full[tier].integer_bytes
     assert half["hot"] == full["hot"]
+
+
+def test_gradients_of_touched_rows_travel_by_the_wire_too() -> None:
+    plan = replace(three_tiers(ClusterShape(2, 2, 10)), syncs=Syncs("sparse", "sparse"))
+    (table,) = plan.tables
+    plan = replace(plan, tables=(replace(table, hot_exchanged=1.0, flex_exchanged=2.0),))
+    half = traffic(replace(plan, options=replace(OPTIONS, wire_bytes=2)))
+    for tier in ("hot", "flex_gradients"):
+        assert half[tier].float_bytes == traffic(plan)[tier].float_bytes / 2 > 0
+        assert half[tier].integer_bytes == traffic(plan)[tier].integer_bytes
 
 
 def test_without_flex_rows_a_node_exchanges_no_sizes():
