@@ -207,7 +207,6 @@ def test_what_was_measured_is_taken_over_where_it_is_true(own: Path) -> None:
     assert named_topology(str(own), 2, 4, "cpu") == spec
     found = named_topology(str(own), 4, 4, "cpu")
     assert found.world_size == 16
-    assert load_topology(str(own), nodes=4) == found  # what recd plan takes
     bound = CollectiveRates.of_topology(found)
     for name, rate in found.collective_rates:
         assert rate.seconds == 1e-3

@@ -11,6 +11,7 @@ from torchrec.distributed.planner import Topology
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec, load_topology, this_machine
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 
 
 def machine_of(
@@ -101,7 +102,7 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
             f"and this run has {_shape(nodes, ranks_per_node)}, {why}: measure these with "
             "`recd calibrate`, started as this run is, or set training.topology to null"
         )
-    return load_topology(name, nodes=nodes, ranks_per_node=ranks_per_node)
+    return _of_nodes(load_topology(name, nodes=nodes, ranks_per_node=ranks_per_node), spec)
 
 
 def adapted_line(name: str | None, spec: TopologySpec) -> str:
@@ -121,7 +122,7 @@ def adapted_line(name: str | None, spec: TopologySpec) -> str:
     if not _is_measured(measured) or (measured.nodes, measured.ranks_per_node) == here:
         return ""
     taken = "what it has of ranks is taken to hold for them"
-    if measured.ranks_per_node == spec.ranks_per_node:
+    if spec.collectives != measured.collectives:
         taken += ", and collectives to take longer or less as the links between nodes allow"
     if why := _says_nothing_of(measured, *here):
         taken += f"; recd run refuses it for these, {why}"
@@ -149,6 +150,23 @@ def costs_source(name: str, spec: TopologySpec) -> str:
         f"measured on {_shape(measured.nodes, measured.ranks_per_node)}, and taken to hold for "
         f"{_shape(spec.nodes, spec.ranks_per_node)}{network}"
     )
+
+
+def _of_nodes(spec: TopologySpec, measured: TopologySpec) -> TopologySpec:
+    """``spec`` with the collectives of other numbers of its nodes, as they were measured."""
+    if measured.collectives is None:
+        return spec
+    before, after = CollectiveRates.of_topology(measured), CollectiveRates.of_topology(spec)
+    rates = {
+        name: CollectiveRate(
+            bytes_per_second=rate.bytes_per_second
+            * getattr(after, name).bytes_per_second
+            / getattr(before, name).bytes_per_second,
+            seconds=rate.seconds,
+        )
+        for name, rate in measured.collectives
+    }
+    return spec.model_copy(update={"collectives": CollectiveRates(**rates)})
 
 
 def _is_measured(spec: TopologySpec) -> bool:

@@ -33,7 +33,7 @@ from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import schema_problems
 from recd_plugins.values import stage_costs
-from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugins.values.collective_rates import CollectiveRates
 from recd_plugins.words import did_you_mean
 
 #: The name of the topology that is the machine at hand.
@@ -228,8 +228,7 @@ def load_topology(
 
     Args:
         name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
-        nodes: in place of the topology's own; collectives that were measured are taken to lose or
-            gain as the bounds of the links do.
+        nodes: in place of the topology's own.
         ranks_per_node: likewise; no more than a node has GPUs.
         ranks: those of this machine where ``ranks_per_node`` does not say.
         device: of this machine, ``cpu`` or ``cuda``.
@@ -261,30 +260,10 @@ def load_topology(
                 "flops": spec.flops * scale,
             }
         )
-    if nodes is not None and ranks_per_node in (None, spec.ranks_per_node):
-        spec = spec.model_copy(update={"collectives": _collectives_of_nodes(spec, nodes)})
     changed = {"nodes": nodes, "ranks_per_node": ranks_per_node}
     spec = spec.model_copy(update={key: n for key, n in changed.items() if n is not None})
     _check_ranks(spec.world_size)
     return spec
-
-
-def _collectives_of_nodes(spec: TopologySpec, nodes: int) -> CollectiveRates | None:
-    """What was measured of collectives, which lose or gain with nodes as the links' bounds do."""
-    if spec.collectives is None:
-        return None
-    before = CollectiveRates.of_topology(spec)
-    after = CollectiveRates.of_topology(spec.model_copy(update={"nodes": nodes}))
-    rates = {
-        name: CollectiveRate(
-            bytes_per_second=rate.bytes_per_second
-            * getattr(after, name).bytes_per_second
-            / getattr(before, name).bytes_per_second,
-            seconds=rate.seconds,
-        )
-        for name, rate in spec.collectives
-    }
-    return CollectiveRates(**rates)
 
 
 def _check_ranks(world_size: int) -> None:
