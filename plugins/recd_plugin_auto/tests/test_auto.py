@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,11 @@ import torch
 from click.testing import CliRunner
 from rich.console import Console
 from ruamel.yaml import YAML
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
@@ -356,6 +362,20 @@ def test_what_does_not_fit_names_what_it_chose_and_where(make_registry, tmp_path
     assert f"{entry} takes 1.0 MiB of copies on each rank" in said
     assert "in place of auto stands what it chose before it was known what a forward" in said
     assert "keeps: acme.nearer {share: 0.01} for t_seq_0_0, " in said
+
+
+def test_codecs_that_it_was_not_told_of_are_refused_with_what_to_do(make_registry) -> None:
+    sections = {"converter": {"use": "recd.kjt"}, "training": {"batch_size": 1024}}
+    sections |= {"pooling": [], "model": {"embedding_dim": 64}}
+    prepared = with_plugins(make_registry(sharding=AUTO, **sections), slow()).prepared
+    for kind, refused in ((CommType.BF16, False), (CommType.INT8, True)):
+        config = QCommsConfig(kind, kind)
+        codecs = get_qcomm_codecs_registry(config, device=torch.device("cpu"))
+        why = (
+            "auto chose to coalesce bags of t_seq_0_0, .* codecs of INT8 .*: in place of auto name"
+        )
+        with pytest.raises(SetupError, match=why) if refused else nullcontext():
+            prepared.sharders(qcomm_codecs_registry=codecs)
 
 
 def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:

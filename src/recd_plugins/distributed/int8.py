@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import gcd
 from typing import Any
 
@@ -18,7 +18,9 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import Choice
 from recd_plugins.values.table import Table
+from recd_plugins.words import shortened
 
 #: Sums of bags of these are added up on their way.
 ADDED_ON_THE_WAY = (
@@ -147,6 +149,28 @@ def why_plain_codecs(codecs: Mapping[str, Any] | None) -> str:
             if precision and precision in _IN_BLOCKS and not isinstance(codec, Int8):
                 return f"as codecs of {precision.name} send whole blocks of 32 numbers alone"
     return ""
+
+
+def check_chosen(
+    chosen: Choice | None, bags: Sequence[str], codecs: Mapping[str, Any] | None
+) -> None:
+    """Refuse codecs beside what a chooser chose, which is done before a trainer says its codecs.
+
+    Args:
+        chosen: what it came to; None without one.
+        bags: pooled tables that are coalesced, by name.
+        codecs: of bags.
+
+    Raises:
+        SetupError: their batches would have to be plain.
+    """
+    why = why_plain_codecs(codecs)
+    if chosen is not None and bags and why:
+        raise SetupError(
+            f"{chosen.name} chose to coalesce bags of {shortened(bags)}, and knew of no "
+            f"qcomm_codecs_registry: their batches have to be plain, {why}: in place of "
+            f"{chosen.name} name shardings that do not coalesce them, or send FP16 or BF16"
+        )
 
 
 def int8_of(codecs: Mapping[str, Any] | None) -> Int8 | None:

@@ -33,7 +33,7 @@ from recd_plugins.distributed.entry_constraints import (
     entries_of_tables,
     entry_constraints,
 )
-from recd_plugins.distributed.int8 import ADDED_ON_THE_WAY, check_int8, int8_of
+from recd_plugins.distributed.int8 import ADDED_ON_THE_WAY, check_chosen, check_int8, int8_of
 from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
@@ -266,6 +266,8 @@ def build_sharders(
         asked=asked,
         entries=entries,
     )
+    unique_bags = [t.name for t in prepared.tables if t.pooled and t.name in prepared.coalesced]
+    check_chosen(prepared.chosen, unique_bags, bags.qcomm_codecs_registry)
     sharders: list[ModuleSharder[nn.Module]] = [
         bags,
         sequences,
