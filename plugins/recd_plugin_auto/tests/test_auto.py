@@ -54,20 +54,22 @@ from pydantic import Field
 from recd_plugins.api import PluginOptions, Sharding, TablePart, hookimpl
 
 class Near(TablePart):
-    def __init__(self, share): self.share = share
+    def __init__(self, share, keeps): self.share, self.keeps = share, keeps
     def sharded_share(self, table): return self.share
     def memory_of_rank(self, ranks_per_node, optimizer): return {"copies": 2**20}
+    def activation_bytes(self, table, ids): return self.keeps
 
 class Nearer(Sharding):
     "All but a share of ids are somehow there already."
     name = "acme.nearer"
     class Options(PluginOptions):
         share: float = Field(default=1.0, ge=0, le=1)
+        keeps: float = 0.0
     @classmethod
     def offers(cls, tables, setting):
         return [] if tables[0].pooled else OFFERS
     def part(self, tables, setting):
-        return Near(self.options.share)
+        return Near(self.options.share, self.options.keeps)
 
 @hookimpl
 def register_shardings():
@@ -362,6 +364,29 @@ def test_what_does_not_fit_names_what_it_chose_and_where(make_registry, tmp_path
     assert f"{entry} takes 1.0 MiB of copies on each rank" in said
     assert "in place of auto stands what it chose before it was known what a forward" in said
     assert "keeps: acme.nearer {share: 0.01} for t_seq_0_0, " in said
+
+
+def test_what_a_forward_pass_keeps_is_counted_before_it_chooses(
+    make_registry, tmp_path: Path
+) -> None:
+    offers, large = "[{'share': 0.0, 'keeps': 1e15}, {'share': 0.01}]", {"num_embeddings": 50_000}
+    registry = with_acme(make_registry, tmp_path, offers, model=large)
+    auto = with_plugins(registry, slow())
+    assert "acme.nearer {share: 0.01}" in {str(g.offer) for g in chosen_of(auto.prepared).groups}
+    alone = [{"use": "acme.nearer", "tables": ["t_seq_*"], "options": {"keeps": 1e15}}]
+    document = YAML(typ="safe").load(registry.path.read_text()) | {"sharding": alone}
+    registry.path.write_text(json.dumps(document))
+    by_hand = with_plugins(load_registry(registry.path, plugins_dir=tmp_path / "plugins"), slow())
+    kept = by_hand.activation_bytes(NO_COMPUTE, 256)
+    with pytest.raises(NoPlanError, match=r"in reserve and a forward pass keeps [0-9.]+ GiB; the"):
+        by_hand.plan(slow().to_torchrec(), 256, kept)
+
+
+def test_an_estimate_that_is_none_ends_the_choice(make_registry, tmp_path: Path) -> None:
+    registry = with_acme(make_registry, tmp_path, "[{'keeps': -1.0}]")
+    said = r"choice 1 of auto: acme.nearer: activation_bytes returned -1.0.*recd --without PACKAGE"
+    with pytest.raises(PluginError, match=said):
+        with_plugins(registry, slow())
 
 
 def test_codecs_that_it_was_not_told_of_are_refused_with_what_to_do(make_registry) -> None:

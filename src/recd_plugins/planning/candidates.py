@@ -25,6 +25,7 @@ from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
+from recd_plugins.planning.storage import activations_of_parts
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
 from recd_plugins.values.data_profile import DataProfile
@@ -105,11 +106,7 @@ def activation_bytes(
     """What a forward pass of a rank keeps beside its lookups in sharded tables."""
     tables = tables_of(prepared.model)
     pooled = rows_pooled(tables, profile, kept, batch_size)
-    of_parts = sum(
-        part.activation_bytes(table, profile.ids(table, batch_size))
-        for part in prepared.checked_parts
-        for table in tables
-    )
+    of_parts = activations_of_parts(prepared.checked_parts, tables, profile, batch_size)
     return round(kept.rest_saved_bytes * batch_size + kept.pooling_saved_bytes * pooled + of_parts)
 
 

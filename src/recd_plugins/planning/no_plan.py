@@ -36,6 +36,7 @@ def explain(
     parts: Sequence[CheckedPart],
     options: Sequence[ShardingOption],
     groups: Sequence[TableGroup],
+    activation_bytes: int,
     chosen: Choice | None,
 ) -> SetupError:
     """The error for what TorchRec's planner says of ``options``, of which none could be chosen.
@@ -49,6 +50,7 @@ def explain(
         parts: of entries.
         options: that were tried.
         groups: of tables whose ranks parts have chosen.
+        activation_bytes: that a forward pass of a rank keeps beside its lookups.
         chosen: what a chooser came to; None without one.
     """
     if error.error_type not in (
@@ -69,11 +71,12 @@ def explain(
     of_parts = "".join(
         f" and {name} {_bytes(held)} a rank" for name, held in beside.items() if held
     )
+    kept = f" and a forward pass keeps {_bytes(activation_bytes)}" if activation_bytes else ""
     return NoPlanError(
         f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer state "
         f"the tables take {_bytes(sum(size.values()))}{of_parts}, on {topology.world_size} ranks "
-        f"with {_bytes(memory)} each, of which {RESERVED_SHARE:.0%} stay in reserve; the largest: "
-        f"{listed}{_entries(parts, options, topology, training)}{_placed(groups)}"
+        f"with {_bytes(memory)} each, of which {RESERVED_SHARE:.0%} stay in reserve{kept}; "
+        f"the largest: {listed}{_entries(parts, options, topology, training)}{_placed(groups)}"
         f"{_chosen(chosen)}. Use more ranks, smaller batches or smaller tables, or let large "
         "tables be split by rows"
     )

@@ -292,6 +292,7 @@ class RegistryPlanner(ShardingPlanner):
                 self._parts,
                 enumerator.options,
                 groups,
+                activation_bytes,
                 self._chosen,
             ) from error
         except ValueError as error:  # of a table that cannot be split as it is to be

@@ -24,9 +24,10 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
-from recd_plugins.interfaces import RowMemory, TablePart
+from recd_plugins.interfaces import RowMemory, Table, TablePart
 from recd_plugins.registry.checked_part import one_answer
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.values.data_profile import DataProfile
 
 #: Left to the allocator and the interpreter; and to activations where nobody counted them.
 RESERVED_SHARE = 0.15
@@ -85,6 +86,14 @@ def memory_of_parts(
     for part in parts:
         found.update(part.memory_of_rank(ranks_per_node, optimizer))
     return dict(found)
+
+
+def activations_of_parts(
+    parts: Iterable[TablePart], tables: Iterable[Table], profile: DataProfile, batch_size: int
+) -> int:
+    """Bytes that parts keep of a rank's forward pass beside its lookups in sharded tables."""
+    ids = [(table, profile.ids(table, batch_size)) for table in tables]
+    return round(sum(part.activation_bytes(*each) for part in parts for each in ids))
 
 
 def row_memory(

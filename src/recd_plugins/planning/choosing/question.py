@@ -28,6 +28,7 @@ from recd_plugins.interfaces import (
     Table,
     Trial,
 )
+from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.choosing.check_offers import check_offers, check_table
 from recd_plugins.planning.choosing.data import DataOfChoices
 from recd_plugins.planning.choosing.entries import with_offers, wrong_options
@@ -36,6 +37,7 @@ from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.planning.prepare_entries import prepare_entries
 from recd_plugins.planning.stage_times import predict_stages
+from recd_plugins.planning.storage import activations_of_parts
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry import Entry, Registry
@@ -109,8 +111,8 @@ class RegistryQuestion(ChoiceQuestion):
         try:
             with generators_kept():
                 return self._planned(registry, replace(self.setting, data=data), haste)
-        except PluginError:
-            raise
+        except PluginError as error:
+            raise PluginError(f"{error}; recd --without PACKAGE leaves one out") from error
         except RecdError as error:
             return Trial(None, error=error)
 
@@ -138,6 +140,10 @@ class RegistryQuestion(ChoiceQuestion):
                 setting.world_size, setting.ranks_per_node, torch.device(setting.device_type)
             ),
             profile=profile,
+            # What the model keeps besides is the same whatever is chosen.
+            activation_bytes=activations_of_parts(
+                prepared.checked_parts, tables_of(prepared.model), profile, setting.batch_size
+            ),
             replicate=registry.has_model,
         )
         sharders = build_sharders(prepared)
