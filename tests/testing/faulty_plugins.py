@@ -55,6 +55,10 @@ class Change(Preprocessing):
             return values.fill_(1), offsets.clone()
         if self.fault == "gives_floats":
             return values.float(), offsets.clone()
+        if self.fault == "numbers_ids_as_they_come":
+            seen = vars(self).setdefault("seen", {})
+            numbers = [seen.setdefault(value, len(seen)) for value in values.tolist()]
+            return torch.tensor(numbers, dtype=torch.int64), offsets
 
 
 class AtMost(Preprocessing):

@@ -20,6 +20,7 @@ FAULTS = {
         "keeps_the_last": "test_kept_lengths_are_those_of_rows_cut_at_their_end",
         "doubles_numbers": "test_a_number_becomes_as_many_as_width_says",
         "takes_nothing": "test_takes_ids_or_numbers",
+        "numbers_ids_as_they_come": "test_what_came_before_does_not_matter",
         "is_known_by_its_place": "test_identity_is_of_what_it_transforms_by",
     },
     "fitted": {

@@ -95,6 +95,21 @@ class PreprocessingContract(PluginContract):
     def test_gives_the_same_twice(self, plugin: Preprocessing, rows: Rows) -> None:
         assert _apply(plugin, rows) == _apply(plugin, rows)
 
+    def test_what_came_before_does_not_matter(self, plugin: Preprocessing, rows: Rows) -> None:
+        """A run that goes on begins with a later batch, and each of several readers has some."""
+        batches = [rows[start : start + 3] for start in range(0, len(rows), 3)]
+        one, other = (pickle.loads(pickle.dumps(plugin)) for _ in range(2))
+        forwards = [one.transform(*_jagged(batch)) for batch in batches]
+        backwards = [other.transform(*_jagged(batch)) for batch in reversed(batches)]
+        for batch, result, again in zip(batches, forwards, reversed(backwards), strict=True):
+            assert _bits(result) == _bits(again), (
+                f"{plugin.name} keeps state between calls of transform: {batch} becomes "
+                f"{_rows(*result)} or {_rows(*again)}, as batches came before. No checkpoint keeps "
+                "that state, so a run that goes on would silently train on other values. Let "
+                "transform depend on options and on what fit decided alone: what is to be learned "
+                "from data, as numbers of ids, fit learns, and fitted_state and identity tell"
+            )
+
     def test_a_pickled_copy_gives_the_same(self, plugin: Preprocessing, rows: Rows) -> None:
         """Readers in other processes get one."""
         expected = _apply(plugin, rows)
@@ -191,6 +206,12 @@ def _jagged(rows: Rows) -> tuple[Tensor, Tensor]:
 def _rows(values: Tensor, offsets: Tensor) -> Rows:
     bounds = offsets.tolist()
     return [values[start:end].tolist() for start, end in pairwise(bounds)]
+
+
+def _bits(result: tuple[Tensor, Tensor]) -> tuple[bytes, list[int]]:
+    """What two results have in common that are the same bit for bit; NaN is then itself."""
+    values, offsets = result
+    return values.numpy().tobytes(), offsets.tolist()
 
 
 def _apply(plugin: Preprocessing, rows: Rows) -> Rows:
