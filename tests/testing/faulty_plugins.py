@@ -28,6 +28,9 @@ class Change(Preprocessing):
         return {"takes_nothing": (), "doubles_numbers": ("numbers",)}.get(self.fault, ("ids",))
     def identity(self):
         return {"at": id(self)} if self.fault == "is_known_by_its_place" else {}
+    @property
+    def num_ids(self):
+        return 10 if self.fault == "gives_more_than_it_says" else None
     def kept_lengths(self, lengths):
         return lengths.clamp(max=1) if self.fault == "keeps_the_last" else None
     def transform(self, values, offsets):
@@ -59,6 +62,14 @@ class Change(Preprocessing):
             seen = vars(self).setdefault("seen", {})
             numbers = [seen.setdefault(value, len(seen)) for value in values.tolist()]
             return torch.tensor(numbers, dtype=torch.int64), offsets
+        if self.fault == "gives_negative_ids":
+            return -values, offsets
+        if self.fault == "gives_more_than_it_says":
+            return values % 11, offsets
+        if self.fault == "returns_one_memory":
+            if "memory" not in vars(self):
+                self.memory = torch.empty(1000, dtype=values.dtype)
+            return self.memory[: values.numel()].copy_(values), offsets
 
 
 class AtMost(Preprocessing):
@@ -71,10 +82,12 @@ class AtMost(Preprocessing):
         return 0 if self.fault == "asks_for_no_rows" else 10
     def fit(self, feature, rows):
         self.most = 0
-        for values, _ in rows:
+        for pieces, (values, _) in enumerate(rows):
             self.most = max([self.most, *values.tolist()])
             if self.fault == "clears_rows":
                 values.zero_()
+        if self.fault == "counts_pieces":
+            self.most = pieces
         if self.fault == "draws":
             self.most = torch.randint(1, 1 << 60, ()).item()
     def identity(self):

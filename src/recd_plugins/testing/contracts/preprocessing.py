@@ -57,6 +57,15 @@ class PreprocessingContract(PluginContract):
     def test_keeps_the_number_of_rows(self, plugin: Preprocessing, rows: Rows) -> None:
         _check_form(plugin.transform(*_jagged(rows)), rows)
 
+    def test_ids_are_rows_of_a_table(self, plugin: Preprocessing, rows: Rows) -> None:
+        """Of one that has ``num_ids`` rows, where that is known."""
+        values, _ = plugin.transform(*_jagged(rows))
+        if values.dtype.is_floating_point:
+            return
+        end = 2**63 if plugin.num_ids is None else plugin.num_ids
+        wrong = [value for value in values.tolist() if not 0 <= value < end]
+        assert not wrong, f"{plugin.name} gives {wrong[0]}; ids are 0 or more, and below num_ids"
+
     def test_equal_rows_give_equal_rows(self, plugin: Preprocessing, rows: Rows) -> None:
         results = _apply(plugin, rows)
         for row, result in zip(rows, results, strict=True):
@@ -127,6 +136,23 @@ class PreprocessingContract(PluginContract):
         assert again.identity() == plugin.identity()
         assert _apply(again, rows) == _apply(plugin, rows)
 
+    @pytest.mark.parametrize("size", [1, 100])
+    def test_fit_takes_rows_in_pieces_of_any_size(
+        self, plugin: Preprocessing, rows: Rows, size: int
+    ) -> None:
+        """Sums of floats may be rounded otherwise; ids are the same."""
+        if not _has_fit(plugin):
+            return
+        again = _fit(type(plugin)(plugin.options), rows, size)
+        torch.testing.assert_close(
+            again.transform(*_jagged(rows)),
+            plugin.transform(*_jagged(rows)),
+            msg=lambda difference: (
+                f"{plugin.name} came to something else where fit was given {size} rows at a time; "
+                f"how many come at a time says nothing: {difference}"
+            ),
+        )
+
     def test_a_state_stands_for_fitting(self, plugin: Preprocessing, rows: Rows) -> None:
         """Checkpoints keep it; a plugin without one is fitted anew."""
         if type(plugin).fitted_state is Preprocessing.fitted_state:
@@ -165,6 +191,17 @@ class PreprocessingContract(PluginContract):
         torch.testing.assert_close(values, values_before, rtol=0, atol=0)
         torch.testing.assert_close(offsets, offsets_before, rtol=0, atol=0)
 
+    def test_leaves_what_it_returned_as_it_is(self, plugin: Preprocessing, rows: Rows) -> None:
+        values, offsets = plugin.transform(*_jagged(rows))
+        values_before, offsets_before = values.clone(), offsets.clone()
+        for later in (rows[::-1], rows[:3]):
+            plugin.transform(*_jagged(later))
+        message = "transform wrote into what it returned before; return new tensors"
+        torch.testing.assert_close(
+            values, values_before, rtol=0, atol=0, equal_nan=True, msg=message
+        )
+        torch.testing.assert_close(offsets, offsets_before, rtol=0, atol=0, msg=message)
+
     @pytest.mark.parametrize("num_rows", [0, 1, 3])
     def test_takes_empty_input(self, plugin: Preprocessing, num_rows: int) -> None:
         dtypes = {"ids": torch.int64, "numbers": torch.float32}
@@ -187,9 +224,9 @@ def _has_fit(plugin: Preprocessing) -> bool:
     return type(plugin).fit is not Preprocessing.fit
 
 
-def _fit(plugin: Preprocessing, rows: Rows) -> Preprocessing:
-    """The plugin, fitted to rows, some at a time and once none."""
-    parts = [_jagged(part) for part in (rows[:4], rows[4:]) if part]
+def _fit(plugin: Preprocessing, rows: Rows, size: int = 4) -> Preprocessing:
+    """The plugin, fitted to rows, ``size`` at a time and once none."""
+    parts = [_jagged(rows[start : start + size]) for start in range(0, len(rows), size)]
     values, offsets = parts[0]
     plugin.fit("feature", iter([*parts, (values[:0], offsets[:1])]))
     return plugin
