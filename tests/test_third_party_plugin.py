@@ -2,12 +2,15 @@
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from tests.installed import pip_installed, python, recd
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "third_party_plugin"
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "third_party_plugin"
 
 
 @pytest.fixture(scope="module")
@@ -34,3 +37,16 @@ def test_it_is_left_out_where_third_parties_are(environment):
 def test_its_own_tests_pass(environment, tmp_path):
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     python(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "tests"))
+
+
+def project(folder):
+    return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in ROOT.glob("examples/third_*")))
+def test_examples_need_only_what_make_setup_installs(example):
+    """Where users install recd-plugins, that is there too; no index has any of it."""
+    installed = {project(ROOT)["name"]}
+    installed |= {project(file.parent)["name"] for file in ROOT.glob("plugins/*/pyproject.toml")}
+    needed = project(ROOT / "examples" / example)["dependencies"]
+    assert {Requirement(each).name for each in needed} <= installed
