@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from copy import deepcopy
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -108,8 +109,9 @@ class PreprocessingContract(PluginContract):
         """A run that goes on begins with a later batch, and each of several readers has some."""
         batches = [rows[start : start + 3] for start in range(0, len(rows), 3)]
         one, other = (pickle.loads(pickle.dumps(plugin)) for _ in range(2))
-        forwards = [one.transform(*_jagged(batch)) for batch in batches]
-        backwards = [other.transform(*_jagged(batch)) for batch in reversed(batches)]
+        # Copies: what is written into later is the subject of another test.
+        forwards = [deepcopy(one.transform(*_jagged(batch))) for batch in batches]
+        backwards = [deepcopy(other.transform(*_jagged(batch))) for batch in reversed(batches)]
         for batch, result, again in zip(batches, forwards, reversed(backwards), strict=True):
             assert _bits(result) == _bits(again), (
                 f"{plugin.name} keeps state between calls of transform: {batch} becomes "
