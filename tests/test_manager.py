@@ -174,6 +174,60 @@ def test_a_callback_that_nobody_calls_is_refused(folder):
     assert "Notes.on_stpe is never called; did you mean on_step?" in refused(folder)
 
 
+SHARDING = """
+from recd_plugins.api import Sharding, hookimpl
+
+class Base:
+    def offering(self): ...
+
+class Halves(Base, Sharding):
+    "Rows in halves."
+    name = "acme.halves"
+
+    METHOD
+
+@hookimpl
+def register_shardings():
+    return [Halves]
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "meant"),
+    [
+        (
+            "@classmethod\n    def offer(cls, tables, setting): ...",
+            "Halves.offer is never asked for; did you mean offers?",
+        ),
+        (
+            "def constraint(self, tables): ...",
+            "Halves.constraint is never asked for; did you mean constraints?",
+        ),
+        ("replicate = True", "Halves.replicate is never asked for; did you mean replicates?"),
+    ],
+)
+def test_a_name_that_is_nearly_one_of_the_interface_is_refused(folder, method, meant):
+    write(folder, "halves.py", SHARDING.replace("METHOD", method))
+    message = refused(folder)
+    assert meant in message
+    assert str(folder / "halves.py") in message
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "def halved(self): ...",
+        "def _offer(self): ...",
+        "def constraints(self, tables): return {}\n    def constraint(self): ...",
+        "def offering(self): ...",
+    ],
+    ids=["of its own", "private", "beside what it is like", "of another base"],
+)
+def test_names_of_helpers_are_free(folder, method):
+    write(folder, "halves.py", SHARDING.replace("METHOD", method))
+    assert "acme.halves" in PluginManager(folder).plugins["sharding"]
+
+
 def test_a_missing_folder_is_an_error(folder):
     assert "is not a directory" in refused(folder / "missing")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from types import ModuleType
@@ -19,6 +20,8 @@ API_VERSION = 5
 _INTERFACES = "recd_plugins.interfaces."
 # How methods begin that are called when something happens.
 _EVENT = "on_"
+# How alike names are of which one is the other misspelt, as difflib has it.
+_MISSPELT = 0.8
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 
@@ -91,7 +94,9 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
     # Of a kind there may be several, as that of choosers among those of shardings.
     own_interfaces = [each for each in cls.__mro__ if each.__module__.startswith(_INTERFACES)]
     nearest = next((each for each in own_interfaces if issubclass(each, interface)), interface)
-    for name, declared in sorted(_attributes(nearest).items()):
+    declares = _attributes(nearest)
+    _check_names(cls, nearest, declares, what)
+    for name, declared in sorted(declares.items()):
         own = of_class[name]
         if name.startswith("_") or own is declared:
             continue
@@ -105,6 +110,27 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
 def _attributes(cls: type) -> dict[str, Any]:
     """What a class and those that it inherits from declare, as it stands there."""
     return {name: of for each in reversed(cls.__mro__) for name, of in vars(each).items()}
+
+
+def _check_names(cls: type, interface: type, declares: dict[str, Any], what: str) -> None:
+    """Refuse a name that is nearly one of the interface's: what it says would never be asked for.
+
+    Any other name may be a helper's, and so may one that is like what the class overrides as well,
+    or a name of what else it inherits from.
+    """
+    of_class = _attributes(cls)
+    unset = [n for n, of in declares.items() if not n.startswith("_") and of_class[n] is of]
+    others = {
+        name for each in cls.__mro__ if not issubclass(each, interface) for name in vars(each)
+    }
+    for name in sorted(of_class.keys() - declares.keys() - others):
+        # Closer than what did_you_mean suggests, as a plugin that works is not to be refused.
+        close = difflib.get_close_matches(name, unset, n=1, cutoff=_MISSPELT)
+        if close and not name.startswith("_"):
+            raise PluginError(
+                f"{what}.{name} is never asked for; did you mean {close[0]}? Names of helpers that "
+                f"are so close begin with an underscore, as _{name}"
+            )
 
 
 def _check_method(cls: type, method: str, own: Any, declared: Any, what: str) -> None:
