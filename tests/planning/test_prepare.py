@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.distributed.other_module_cases import build
@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import Registry, load_registry, wrap
 from recd_plugins.errors import PluginError, RegistryError, SetupError
-from recd_plugins.interfaces import Setting, Sharding, Table
+from recd_plugins.interfaces import Setting, Sharding, Table, TablePart
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.registry import Entry
 from recd_plugins.training.calibration_file import write_topology
@@ -139,3 +139,44 @@ def test_a_rewrite_that_loses_tables_names_its_plugin(tmp_path: Path) -> None:
     registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
     with pytest.raises(PluginError, match=r"acme\.inner: rewrite .* without tables t_x; expected"):
         registry.prepare(model(build("bags")))
+
+
+class Parted(Sharding):
+    """A sharding whose part has one more name."""
+
+    name = "acme.parted"
+    more: ClassVar[dict[str, Any]] = {}
+
+    def part(self, tables: Sequence[Table], setting: Setting) -> TablePart:
+        return type("Part", (TablePart,), self.more)()
+
+
+def with_part(folder: Path, more: dict[str, Any]) -> Registry:
+    plugin = type("Parted", (Parted,), {"more": more})
+    entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
+    return replace(registry_with(folder, ""), sharding=(entry,))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"works": lambda *_: ()}, r"Part\.works is never asked for; did you mean work\?"),
+        ({"rank": lambda *_: [1]}, r"Part\.rank is never asked for; did you mean ranks\?"),
+        (
+            {"work": lambda self, table, step: ()},
+            r"Part\.work is called with \(table, sharding, step\), which it does not take",
+        ),
+        ({"sections": lambda self, run: ()}, r"Part\.sections .*; write @classmethod above it"),
+        ({"follows_optimizers": "no"}, r"Part\.follows_optimizers is 'no'; expected True or"),
+    ],
+)
+def test_parts_are_looked_at_as_plugin_classes_are(
+    tmp_path: Path, more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PluginError, match=rf"acme\.parted: part: \S*{words}"):
+        with_part(tmp_path, more).prepare(model(build("bags")))
+
+
+def test_a_part_may_have_names_of_its_own(tmp_path: Path) -> None:
+    more = {"tables": ("t_x",), "counted": lambda self: 5}
+    assert with_part(tmp_path, more).prepare(model(build("bags"))).table_parts

@@ -28,6 +28,7 @@ from recd_plugins.model_tables import (
 )
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.plugin_check import check_implements
 from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.words import shortened
@@ -191,6 +192,8 @@ def _part(
         part = plugin.part(tables, setting)
     if part is not None and not isinstance(part, TablePart):
         raise PluginError(f"{plugin.title}: part returned {part!r}; expected a TablePart or None")
+    if part is not None:
+        check_implements(type(part), TablePart, f"{plugin.title}: part")
     return part
 
 
