@@ -202,6 +202,31 @@ def test_what_it_does_wrong_is_told(tmp_path: Path, body: str) -> None:
         with_plugins(asked(tmp_path, body), load_topology("machine", ranks=2))
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            "return {}",
+            r"offers returned \{\}; expected a list of mappings; \[\{\}\] offers the def",
+        ),
+        ("return {'a': 1}", r"offers returned \{'a': 1\}; expected a list of mappings"),
+        ("return ''", "offers returned ''; expected a list of mappings"),
+        ("return 5", "offers returned 5; expected a list of mappings"),
+        ("return ({} for _ in range(1001))", "offers returned more than 1,000"),
+        ("raise SetupError('not here')", "offers refuses: not here; recd --without PACKAGE leaves"),
+        ("1 / 0", r"offers failed at .*halves\.py:\d+: ZeroDivisionError"),
+    ],
+)
+def test_what_a_sharding_offers_wrongly_names_it(tmp_path: Path, body: str, words: str) -> None:
+    registry = written(tmp_path, "[{use: acme.alike}]")
+    halves = tmp_path / "acme_halves.py"
+    halves.write_text(OTHERS.replace("return [{}]", body), encoding="utf-8")
+    with pytest.raises(PluginError, match=rf"sharding\[0\]: acme\.alike.*acme\.halves: {words}"):
+        with_plugins(
+            load_registry(registry, plugins_dir=tmp_path), load_topology("machine", ranks=2)
+        )
+
+
 def test_where_nothing_fits_its_entry_is_named(tmp_path: Path) -> None:
     little = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 1_000})
     with pytest.raises(NoPlanError, match=r"sharding\[0\]: acme\.alike finds nothing that fits"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -74,18 +74,20 @@ class RegistryQuestion(ChoiceQuestion):
         for cls in self.registry.offering:
             try:
                 returned: Any = cls.offers(tuple(tables), setting)
-                if not isinstance(returned, Iterable):
-                    raise self._wrong(
-                        f"{cls.name}: offers returned {returned!r:.200}; expected a sequence of "
-                        "options, each a mapping"
-                    )
-                offered = list(islice(returned, _MOST_OFFERS + 1))
-                if len(offered) > _MOST_OFFERS:
-                    raise self._wrong(f"{cls.name}: offers returned more than {_MOST_OFFERS:,}")
-            except RecdError:
-                raise
+                # A mapping has its keys, and one without any would offer nothing.
+                is_list = isinstance(returned, Iterable) and not isinstance(returned, Mapping | str)
+                offered = list(islice(returned, _MOST_OFFERS + 1)) if is_list else None
+            except RecdError as error:
+                raise self._wrong(f"{cls.name}: offers refuses: {error}") from error
             except PLUGIN_FAILURES as error:
                 raise self._wrong(str(plugin_failure(cls, "offers", error))) from error
+            if offered is None:
+                raise self._wrong(
+                    f"{cls.name}: offers returned {returned!r:.200}; expected a list of mappings; "
+                    "[{}] offers the defaults"
+                )
+            if len(offered) > _MOST_OFFERS:
+                raise self._wrong(f"{cls.name}: offers returned more than {_MOST_OFFERS:,}")
             for options in offered:
                 if wrong := wrong_options(cls, options):
                     raise self._wrong(
