@@ -139,16 +139,17 @@ def one_answer(
     return said[0][1] if said else None
 
 
+# True is an int to Python, and no number that a plugin means.
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) < math.inf
+    return isinstance(value, Real) and type(value) is not bool and 0 <= float(value) < math.inf
 
 
-def _is_share(value: object) -> bool:
-    return isinstance(value, Real) and 0 <= float(value) <= 1
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and value <= 1
 
 
 def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and int(value) >= 0
+    return isinstance(value, Integral) and _is_number(value)
 
 
 def _is_ranks(value: object) -> bool:
@@ -173,7 +174,7 @@ def _is_work(value: Any) -> bool:
         if not (isinstance(ranks, slice) and isinstance(work, Work)):
             return False
         for name, number in vars(work).items():
-            if not 0 <= number < math.inf:
+            if type(number) is bool or not 0 <= number < math.inf:
                 raise _WrongNumberError(
                     f"Work.{name} of {number}; expected a finite number from 0 on"
                 )
