@@ -47,6 +47,8 @@ TABLE = Table("t", ("a", "b"), 100, 8, pooled=True)
         ("sharding_types", 5, "a list of texts, as [ShardingType.ROW_WISE.value]"),
         ("sharding_types", iter(["row_wise"]), "a list of texts, as [ShardingType.ROW_WISE"),
         ("sharding_types", ["row_wsie"], "did you mean row_wise?"),
+        ("sharding_types", [], "at least one, as [ShardingType.ROW_WISE.value], or None where any"),
+        ("compute_kernels", (), "at least one, as [EmbeddingComputeKernel.FUSED.value], or None"),
         ("compute_kernels", {"fused": 1}, "a list of texts, as [EmbeddingComputeKernel.FUSED"),
         ("min_partition", "8", "a whole number"),
         ("min_partition", True, "a whole number"),

@@ -71,6 +71,9 @@ def _wanted_list(name: str, value: Any, kind: type, table: Table) -> str:
     if not is_list or not all(_is(each, kind) for each in value):
         return f"a list of {_LISTED[kind]}{_AS_IN.get(name, '')}"
     words = _WORDS.get(name, ())
+    if words and not value:
+        # TorchRec would take it for all of them.
+        return f"at least one{_AS_IN[name]}, or None where any will do"
     if words and (unknown := [word for word in value if word not in words]):
         return f"TorchRec's {', '.join(words)}{did_you_mean(unknown[0], words)}"
     if name not in _OF_FEATURES:
