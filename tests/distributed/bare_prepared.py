@@ -25,4 +25,5 @@ def bare_prepared(registry: Any, coalesced: Iterable[str] = ()) -> Any:
         lookup_kernels=(),
         tables=(),
         coalesced=frozenset(coalesced),
+        chosen=None,
     )

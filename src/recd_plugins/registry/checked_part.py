@@ -141,7 +141,7 @@ def one_answer(
 
 # True is an int to Python, and no number that a plugin means.
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and type(value) is not bool and 0 <= float(value) < math.inf
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < math.inf
 
 
 def _is_share(value: Any) -> bool:
