@@ -321,8 +321,18 @@ def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
             "[{'share': 2}]",
             r"\{'share': 2\}, .*: share: input should be less than or equal to 1, got 2; recd --",
         ),
-        ("'a'", "'a', which are no options of it: options: input should be a mapping, got 'a';"),
-        ("None", "returned None; expected a sequence of options, each a mapping"),
+        (
+            "['a']",
+            "'a', which are no options of it: options: input should be a mapping, got 'a';",
+        ),
+        (
+            "'a'",
+            r"returned 'a'; expected a list of mappings; \[\{\}\] offers the defaults; recd --",
+        ),
+        (
+            "None",
+            r"returned None; expected a list of mappings; \[\{\}\] offers the defaults; recd --",
+        ),
         ("iter(dict, None)", "returned more than 1,000"),
     ],
 )
