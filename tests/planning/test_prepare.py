@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from tests.distributed.other_module_cases import build
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -180,3 +181,24 @@ def test_parts_are_looked_at_as_plugin_classes_are(
 def test_a_part_may_have_names_of_its_own(tmp_path: Path) -> None:
     more = {"tables": ("t_x",), "counted": lambda self: 5}
     assert with_part(tmp_path, more).prepare(model(build("bags"))).table_parts
+
+
+def test_entries_decide_for_the_device_that_tables_will_be_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = with_part(tmp_path, {}).with_training(
+        {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
+    )
+    with pytest.raises(SetupError, match="dgx-h100 is of ranks on cuda, and this run trains on cp"):
+        registry.prepare(model(build("bags")))
+    prepared = registry.prepare(model(nn.Identity()), device=torch.device("cuda"))
+    assert prepared.setting is not None
+    assert prepared.setting.device_type == "cuda"
+    known = DataProfile({"x": FeatureProfile()})
+    prepared.planner(prepared.setting.topology, profile=known)
+    prepared.planner(this_machine(8).to_torchrec(), profile=known)
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert warned == [
+        f"{registry.path}: its entries decided for tables on cuda, and this plan is for cpu: "
+        "prepare or wrap the model with device="
+    ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
@@ -78,6 +79,7 @@ def wrap(
     batch_size: int | None = None,
     plugins_dir: str | Path | None = None,
     topology: str | Path | None = None,
+    device: torch.device | None = None,
 ) -> Wrapped:
     """A model of a trainer that has all else: loader, optimizer, sharders, pipeline.
 
@@ -89,6 +91,8 @@ def wrap(
             ``training``, 512 if it says nothing, without it.
         plugins_dir: a folder of plugin files besides the installed ones.
         topology: the cluster, as ``training.topology`` takes it, in place of the registry's.
+        device: where tables will be trained, which entries of a registry decide by; a GPU where the
+            model is on one or its ranks talk by NCCL, else the CPU, without it.
 
     Raises:
         SetupError: the model has no embedding module, an entry needs rows and there is no
@@ -130,7 +134,7 @@ def wrap(
     if registry is not None:
         _tell_what_does_not_count(parsed)
     dedup = Dedup(model)  # before plugins replace modules
-    prepared = prepare_model(Registry(**vars(parsed)), model)
+    prepared = prepare_model(Registry(**vars(parsed)), model, device=device)
     if prepared.chosen is not None and _speaks():
         unseen = isinstance(parsed.dataset, NoDataset)
         logger.warning(

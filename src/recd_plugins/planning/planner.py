@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,6 +55,8 @@ from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
 
+logger = logging.getLogger(__name__)
+
 _Constraints = dict[str, ParameterConstraints]
 _Decided = Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
 
@@ -74,9 +77,18 @@ def build_planner(
 
     ``Prepared.planner`` describes the arguments and errors.
     """
-    registry = prepared.registry
+    registry, setting = prepared.registry, prepared.setting
     if topology is None:
+        if device is None and setting is not None and torch.cuda.is_available():
+            device = torch.device(setting.device_type)
         topology = machine_of(registry.training, world_size, local_world_size, device).to_torchrec()
+    decides = prepared.chosen is not None or prepared.parts
+    if decides and setting is not None and setting.device_type != topology.compute_device:
+        logger.warning(
+            "%s: its entries decided for tables on %s, and this plan is for %s: prepare or wrap "
+            "the model with device=",
+            *(registry.path, setting.device_type, topology.compute_device),
+        )
     known = profile or profile_of(prepared)
 
     def of_tables(module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> _Constraints:
@@ -92,7 +104,7 @@ def build_planner(
             left=left_modules(module),
         )
 
-    costs = None if prepared.setting is None else prepared.setting.costs
+    costs = None if setting is None else setting.costs
     measured = 0.0 if costs is None else costs.all_to_all.collectives
     planner = RegistryPlanner(
         topology,

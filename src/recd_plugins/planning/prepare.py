@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from recd_plugins.data.prepared import Prepared
@@ -20,14 +21,21 @@ from recd_plugins.registry import Registry
 logger = logging.getLogger(__name__)
 
 
-def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None = None) -> Prepared:
+def prepare_model(
+    registry: Registry,
+    model: nn.Module,
+    setting: Setting | None = None,
+    device: torch.device | None = None,
+) -> Prepared:
     """Put what the registry names into ``model``; each change is logged.
 
     Args:
         registry: says what goes where.
         model: any model with EmbeddingBagCollections (fed ``batch.sparse_features``) and
             EmbeddingCollections (fed ``batch.sequence_features`` and pooled by SequencePooling).
-        setting: the ranks that it will be sharded for; ``setting_of(registry, model)`` without it.
+        setting: the ranks that it will be sharded for; those that run without it.
+        device: where they will have its tables, without a setting; where the model is or its ranks
+            talk by NCCL, a GPU, else the CPU, without it.
 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
@@ -37,13 +45,25 @@ def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None 
     """
     refuse_other_versions()
     refuse_shared_tables(model)
-    # Without a setting a trainer may still choose, where there is a choice.
+    # Who says nothing may still train on a GPU, where there is one.
     device_type = None if torch.cuda.is_available() else "cpu"
-    device_type = setting.device_type if setting else device_type
-    registry, setting, chosen = choose(registry, model, setting or setting_of(registry, model))
+    if setting is not None:
+        device_type = setting.device_type
+    else:
+        device_type = device.type if device else device_type
+        setting = setting_of(registry, model, device=device or _device_of(model))
+    registry, setting, chosen = choose(registry, model, setting)
     prepared = prepare_entries(registry, model, setting, device_type)
     claims = registry.claim("sharding", [table.name for table in prepared.tables])
     for entry in registry.sharding:
         names = [table.name for table in prepared.tables if claims.get(table.name) is entry]
         logger.info("%s shards %s", entry.plugin.name, ", ".join(names))
     return replace(prepared, chosen=chosen)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Where a trainer will have its tables, as far as that shows before the model is sharded."""
+    there = any(parameter.is_cuda for parameter in model.parameters())
+    talks = torch.cuda.is_available() and dist.is_initialized()
+    by_nccl = talks and "nccl" in str(dist.get_backend_config())
+    return torch.device("cuda" if there or by_nccl else "cpu")

@@ -87,7 +87,7 @@ class Prepared(data.Prepared):
             world_size: ranks; those of the process group, else of the registry, without it.
             local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
                 registry's where its ``world_size`` counts.
-            device: of the tables; CPU without it.
+            device: of the tables; that which the model was prepared for, without it.
             constraints: TorchRec's, by table name, as a trainer would give them to its planner.
                 They go before what is known of the data, and must not contradict plugins.
             replicate: whether small tables may be data-parallel where nobody asked for it. Such a
@@ -213,6 +213,7 @@ class Registry(parsed.Registry):
         setting: Setting | None = None,
         *,
         topology: str | Path | None = None,
+        device: torch.device | None = None,
     ) -> Prepared:
         """The model with poolings, and with what sharding plugins replace, ready to be sharded.
 
@@ -221,6 +222,8 @@ class Registry(parsed.Registry):
             setting: the ranks that it will be sharded for; those that this process is one of, or
                 would start, without it.
             topology: the cluster, as ``training.topology`` takes it, in place of the registry's.
+            device: where tables will be trained, which entries decide by; a GPU where the model is
+                on one or its ranks talk by NCCL, else the CPU, without it.
 
         Raises:
             RegistryError: a pattern matches no table or feature, or two entries claim one.
@@ -231,7 +234,7 @@ class Registry(parsed.Registry):
         registry = self
         if topology is not None:
             registry = self.with_training({"topology": str(topology)})
-        return Prepared(**vars(prepare_model(registry, model, setting)))
+        return Prepared(**vars(prepare_model(registry, model, setting, device)))
 
     if not TYPE_CHECKING:
 

@@ -12,6 +12,7 @@ from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.planning.topologies import MACHINE
 from recd_plugins.training.checkpoint_weights import check_whole, load_weights
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_same_model, identity_of
@@ -51,7 +52,9 @@ def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
     check_whole(checkpoint)
     load_fitted(registry, checkpoint)
     fitted_steps(registry, registry.dataset.schema())
-    return replace(registry, sharding=(), cache=())
+    # Nothing is sharded here, so no cluster counts, wherever this runs.
+    whole = registry.with_training({"topology": MACHINE})
+    return replace(whole, sharding=(), cache=())
 
 
 def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> None:
