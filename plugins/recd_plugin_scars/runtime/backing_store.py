@@ -60,6 +60,9 @@ class BackingStore(ABC):
         for first in range(0, len(weights), num_rows):
             initialise(weights[first : first + num_rows])
 
+    def lend(self) -> None:  # noqa: B027
+        """Told before somebody may write to ``weights`` and ``state``."""
+
     def flush(self) -> None:  # noqa: B027 (memory has nothing to flush)
         """Return when all that was written is where a crash of the machine leaves it."""
 

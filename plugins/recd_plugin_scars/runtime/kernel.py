@@ -145,11 +145,16 @@ class _Cached(RowKernel):
         self._prefetch_ids(features.values(), features.length_per_key())
 
     def flush(self) -> None:
-        """Write every changed row of fast memory to the backing store, which may be written then.
+        """Write every changed row of fast memory to the backing store.
 
         The rows stay; they are read again before a batch uses them.
         """
         self._rows.flush()
+
+    def lend(self) -> None:
+        """As ``flush``, for somebody who may write to the backing store then."""
+        self.flush()
+        self._slow.lend()
 
     @property
     def is_kept(self) -> bool:

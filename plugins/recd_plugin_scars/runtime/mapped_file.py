@@ -18,7 +18,8 @@ class FileStore(BackingStore):
     """Rows in one file and optimizer state in another, both also mapped into memory.
 
     Without ``keep`` the files are gone after ``close``, or with the store, or the process, unless
-    that is killed. With it they wait for a later run after ``close``, which alone marks them whole.
+    that is killed. With it they wait for a later run after ``close``, which alone marks them whole
+    again once rows have changed; until then files of an earlier run stay whole, and new ones go.
 
     Args:
         folder: of the stores of a run; this one makes a folder in it.
@@ -44,7 +45,7 @@ class FileStore(BackingStore):
         self._folder = StoreFolder(folder, shape, keep=keep)
         self.is_kept = self._folder.is_kept
         self._files: list[RowFile] = []
-        self._end = weakref.finalize(self, _end, self._folder, self._files, keep, os.getpid())
+        self._end = weakref.finalize(self, _end, self._folder, self._files, os.getpid())
         try:
             self.weights = self._open(WEIGHTS, num_rows, dim)
             self.state = self._open(STATE, num_rows, 1).view(-1) if with_state else None
@@ -59,10 +60,16 @@ class FileStore(BackingStore):
             file.read(ascending, places, memory)
 
     def write(self, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
+        self._folder.change()
         ascending, places = (part.numpy() for part in rows.sort())
         for file, memory in zip(self._files, (weights, state), strict=False):
             assert memory is not None
             file.write(ascending, places, memory)
+
+    def lend(self) -> None:
+        # New rows get their first values so, which a later run draws again if this one ends early.
+        if self.is_kept:
+            self._folder.change()
 
     def flush(self) -> None:
         for file in self._files:
@@ -84,12 +91,12 @@ class FileStore(BackingStore):
         return file.mapped()
 
 
-def _end(folder: StoreFolder, files: list[RowFile], keep: bool, process: int) -> None:
+def _end(folder: StoreFolder, files: list[RowFile], process: int) -> None:
     # The files of a forked process are its parent's.
     if os.getpid() != process:
         return
     for file in files:
         file.close()
-    if not keep:
+    if folder.is_scratch:
         folder.remove_files()
     folder.release()

@@ -58,6 +58,7 @@ class StoreFolder:
     Attributes:
         path: the folder.
         is_kept: the files are an earlier run's; otherwise they are new and zero.
+        is_scratch: no later run goes on with them, as things are.
 
     Raises:
         SetupError: another kernel uses the folder, it holds a table that this run is not to touch,
@@ -70,14 +71,26 @@ class StoreFolder:
         self._shape, self._keep = shape, keep
         self._made_parent = not parent.exists()
         self._lock = _lock(self.path)
+        self._is_marked = False
         try:
             self.is_kept = self._has_kept_files()
+            self.is_scratch = not self.is_kept
             if not self.is_kept:
                 self._make_files()
-            self._mark("in use")
         except BaseException:
             self.release()
             raise
+
+    def change(self) -> None:
+        """Mark that rows change, before they do: a start that changes none leaves a table whole.
+
+        Raises:
+            RecdError: the manifest cannot be written.
+        """
+        if self._keep and not self._is_marked:
+            self.is_scratch = False
+            self._mark("in use")
+            self._is_marked = True
 
     def complete(self) -> None:
         """Mark that the files, which are on disk, hold all rows.
@@ -85,6 +98,7 @@ class StoreFolder:
         Raises:
             RecdError: the manifest cannot be written.
         """
+        self.is_scratch = False
         self._mark("complete")
 
     def remove_files(self) -> None:
@@ -113,7 +127,8 @@ class StoreFolder:
                         f"holds: {_ANEW}"
                     )
         if manifest is None or not manifest["keep"]:
-            # Scratch files. The run that made them is gone, or the folder would be locked.
+            # Scratch files, or new ones that nobody trained. The run that made them is gone, or the
+            # folder would be locked.
             self.remove_files()
             return False
         if not self._keep:
@@ -125,7 +140,7 @@ class StoreFolder:
             raise DataError(
                 f"{self.path / MANIFEST}: status is {manifest['status']!r} and not 'complete': "
                 f"process {manifest['process']} on {manifest['host']} ended without closing the "
-                f"table, whose rows are of different steps; {_ANEW}"
+                f"table, whose rows may be of different steps; {_ANEW}"
             )
         self._check_files(manifest)
         return True
@@ -183,7 +198,7 @@ class StoreFolder:
             {
                 "format": _FORMAT,
                 **asdict(self._shape),
-                "keep": self._keep,
+                "keep": not self.is_scratch,
                 "status": status,
                 "process": os.getpid(),
                 "host": socket.gethostname(),
@@ -239,9 +254,12 @@ def _is_locked_here(descriptor: int, folder: Path) -> bool:
     except BlockingIOError as error:
         os.close(descriptor)
         manifest = _read_manifest(folder / MANIFEST) or {}
+        # Until rows change, a kept one names the process that kept it.
+        user = "which has changed no row yet"
+        if manifest.get("status") == "in use":
+            user = f"of process {manifest['process']} on {manifest['host']}"
         raise SetupError(
-            f"{folder}: is in use by another table (of process {manifest.get('process', '?')} on "
-            f"{manifest.get('host', '?')}): end that run, or give another folder"
+            f"{folder}: is in use by another table ({user}): end that run, or give another folder"
         ) from error
     except BaseException:
         os.close(descriptor)

@@ -37,14 +37,21 @@ _WITHOUT_CACHE = {
 class RowKernel:
     """A kernel of a plugin's that keeps rows in a place of its own. Mixed into TorchRec's."""
 
-    # Of TorchRec's base classes; flush writes rows to the tables, which may be written then.
+    # Of TorchRec's base classes; flush writes rows to the tables.
     config: GroupedEmbeddingConfig
     flush: Callable[[], None]
+
+    # Who asks for tensors of the tables changes none of an earlier run's.
+    stays: bool = False
 
     @property
     def is_kept(self) -> bool:
         """Whether the tables have the rows of an earlier run."""
         return False
+
+    def lend(self) -> None:
+        """Write rows to the tables, which somebody asks for, and may write to from now on."""
+        self.flush()
 
     def load(self) -> None:
         """Follow the parameters, which a state dict was just loaded into."""
@@ -127,25 +134,50 @@ def follow_state_dicts(module: nn.Module) -> None:
     Rows are written to the tables when somebody asks for tensors of one, taken before or after.
     """
     following = tuple(row_kernels(module))
+    of_table: dict[str, list[RowKernel]] = {}
+    for kernel in following:
+        for table in kernel.config.embedding_tables:
+            of_table.setdefault(table.name, []).append(kernel)
+
+    def lend(_: nn.Module, state: Mapping[str, Any], *__: Any) -> None:
+        for table, kernels in of_table.items():
+            if any(name.endswith(f".{table}.weight") for name in state):
+                _lend(kernels)
 
     def load(*_: Any) -> None:
         for kernel in following:
             kernel.load()
 
     if following:
+        module.register_load_state_dict_pre_hook(lend)  # type: ignore[no-untyped-call]
         module.register_load_state_dict_post_hook(load)  # type: ignore[no-untyped-call]
-        of_table: dict[str, list[RowKernel]] = {}
-        for kernel in following:
-            for table in kernel.config.embedding_tables:
-                of_table.setdefault(table.name, []).append(kernel)
         tell_when_asked(
-            module, {table: partial(_flush, kernels) for table, kernels in of_table.items()}
+            module, {table: partial(_lend, kernels) for table, kernels in of_table.items()}
         )
 
 
-def _flush(kernels: Iterable[RowKernel]) -> None:
+def _lend(kernels: Iterable[RowKernel]) -> None:
     for kernel in kernels:
-        kernel.flush()
+        if kernel.stays:
+            kernel.flush()
+        else:
+            kernel.lend()
+
+
+@contextmanager
+def kept_tables_stay(module: nn.Module) -> Iterator[None]:
+    """While it is open, nobody who asks for tensors changes rows of an earlier run.
+
+    A run that ends before its first step leaves their files whole.
+    """
+    kernels = list(row_kernels(module))
+    for kernel in kernels:
+        kernel.stays = True
+    try:
+        yield
+    finally:
+        for kernel in kernels:
+            kernel.stays = False
 
 
 def prefetches(model: nn.Module) -> bool:

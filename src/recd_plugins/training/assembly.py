@@ -15,7 +15,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins import registry as parsed
-from recd_plugins.distributed.lookup_kernels import kept_tables
+from recd_plugins.distributed.lookup_kernels import kept_tables, kept_tables_stay
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError
@@ -131,18 +131,12 @@ def assemble(
         ),
     )
     state = dmp.state_dict()
-    kept = kept_tables(dmp)
-    copy_weights(
-        {
-            name: tensor
-            for name, tensor in state.items()
-            if not name.endswith(tuple(f".{table}.weight" for table in kept))
-        },
-        weights,
-    )
+    kept = tuple(f".{table}.weight" for table in kept_tables(dmp))
+    copy_weights({name: each for name, each in state.items() if not name.endswith(kept)}, weights)
     # What is no shard: dense weights, and replicated tables.
     make_alike(each for each in state.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
-    dmp.load_state_dict(state)  # copies of rows follow their tables
+    with kept_tables_stay(dmp):
+        dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
     predicted = None
     if setting is not None:

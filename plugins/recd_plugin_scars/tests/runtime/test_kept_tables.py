@@ -139,6 +139,7 @@ def test_files_of_other_tables_with_as_many_rows_are_refused(tmp_path: Path) -> 
 def test_a_table_that_was_not_closed_is_refused(tmp_path: Path) -> None:
     kernel = cached_kernel(config_of([10, 12]), caches(tmp_path))
     learn(kernel(BATCHES[0]))
+    kernel.flush()
     before = [weight.clone() for weight in kernel.split_embedding_weights()]
     del kernel
     with pytest.raises(DataError, match="without closing the table"):

@@ -260,14 +260,49 @@ def test_a_run_that_keeps_nothing_does_not_touch_what_was_kept(kept):
     assert contents(folder) == before
 
 
+TRAINED = """
+mover.write(torch.arange(50), torch.ones(50, 6), torch.ones(50))
+mover.close()
+"""
+
+
 def test_a_kept_table_whose_run_was_not_closed_is_refused(tmp_path):
-    finish(PROGRAM + "mover.close()", tmp_path, 1)
+    finish(PROGRAM + TRAINED, tmp_path, 1)
     before = contents(tmp_path)
     with pytest.raises(DataError, match=r"status is 'in use' .* ended without closing"):
         open_store(tmp_path, keep=True)
     with pytest.raises(SetupError, match="kept"):
         open_store(tmp_path)
     assert contents(tmp_path) == before
+
+
+def test_a_run_that_changes_no_row_leaves_a_kept_table_as_it_was(kept):
+    folder, (weights, _) = kept
+    before = contents(folder)
+    finish(PROGRAM + "mover.read(torch.arange(50)).wait(); mover.close()", folder, 1)
+    assert contents(folder) == before
+    store = open_store(folder, keep=True)
+    with pytest.raises(SetupError, match=r"another table \(which has changed no row yet"):
+        open_store(folder, keep=True)
+    assert torch.equal(store.weights, weights)
+    store.lend()
+    assert contents(folder) != before
+    del store
+    with pytest.raises(DataError, match=r"status is 'in use' .* rows may be of different steps"):
+        open_store(folder, keep=True)
+
+
+@pytest.mark.parametrize("ends", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_new_table_that_nobody_trained_is_made_anew(tmp_path, ends):
+    first = "store.lend(); store.weights.fill_(1); mover.close()\n"
+    forked.run(command(PROGRAM + first + ends, tmp_path, 1), check=not ends)
+    store = open_store(tmp_path, keep=True)
+    assert not store.is_kept
+    assert not store.weights.any()
+    store.close()
+    store = open_store(tmp_path, keep=True)
+    assert store.is_kept, "closed, it is kept, whoever wrote its rows"
+    store.close()
 
 
 # Kills
