@@ -20,6 +20,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugin_scars.runtime.fast_memory import FastMemory
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.row_cache import CachedBatch, RowCache
@@ -150,6 +151,11 @@ class _Cached(RowKernel):
         The rows stay; they are read again before a batch uses them.
         """
         self._rows.flush()
+
+    @property
+    def store(self) -> BackingStore:
+        """Where all rows are."""
+        return self._slow
 
     def lend(self) -> None:
         """As ``flush``, for somebody who may write to the backing store then."""

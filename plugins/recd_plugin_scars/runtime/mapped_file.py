@@ -11,7 +11,13 @@ from torch import Tensor
 
 from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugin_scars.runtime.row_file import RowFile
-from recd_plugin_scars.runtime.store_folder import STATE, WEIGHTS, StoreFolder, StoreShape
+from recd_plugin_scars.runtime.store_folder import (
+    STATE,
+    WEIGHTS,
+    StoreFolder,
+    StoreShape,
+    tables_of_shards,
+)
 
 
 class FileStore(BackingStore):
@@ -26,6 +32,11 @@ class FileStore(BackingStore):
         keep: leave the rows for a later run, and go on with those of an earlier one.
 
     Other arguments and errors are those of ``open_backing_store``.
+
+    Attributes:
+        path: the folder of its files.
+        keep: as given.
+        tables: of its shards.
     """
 
     def __init__(
@@ -40,10 +51,11 @@ class FileStore(BackingStore):
         shards: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self._keep = keep
+        self.keep = keep
+        self.tables = tables_of_shards(shards)
         shape = StoreShape(name, num_rows, dim, with_state, list(shards))
         self._folder = StoreFolder(folder, shape, keep=keep)
-        self.is_kept = self._folder.is_kept
+        self.path, self.is_kept = self._folder.path, self._folder.is_kept
         self._files: list[RowFile] = []
         self._end = weakref.finalize(self, _end, self._folder, self._files, os.getpid())
         try:
@@ -79,11 +91,15 @@ class FileStore(BackingStore):
         if not self._end.alive:
             return
         try:
-            if self._keep:
+            if self.keep:
                 self.flush()
                 self._folder.complete()
         finally:
             self._end()
+
+    def give_up(self) -> None:
+        """Leave what was found as it is, and take away what is new."""
+        self._end()
 
     def _open(self, name: str, num_rows: int, dim: int) -> Tensor:
         file = RowFile(self._folder.path / name, row_bytes=4 * dim, num_rows=num_rows)

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -210,6 +211,25 @@ class StoreFolder:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+
+def kept_stores(parent: Path) -> dict[Path, list[str]]:
+    """The tables that earlier runs kept in a folder of stores, by the folder of each store.
+
+    Raises:
+        DataError: a manifest is none of this format.
+    """
+    found = {}
+    for path in sorted(parent.glob(f"*.store/{MANIFEST}")):
+        manifest = _read_manifest(path)
+        if manifest is not None and manifest["keep"]:
+            found[path.parent] = tables_of_shards(manifest.get("shards", []))
+    return found
+
+
+def tables_of_shards(shards: Iterable[str]) -> list[str]:
+    """The tables of a store's shards, which are in words."""
+    return [shard.rpartition(", rows ")[0] for shard in shards]
 
 
 def _folder_name(name: str) -> str:

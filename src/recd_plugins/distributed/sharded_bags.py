@@ -126,6 +126,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
+        for each in self.lookup_kernels:
+            each.check_opened(self, env.process_group)
         follow_state_dicts(self)
         configs = module.embedding_bag_configs()
         shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}

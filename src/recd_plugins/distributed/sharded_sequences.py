@@ -95,6 +95,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")
         if self._on_cpu:
             use_portable_lookups(self._lookups)
+        for each in self.lookup_kernels:
+            each.check_opened(self, env.process_group)
         follow_state_dicts(self)
         if self._groups is not None and self._use_index_dedup:
             raise SetupError(

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import CacheParams, ShardingEnv, ShardingPlan
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugin_scars.runtime.kernels import CachedKernels
 from recd_plugin_scars.runtime.spec import MappedFile, TableCache
+from recd_plugin_scars.tests.runtime.kept_cases import contents, fill, lost, moved, sharded
 from recd_plugin_scars.tests.runtime.kernels import (
     assert_equal,
     batch_of,
@@ -29,13 +24,9 @@ from recd_plugin_scars.tests.runtime.kernels import (
     state_of,
 )
 from recd_plugins.distributed.lookup_kernels import close_kernels
-from recd_plugins.distributed.sharders import (
-    ExactEmbeddingBagCollectionSharder,
-    ExactEmbeddingCollectionSharder,
-)
 from recd_plugins.errors import DataError, RecdError
+from recd_plugins.testing.gloo import run_on_ranks
 
-SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
 ADAGRAD = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD}
 BATCHES = [batch_of([[0, 1], [6]], [[2], []]), batch_of([[1, 6], [1]], [[9], [2, 3]])]
 
@@ -79,40 +70,43 @@ def test_sharding_a_model_anew_leaves_kept_rows_alone(tmp_path: Path, pooled: bo
     close_kernels(second)
 
 
-def sharded(folder: Path, pooled: bool) -> DistributedModelParallel:
-    """One table, whose first values TorchRec draws."""
-    sizes: dict[str, Any] = {"name": "t", "embedding_dim": 4, "num_embeddings": 10}
-    table = {"feature_names": ["f"], **sizes}
-    known = {"t": TableCache("lru", 0.5, storage=MappedFile(folder, keep=True))}
-    module: EmbeddingBagCollection | EmbeddingCollection
-    sharder: ExactEmbeddingBagCollectionSharder | ExactEmbeddingCollectionSharder
-    if pooled:
-        module = EmbeddingBagCollection(tables=[EmbeddingBagConfig(**table)])
-        sharder = ExactEmbeddingBagCollectionSharder(dict(SGD), kernels=[CachedKernels(known)])
-    else:
-        module = EmbeddingCollection(tables=[EmbeddingConfig(**table)])
-        sharder = ExactEmbeddingCollectionSharder(dict(SGD), kernels=[CachedKernels(known)])
-    plan = construct_module_sharding_plan(
-        module,
-        {"t": row_wise(compute_kernel="fused_uvm_caching")},
-        sharder,
-        world_size=1,
-        device_type="cpu",
-    )
-    plan["t"].cache_params = CacheParams(load_factor=0.5, prefetch_pipeline=True)
-    return DistributedModelParallel(
-        module,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan({"": plan}),
-        sharders=[sharder],
-    )
-
-
 def local_weights(dmp: DistributedModelParallel) -> torch.Tensor:
     (table,) = dmp.state_dict().values()
     weights: torch.Tensor = table.local_shards()[0].tensor
     return weights
+
+
+@pytest.mark.parametrize("loaded", ["in place", "from another"])
+def test_a_kept_table_is_in_use_before_a_state_dict_is_loaded(tmp_path: Path, loaded: str) -> None:
+    first = sharded(tmp_path, pooled=True)
+    fill(first, 1.0)
+    close_kernels(first)
+    before = contents(tmp_path)
+    second = sharded(tmp_path, pooled=True)
+    state = second.state_dict()
+    assert contents(tmp_path) == before, "nobody has asked for its rows"
+    if loaded == "in place":
+        fill(second, 2.0)
+    else:
+        second.load_state_dict({name: torch.full((10, 4), 2.0) for name in state})
+    (manifest,) = tmp_path.glob("*/manifest.json")
+    assert json.loads(manifest.read_text())["status"] == "in use"
+    close_kernels(second)
+    assert json.loads(manifest.read_text())["status"] == "complete"
+
+
+def test_a_table_that_a_rank_has_lost_its_part_of_is_refused(tmp_path: Path) -> None:
+    for said, same in run_on_ranks(lost, 2, tmp_path):
+        assert "table t: rank 1 has no rows of an earlier run in " in said
+        assert ".rank1.store, and rank 0 has some in " in said
+        assert same
+
+
+def test_a_table_that_another_rank_kept_is_refused(tmp_path: Path) -> None:
+    for said, same in run_on_ranks(moved, 2, tmp_path):
+        assert "table t: rank 1 has no rows of an earlier run in " in said
+        assert ".rank0.store, which this run does not use" in said
+        assert same
 
 
 def test_a_closed_table_is_trained_no_more(tmp_path: Path) -> None:
