@@ -61,7 +61,7 @@ class ScarsCache(Cache):
                 load_factor=table.load_factor,
                 # All that are known, as TorchRec's planner may cache more.
                 hot_rows=table.load.hot_rows(max(table.cached, len(table.load.access.rows))),
-                storage=self._storage(),
+                storage=self._storage(lasting=setting.lasting),
                 lookahead=self.options.lookahead,
             )
             for name, table in plan.tables.items()
@@ -105,10 +105,12 @@ class ScarsCache(Cache):
             )
         return found
 
-    def _storage(self) -> HostMemory | MappedFile:
-        from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
+    def _storage(self, *, lasting: bool) -> HostMemory | MappedFile:
+        from recd_plugin_scars.runtime.spec import TEMPORARY, HostMemory, MappedFile
 
         storage = self.options.storage
-        if isinstance(storage, FileStorage):
+        if not isinstance(storage, FileStorage):
+            return HostMemory()
+        if lasting:
             return MappedFile(storage.file, storage.keep)
-        return HostMemory()
+        return MappedFile(storage.file / TEMPORARY)

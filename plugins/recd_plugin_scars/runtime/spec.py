@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 CachePolicy = Literal["static", "lfu", "lru"]
 """A built-in policy of which rows stay: the hot rows; the most often used; the last used."""
 
+#: In the folder of a run, on its disk: files of models that leave none. It goes with the last one.
+TEMPORARY = "temporary"
+
 
 @dataclass(frozen=True)
 class HostMemory:

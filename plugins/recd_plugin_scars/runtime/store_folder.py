@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from recd_plugin_scars.runtime.spec import TEMPORARY
 from recd_plugins.api import DataError, SetupError
 from recd_plugins.api.files import write_json
 
@@ -112,7 +113,7 @@ class StoreFolder:
         """Let others use the folder; it goes if nothing is in it."""
         with suppress(OSError):
             self.path.rmdir()
-            if self._made_parent:
+            if self._made_parent or self.path.parent.name == TEMPORARY:
                 self.path.parent.rmdir()
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)

@@ -75,6 +75,7 @@ def assemble(
     *,
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
     topology: TopologySpec | None = None,
+    lasting: bool = False,
 ) -> Assembled:
     """Build, prepare, plan and shard the demo model. A collective call.
 
@@ -89,13 +90,15 @@ def assemble(
         device: of this rank.
         sharders: other ones than the side's own.
         topology: of these ranks; ``machine_of`` this process without it.
+        lasting: whether it is a run of its own, whose tables may go on with files that an earlier
+            one kept. What scores, compares or measures leaves them alone.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
     schema = _schema(registry.dataset)
     check_model_fits(registry, schema)
-    prepared, setting = _prepared(registry, schema, side, device, topology)
+    prepared, setting = _prepared(registry, schema, side, device, topology, lasting)
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
@@ -176,6 +179,7 @@ def _prepared(
     side: Side,
     device: torch.device,
     topology: TopologySpec | None,
+    lasting: bool,
 ) -> tuple[Prepared, Setting | None]:
     """The model, whose tables have no memory until they are sharded.
 
@@ -183,13 +187,13 @@ def _prepared(
     """
     try:
         with deferred_tables() as deferred:
-            made = _whole(registry, schema, side, device, topology)
+            made = _whole(registry, schema, side, device, topology, lasting)
         why = deferred.touched
     except PluginError as error:  # as of a table's values that are not there
         why = str(error)
     if not why:
         return made
-    made = _whole(registry, schema, side, device, topology)
+    made = _whole(registry, schema, side, device, topology, lasting)
     logger.warning("each rank makes the whole model before it is sharded: %s", why)
     return made
 
@@ -200,11 +204,12 @@ def _whole(
     side: Side,
     device: torch.device,
     topology: TopologySpec | None,
+    lasting: bool,
 ) -> tuple[Prepared, Setting | None]:
     seed_generators(registry.training.seed)
     model = build_model(registry, schema)
     if side == "plugins":
-        setting = setting_of(registry, model, topology, device=device)
+        setting = setting_of(registry, model, topology, device=device, lasting=lasting)
         prepared = registry.prepare(model, setting)
         return prepared, prepared.setting
     entries: parsed.Registry = registry

@@ -29,6 +29,8 @@ class Job:
         log_every: seconds between lines that say how far the run is; None for a live line where
             stderr is a terminal.
         topology: of the ranks, as they were measured; None for what the registry names.
+        lasting: whether tables may go on with files that an earlier run kept, and leave theirs;
+            False of the sides of a comparison, which start from the same weights.
     """
 
     registry: Path
@@ -42,6 +44,7 @@ class Job:
     settings: tuple[str, ...] = ()
     log_every: float | None = None
     topology: TopologySpec | None = None
+    lasting: bool = True
 
     def load(self) -> Registry:
         """The registry, with what the job sets."""
