@@ -18,7 +18,13 @@ from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.plan_report import COMPONENTS, PlanReport
 from recd_plugins.planning.report_text import compressed, render, size_text
 from recd_plugins.planning.study import Study
-from recd_plugins.planning.topologies import TopologySpec, load_topology, topology_names
+from recd_plugins.planning.topologies import (
+    MACHINE,
+    TopologySpec,
+    load_topology,
+    topology_names,
+)
+from recd_plugins.values.stage_costs import AllReduceCost, LookupCost, StageCosts
 
 COMPUTE = Compute(
     Operations(1e6, 1e6, 1e6),
@@ -53,6 +59,24 @@ def test_what_parts_say_of_a_table_has_the_whole_width(make_registry) -> None:
     with console.capture() as capture:
         console.print(render(said))
     assert f"\n{first.name}: {words}\n" in capture.get()
+
+
+def test_a_step_is_reckoned_as_its_pipeline_overlaps(make_registry) -> None:
+    costs = StageCosts(
+        lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=1.0), hidden=0.5
+    )
+    spec = load_topology("machine", nodes=2, ranks=1).model_copy(update={"costs": costs})
+
+    def reduced(use: str, **sections: Any) -> float:
+        sharding = [{"use": use, "tables": ["*"]}]
+        study = Study(MACHINE, spec, COMPUTE, lambda _: None)
+        made = study.report(make_registry(sharding=sharding, **sections), 256)
+        return made.plugins.seconds.all_reduce
+
+    assert reduced("torchrec.row_wise") == pytest.approx(0.5)
+    pipeline = {"use": "torchrec.sparse_dist"}
+    assert reduced("torchrec.row_wise", pipeline=pipeline) == pytest.approx(1.0)
+    assert reduced("torchrec.data_parallel") == pytest.approx(1.0), "no rows are sent"
 
 
 @pytest.mark.parametrize(

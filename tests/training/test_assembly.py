@@ -18,7 +18,7 @@ from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import KeptActivations, measure_compute, measure_kept
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.training import assembly
-from recd_plugins.training.assembly import assemble
+from recd_plugins.training.assembly import Side, assemble
 
 CPU = torch.device("cpu")
 REGISTRY = """version: 1
@@ -58,6 +58,23 @@ def test_a_run_has_the_plan_of_recd_plan(registry: Any, side: Any) -> None:
 
 def test_activations_are_counted_alike(registry: Any) -> None:
     assert vars(measure_kept(registry)).items() <= vars(measure_compute(registry)).items()
+
+
+@pytest.mark.parametrize("pipeline", ["", "pipeline: {use: torchrec.base}\n"])
+def test_overlap_that_does_nothing_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, pipeline: str
+) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY + pipeline)
+    registry = load_registry(path).with_training({"overlap": True})
+    registry.dataset.prepare()
+    sides: tuple[Side, ...] = ("baseline", "plugins")
+    for side in sides:
+        assert "overlap" not in caplog.text
+        parts = assemble(registry, side, CPU)
+        parts.prepared.train_pipeline(parts.dmp, parts.optimizer, CPU)
+    said = "training.overlap is true and does nothing: the section pipeline says how steps overlap"
+    assert (said in caplog.text) == bool(pipeline)
 
 
 @pytest.mark.parametrize("side", ["plugins", "baseline"])

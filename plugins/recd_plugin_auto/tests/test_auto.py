@@ -41,7 +41,7 @@ from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import TopologySpec, load_topology
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.identity import identity_of
-from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, StageCosts
+from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, LookupCost, StageCosts
 
 AUTO = [{"use": "auto"}]
 NO_COMPUTE = Compute(Operations(), Operations(), 0)
@@ -411,6 +411,23 @@ def test_codecs_that_it_was_not_told_of_are_refused_with_what_to_do(make_registr
         )
         with pytest.raises(SetupError, match=why) if refused else nullcontext():
             prepared.sharders(qcomm_codecs_registry=codecs)
+
+
+def test_a_pipeline_that_does_not_overlap_is_chosen_for(make_registry) -> None:
+    costs = StageCosts(
+        lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=1.0), hidden=0.5
+    )
+    sharding = [
+        {"use": "auto", "tables": SEQUENCES},
+        {"use": "torchrec.row_wise", "tables": BAGS},
+    ]
+    reduced = [
+        chosen_of(
+            with_plugins(make_registry(sharding=sharding, pipeline=use), slow(costs=costs)).prepared
+        ).seconds.all_reduce
+        for use in (None, {"use": "torchrec.base"})
+    ]
+    assert reduced == [pytest.approx(0.5), pytest.approx(1.0)]
 
 
 def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:

@@ -191,10 +191,18 @@ def prefetches(model: nn.Module) -> bool:
         model: sharded.
     """
     return any(
-        _prefetches(table, sharding, getattr(module, "lookup_kernels", ()))
+        plan_prefetches(
+            getattr(module, "module_sharding_plan", {}), getattr(module, "lookup_kernels", ())
+        )
         for module in model.modules()
-        for table, sharding in getattr(module, "module_sharding_plan", {}).items()
     )
+
+
+def plan_prefetches(
+    plan: Mapping[str, ParameterSharding], kernels: Sequence[LookupKernels]
+) -> bool:
+    """The same of one module, by its plan and by who makes its kernels."""
+    return any(_prefetches(table, sharding, kernels) for table, sharding in plan.items())
 
 
 def _prefetches(table: str, sharding: ParameterSharding, kernels: Sequence[LookupKernels]) -> bool:

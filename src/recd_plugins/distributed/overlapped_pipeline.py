@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,7 +18,15 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
-from torchrec.distributed.types import Awaitable, LazyAwaitable, LazyNoWait, ShardingType
+from torchrec.distributed.types import (
+    Awaitable,
+    EmbeddingModuleShardingPlan,
+    LazyAwaitable,
+    LazyNoWait,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
 
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.joined_ids import JoinedIds
@@ -204,7 +212,14 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
         return bool(ahead)
     ranks = dist.get_world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    return device.type == "cpu" and ranks_per_node < ranks and any(map(_sends_rows, ahead))
+    plans = [module.module_sharding_plan for module in ahead]
+    return device.type == "cpu" and ranks_per_node < ranks and any(map(_sends_rows, plans))
+
+
+def plan_overlaps(plan: ShardingPlan, asked: bool | None) -> bool:
+    """Whether a plan has a module whose rows can be looked up ahead, and are sent if not asked."""
+    modules = [m for m in plan.plan.values() if isinstance(m, EmbeddingModuleShardingPlan)]
+    return any(_is_final_early(each) and (asked or _sends_rows(each)) for each in modules)
 
 
 def _ahead(modules: Sequence[Any]) -> list[Any]:
@@ -213,10 +228,17 @@ def _ahead(modules: Sequence[Any]) -> list[Any]:
     return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
 
 
-def _sends_rows(module: Any) -> bool:
+def _sends_rows(plan: Mapping[str, ParameterSharding]) -> bool:
     return any(
-        sharding.sharding_type != ShardingType.DATA_PARALLEL.value
-        for sharding in module.module_sharding_plan.values()
+        sharding.sharding_type != ShardingType.DATA_PARALLEL.value for sharding in plan.values()
+    )
+
+
+def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
+    return all(
+        sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
+        or sharding.sharding_type == ShardingType.DATA_PARALLEL.value
+        for sharding in plan.values()
     )
 
 
@@ -229,9 +251,5 @@ def _looks_up_ahead(module: Any) -> bool:
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))
         and module.post_lookup_tracker_fn is None
-        and all(
-            sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
-            or sharding.sharding_type == ShardingType.DATA_PARALLEL.value
-            for sharding in module.module_sharding_plan.values()
-        )
+        and _is_final_early(module.module_sharding_plan)
     )

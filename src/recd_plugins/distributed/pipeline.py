@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.guards import (
     check_every_parameter_is_trained,
     check_sharded_as_wholes,
 )
-from recd_plugins.distributed.lookup_kernels import prefetches
-from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
+from recd_plugins.distributed.lookup_kernels import plan_prefetches, prefetches
+from recd_plugins.distributed.overlapped_pipeline import (
+    OverlappedTrainPipeline,
+    overlaps,
+    plan_overlaps,
+)
 from recd_plugins.errors import ExactnessError, PluginError
 from recd_plugins.interfaces import Pipeline, TrainPipeline
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Registry, at_entry
+
+logger = logging.getLogger(__name__)
 
 # Pipelines of TorchRec (1.6 to 1.9) that do not train as a plain loop does.
 _INEXACT = {
@@ -154,6 +164,7 @@ def build_train_pipeline(
     check_sharded_as_wholes(dmp)
     check_every_parameter_is_trained(dmp, optimizer)
     if registry is not None:
+        _say_what_does_not_overlap(dmp, device, registry)
         for entry in registry.entries("pipeline"):
             with at_entry(registry.path, entry):
                 return pipeline_of(entry.plugin, dmp, optimizer, device)
@@ -170,6 +181,32 @@ def is_overlapped(dmp: nn.Module, device: torch.device, registry: Registry | Non
         return False
     asked = None if registry is None else registry.training.overlap
     return not prefetches(dmp) and overlaps(dmp, device, asked)
+
+
+def will_overlap(prepared: Prepared, plan: ShardingPlan, device_type: str, nodes: int) -> bool:
+    """The same of a model that is not sharded yet, by its plan for so many nodes."""
+    training = prepared.registry.training
+    if any(prepared.registry.entries("pipeline")) or not training.overlaps(device_type, nodes):
+        return False
+    kernels = prepared.lookup_kernels
+    modules = [m for m in plan.plan.values() if isinstance(m, EmbeddingModuleShardingPlan)]
+    ahead = any(plan_prefetches(module, kernels) for module in modules)
+    return not ahead and plan_overlaps(plan, training.overlap)
+
+
+def _say_what_does_not_overlap(dmp: nn.Module, device: torch.device, registry: Registry) -> None:
+    """Warn on the first rank where overlap was asked for and there is none."""
+    asked = registry.training.overlap
+    if not asked or is_overlapped(dmp, device, registry):
+        return
+    if any(registry.entries("pipeline")):
+        why = "the section pipeline says how steps overlap; leave one of the two out"
+    elif prefetches(dmp):
+        why = "a cache looks ahead, whose pipeline fetches rows; leave one of the two out"
+    else:
+        why = "no module has only tables whose rows can be looked up ahead; leave it out"
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        logger.warning("%s: training.overlap is true and does nothing: %s", registry.path, why)
 
 
 def pipeline_of(

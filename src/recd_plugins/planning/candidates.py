@@ -65,7 +65,6 @@ class Candidate:
         with torch.device("meta"):
             model = build_model(registry, registry.dataset.schema())
             plain = without_plugins(registry, model)
-        plain = plain.with_training({"overlap": False})  # which TorchRec's own pipelines do not
         return Candidate(plain, stock_sharders(registry.training), self.profile.plain())
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
@@ -143,8 +142,8 @@ def without_plugins(
     registry: Registry, model: nn.Module, device_type: str | None = None
 ) -> Prepared:
     """The same data, values, model and optimizers; no deduplication, no sharding, cache or
-    pipeline plugin, and 32 bits between ranks."""
-    registry = registry.with_training({"wire": "fp32"})
+    pipeline plugin, no overlap, which TorchRec has not, and 32 bits between ranks."""
+    registry = registry.with_training({"wire": "fp32", "overlap": False})
     tables = tuple(tables_of(model))
     claims = registry.claim("sharding", [table.name for table in tables])
     placement = placement_of(model, {name: entry.plugin for name, entry in claims.items()})

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ShardingOption
 
+from recd_plugins.distributed.pipeline import will_overlap
 from recd_plugins.interfaces import Section, Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import NO_COMPUTE, Compute
@@ -264,7 +265,7 @@ def report_side(
 ) -> SideReport:
     """Memory and time of a plan, reckoned."""
     training = candidate.prepared.registry.training
-    overlapped = training.overlaps(spec.device, spec.nodes)
+    overlapped = will_overlap(candidate.prepared, planned.sharding, spec.device, spec.nodes)
 
     def step(compute: Compute) -> StageTimes:
         works = work_of_step(

@@ -16,6 +16,7 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
+from recd_plugins.distributed.pipeline import will_overlap
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
 from recd_plugins.generators import generators_kept
@@ -156,7 +157,7 @@ class RegistryQuestion(ChoiceQuestion):
                 raise
             plan = planner.plan_in_detail(prepared.model, sharders).sharding
 
-        overlapped = registry.training.overlaps(setting.device_type, setting.nodes)
+        overlapped = will_overlap(prepared, plan, setting.device_type, setting.nodes)
         known = [table.name for table in prepared.tables]
 
         def work(without: Collection[str]) -> Sequence[Work]:

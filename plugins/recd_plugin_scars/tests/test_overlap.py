@@ -1,0 +1,51 @@
+"""Caches that look ahead have the pipeline; that ranks do not overlap then is said and reckoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from recd_plugin_scars.tests.cache_cases import write_registry
+from recd_plugins.api.registry import load_registry
+from recd_plugins.distributed.pipeline import LookaheadTrainPipeline, will_overlap
+from recd_plugins.training.assembly import assemble
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "why"), [(True, "a cache looks ahead"), (False, "no module has only tables")]
+)
+def test_cached_tables_do_not_overlap(
+    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, lookahead: bool, why: str
+) -> None:
+    training = {"ranks": 1, "overlap": True}
+    options = {"rows": 100, "lookahead": lookahead}
+    row_wise = [{"use": "torchrec.row_wise", "tables": ["*"]}]
+    path = tmp_path / "registry.yaml"
+    write_registry(path, table, options, training=training, sharding=row_wise)
+    parts = assemble(load_registry(path), "plugins", CPU)
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, CPU)
+    assert isinstance(pipeline, LookaheadTrainPipeline) == lookahead
+    assert f"training.overlap is true and does nothing: {why}" in caplog.text
+    assert not will_overlap(parts.prepared, parts.dmp.plan, "cpu", 2)
+
+
+def test_other_tables_do(table: Path, tmp_path: Path) -> None:
+    row_wise = [{"use": "torchrec.row_wise", "tables": ["*"]}]
+    path = tmp_path / "registry.yaml"
+    write_registry(path, table, None, training={"ranks": 1}, sharding=row_wise)
+    parts = assemble(load_registry(path), "plugins", CPU)
+    assert will_overlap(parts.prepared, parts.dmp.plan, "cpu", 2)
+    assert not will_overlap(parts.prepared, parts.dmp.plan, "cpu", 1)
