@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from recd_plugins import Registry
-from recd_plugins.errors import DataError, NoPlanError, RecdError
+from recd_plugins.errors import DataError, NoPlanError, RecdError, SetupError
 from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.plan_report import COMPONENTS, PlanReport
@@ -59,6 +59,12 @@ def test_what_parts_say_of_a_table_has_the_whole_width(make_registry) -> None:
     with console.capture() as capture:
         console.print(render(said))
     assert f"\n{first.name}: {words}\n" in capture.get()
+
+
+def test_costs_that_come_to_nothing_are_refused(make_registry) -> None:
+    spec = load_topology("machine", ranks=2).model_copy(update={"costs": StageCosts()})
+    with pytest.raises(SetupError, match="costs of the topology come to 0 seconds for a step"):
+        report(make_registry(), spec)
 
 
 def test_a_step_is_reckoned_as_its_pipeline_overlaps(make_registry) -> None:

@@ -23,15 +23,12 @@ model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
 
 
 def predicted(
-    rank: int, world_size: int, path: Path, asked: bool | None, measured: bool
+    rank: int, world_size: int, path: Path, asked: bool | None, costs: StageCosts | None
 ) -> float | None:
     """Seconds of an all-reduce, half of which may be hidden behind lookups."""
     registry = load_registry(path).with_training({"overlap": asked})
-    costs = StageCosts(
-        lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=1.0), hidden=0.5
-    )
     spec = this_machine(2).model_copy(update={"nodes": 2, "ranks_per_node": 1, "costs": costs})
-    topology = spec if measured else None
+    topology = None if costs is None else spec
     parts = assemble(registry, "plugins", torch.device("cpu"), topology=topology)
     if parts.predicted is None:
         return None
@@ -39,15 +36,24 @@ def predicted(
     return parts.predicted.stages.all_reduce
 
 
+COSTS = StageCosts(lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=1.0), hidden=0.5)
+
+
 @pytest.mark.parametrize(
-    ("asked", "measured", "expected"),
-    [(None, False, None), (None, True, 0.5), (True, True, 0.5), (False, True, 1.0)],
+    ("asked", "costs", "expected"),
+    [
+        (None, None, None),
+        (None, StageCosts(), None),
+        (None, COSTS, 0.5),
+        (True, COSTS, 0.5),
+        (False, COSTS, 1.0),
+    ],
 )
 def test_a_step_is_predicted(
-    tmp_path: Path, asked: bool | None, measured: bool, expected: float | None
+    tmp_path: Path, asked: bool | None, costs: StageCosts | None, expected: float | None
 ) -> None:
     path = tmp_path / "registry.yaml"
     path.write_text(REGISTRY)
     load_registry(path).dataset.prepare()
-    found = run_on_ranks(predicted, 2, path, asked, measured, local_world_size=1)
+    found = run_on_ranks(predicted, 2, path, asked, costs, local_world_size=1)
     assert found == [pytest.approx(expected), None]

@@ -17,7 +17,7 @@ from recd_plugins.interfaces import Section, Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import NO_COMPUTE, Compute
 from recd_plugins.planning.planner import Planned
-from recd_plugins.planning.stage_times import predict_stages
+from recd_plugins.planning.stage_times import check_some_time, predict_stages
 from recd_plugins.planning.storage import (
     RESERVED_SHARE,
     dense_bytes,
@@ -263,7 +263,11 @@ def report_side(
     compute: Compute,
     costs: StageCosts,
 ) -> SideReport:
-    """Memory and time of a plan, reckoned."""
+    """Memory and time of a plan, reckoned.
+
+    Raises:
+        SetupError: by ``costs`` a step takes no time.
+    """
     training = candidate.prepared.registry.training
     overlapped = will_overlap(candidate.prepared, planned.sharding, spec.device, spec.nodes)
 
@@ -292,7 +296,7 @@ def report_side(
         _tables(candidate, planned, batch_size),
         _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
         _host_memory(planned, spec),
-        step(compute),
+        check_some_time(step(compute)),
         step(NO_COMPUTE),
     )
 

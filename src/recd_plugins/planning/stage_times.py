@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recd_plugins.errors import SetupError
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import STAGES, StageTimes
 from recd_plugins.values.work import Work
@@ -12,6 +13,21 @@ from recd_plugins.values.work import Work
 FILE_BYTES_PER_SECOND = float(2**30)
 # Of the collectives of a sharding, outputs and gradients have nearly all the bytes.
 _CARRYING = 1 / 2
+
+
+def check_some_time(step: StageTimes) -> StageTimes:
+    """A predicted step that takes some time: without any there are no speeds and no ratios.
+
+    Raises:
+        SetupError: it takes none, as costs that are given in part may have it.
+    """
+    if step.total > 0:
+        return step
+    raise SetupError(
+        "the costs of the topology come to 0 seconds for a step, by which nothing can be compared: "
+        "give what a step spends its time on (recd calibrate measures it), or leave the section "
+        "costs out, for the least times by its bandwidths"
+    )
 
 
 def predict_stages(

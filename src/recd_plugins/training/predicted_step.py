@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import click
 import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -45,7 +46,7 @@ def predict_step(
     device: torch.device,
     topology: TopologySpec | None,
 ) -> PredictedStep | None:
-    """A step, on rank 0; None on others, and where no costs were measured.
+    """A step, on rank 0; None on others, and where no costs were measured, or are all 0.
 
     Args:
         prepared: the model before it was sharded.
@@ -81,4 +82,8 @@ def predict_step(
         gloo=spec.device == "cpu",
         learns_by_fbgemm=learns_by_fbgemm(dmp),
     )
-    return PredictedStep(predict_stages(works, spec.costs, overlapped=overlapped), works)
+    stages = predict_stages(works, spec.costs, overlapped=overlapped)
+    if stages.total == 0:
+        click.echo("no step is predicted: the costs of the topology come to 0 seconds", err=True)
+        return None
+    return PredictedStep(stages, works)
