@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
 from recd_plugins.data.sent_reads import sent_reads
+from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.distinct import distinct_reads
+from recd_plugins.planning.distinct import distinct_reads, measure_reads
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine
+from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 COMPUTE = Compute(
@@ -74,6 +77,23 @@ def test_of_several_batches_they_are_the_mean(make_registry: Any) -> None:
         counts = [len(np.unique(np.concatenate(ids[name]))) for ids in batches]
         assert distinct.of(size) == pytest.approx(np.mean(counts))
         assert distinct.of(size) <= distinct.of(2 * size) <= 2 * distinct.of(size)
+
+
+def test_of_a_first_batch_that_has_none_they_are_the_mean() -> None:
+    batches = [
+        Batch(
+            torch.zeros(4, 0),
+            torch.zeros(4),
+            KeyedJaggedTensor(
+                ["a"],
+                torch.tensor(ids, dtype=torch.int64),
+                lengths=torch.tensor([len(ids), 0, 0, 0]),
+            ),
+        )
+        for ids in ([], [3, 3, 5], [1])
+    ]
+    read, _ = measure_reads(batches, [Table("t_a", ("a",), 10, 8, pooled=True)], ())
+    assert [read["t_a"].of(size) for size in (4, 8)] == [1, 2]
 
 
 def test_the_planner_is_told_of_them(make_registry: Any) -> None:

@@ -31,8 +31,8 @@ def measure_reads(
 ) -> tuple[dict[str, DistinctIds], dict[str, Spread]]:
     """The distinct ids of each of ``tables`` in a batch, the mean of some, by table name.
 
-    How they grow with the batch size is looked at in the first. And how reads are spread over rows,
-    of tables that are read and whose features have rows for ids.
+    How they grow with the batch size is looked at in the first, where it has some. And how reads
+    are spread over rows, of tables that are read and whose features have rows for ids.
 
     Args:
         batches: of as many rows each.
@@ -52,8 +52,12 @@ def measure_reads(
         in_first = [mean(_distinct_in_parts(rows, num_rows, size)) for size in sizes]
         given = [_of_table(ids, table) for ids in whole]
         distinct = [_distinct_ids([ids]) for ids in given]
-        growth = mean(map(len, distinct)) / in_first[-1] if in_first[-1] else 1
-        found[table.name] = DistinctIds(tuple(sizes), tuple(growth * ids for ids in in_first))
+        of_whole = mean(map(len, distinct))
+        if in_first[-1]:
+            ids = tuple(of_whole / in_first[-1] * ids for ids in in_first)
+            found[table.name] = DistinctIds(tuple(sizes), ids)
+        else:  # of the first, which has none, nobody can tell how they grow
+            found[table.name] = DistinctIds((num_rows,), (of_whole,))
         if any(map(len, given)) and set(table.features) <= set(of_rows_alone):
             spread[table.name] = Spread(_spread(given, table), _spread(distinct, table))
     return found, spread
