@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.small_registry import SPARSE
+
 from recd_plugins import Registry
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
@@ -28,7 +30,7 @@ def entries(registry: Registry) -> list[Any]:
 
 
 def test_it_takes_what_it_was_started_with_or_says_why_not(
-    make_registry, tmp_path: Path, capsys
+    make_registry, table: Path, tmp_path: Path, capsys
 ) -> None:
     training = {"ranks": 2, "batch_size": 256, "checkpoint": {"path": str(tmp_path / "kept")}}
     started = make_registry(sharding=[ROW_WISE, *CHOSEN], training=training)
@@ -49,6 +51,20 @@ def test_it_takes_what_it_was_started_with_or_says_why_not(
         f"auto takes what {whole} was trained with: flexshard.joint for 2 tables, torchrec.planner "
         "for 1 table\n"
     )
+
+    text = (whole / "identity.json").read_text()
+    (whole / "identity.json").write_text(text.replace('"coalesce": true', '"coalesce": 5'))
+    anew = resume_choice(make_registry(sharding=auto, training=training))
+    assert anew.sharding[-1].plugin.name == "auto"
+    told = "and chooses anew: flexshard.joint has other options now: coalesce: "
+    assert told in capsys.readouterr().err
+    (whole / "identity.json").write_text(text)
+    fewer = [name for name in SPARSE if name != "item_0"]
+    dataset = {"use": "recd.session_parquet", "options": {"path": str(table), "sparse": fewer}}
+    # What the checkpoint is not of is told with what it was, and not by a pattern of its entries.
+    anew = resume_choice(make_registry(sharding=auto, training=training, dataset=dataset))
+    assert anew.sharding[-1].plugin.name == "auto"
+    assert "chooses anew: the data has other features than then" in capsys.readouterr().err
 
     for others in (
         [{**ROW_WISE, "tables": ["t_usr_1"]}],

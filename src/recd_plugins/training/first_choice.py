@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from recd_plugins.interfaces import Offer
-from recd_plugins.planning.choosing.entries import chooser_of, with_offers
+from recd_plugins.planning.choosing.entries import chooser_of, with_offers, wrong_options
 from recd_plugins.planning.prepared import Registry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.folder import checkpoints_in
-from recd_plugins.training.identity import read_sharding, sharding_identity
+from recd_plugins.training.identity import read_schema, read_sharding, sharding_identity
 
 
 def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
@@ -40,13 +40,11 @@ def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
         before, after = own[:at], own[at + 1 :]
         end = len(entries) - len(after)
         chosen = entries[at:end]
-        installed = {cls.name for cls in registry.offering}
-        missing = [entry["use"] for entry in chosen if entry["use"] not in installed]
         if end < at or entries[:at] != before or entries[end:] != after:
             why = "other sharding entries are not those of then"
-        elif missing:
-            why = f"{missing[0]} is not installed"
-        else:
+        elif read_schema(checkpoint).sparse != registry.dataset.schema().sparse:
+            why = "the data has other features than then"
+        elif not (why := _why_not(registry, chosen)):
             if not quiet:
                 words = f"{name} takes what {checkpoint} was trained with: {_words(chosen)}"
                 click.echo(words, err=True)
@@ -59,6 +57,17 @@ def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
             click.echo(words, err=True)
         return registry
     return registry
+
+
+def _why_not(registry: Registry, chosen: Sequence[dict[str, Any]]) -> str:
+    """Why the plugins of now cannot be taken as they were then; empty where they can."""
+    installed = {cls.name: cls for cls in registry.offering}
+    for entry in chosen:
+        if (use := entry["use"]) not in installed:
+            return f"{use} is not installed"
+        if wrong := wrong_options(installed[use], entry.get("options", {})):
+            return f"{use} has other options now: {wrong}"
+    return ""
 
 
 def _words(entries: Sequence[dict[str, Any]]) -> str:
