@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -98,6 +99,11 @@ class TopologySpec(BaseModel):
             if missing:
                 raise ValueError(f"device cuda needs {', '.join(missing)}")
         return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if type(self) is TopologySpec:
+            return super().__reduce_ex__(protocol)
+        return topology_of, (self.model_dump(),)  # with sections it is of a class without a module
 
     @property
     def world_size(self) -> int:
@@ -284,6 +290,11 @@ def read_topology(path: Path) -> TopologySpec:
     except ValidationError as error:
         problems = schema_problems(document, (), model, "key of a topology", error)
         raise RegistryError(problems) from error
+
+
+def topology_of(values: Mapping[str, Any]) -> TopologySpec:
+    """A topology of what its ``model_dump`` gave, with the sections of the installed plugins."""
+    return _model().model_validate(values)
 
 
 def _model() -> type[TopologySpec]:

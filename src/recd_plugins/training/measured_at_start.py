@@ -15,7 +15,7 @@ from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.measurement import measurement
-from recd_plugins.planning.topologies import TopologySpec, read_topology
+from recd_plugins.planning.topologies import TopologySpec, read_topology, topology_of
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.calibration_file import write_topology
@@ -62,7 +62,7 @@ def topology_at_start(
         kept = read_topology(path)
         if (kept.nodes, kept.ranks_per_node, kept.device) == (nodes, ranks_per_node, device):
             click.echo(f"planned for the nodes as {path} has them, as before", err=True)
-            told = [kept.model_dump(include={*TopologySpec.model_fields})]
+            told = [kept.model_dump()]
     dist.broadcast_object_list(told)
     if told[0] is None:
         measured_by, start = measurement(plugins_dir), time.monotonic()
@@ -83,7 +83,7 @@ def topology_at_start(
                 write_topology(path, spec, "Measured at the start of the run.")
         told = [spec.model_dump()]
         dist.broadcast_object_list(told)
-    return TopologySpec.model_validate(told[0])
+    return topology_of(told[0])
 
 
 def _check_equal(measured_by: str | None) -> None:
