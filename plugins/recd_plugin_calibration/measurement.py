@@ -42,7 +42,7 @@ class Calibrated(Measurement):
         registry, job = calibration_job(
             question.registry, question.plugins_dir, question.spec, path
         )
-        found = calibrate(registry, job, question.spec.least_costs)
+        found = calibrate(registry, job, question.spec)
         measured = question.spec.model_copy(update={"costs": found.costs})
         comment = f"Measured by recd plan {registry.path} --calibrate {path}."
         write_topology(path, measured, comment)

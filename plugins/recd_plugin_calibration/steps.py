@@ -24,6 +24,7 @@ from recd_plugins.api.planning import (
     Stage,
     StageCosts,
     StageTimes,
+    TopologySpec,
     fit_costs,
     measure_compute,
     predict_stages,
@@ -138,13 +139,14 @@ class Calibration:
         ]
 
 
-def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 6) -> Calibration:
+def calibrate(registry: Registry, job: Job, spec: TopologySpec, *, rounds: int = 6) -> Calibration:
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
         registry: as ``job`` says; its ``training.ranks`` ranks are started.
         job: the registry file with overrides, and the device.
-        costs: for work that the steps do none of, such as bytes to other nodes.
+        spec: the ranks; its bounds are the costs of work that the steps do none of, such as bytes
+            to other nodes.
         rounds: in each, two steps of each side and batch size are timed and two profiled.
 
     Raises:
@@ -153,7 +155,7 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
     ranks = registry.training.ranks
     sizes = _batch_sizes(registry.training.batch_size)
     by_rank = launch(_profile_sides, ranks, job, sizes, rounds, backend=backend_for(job.device))
-    plugins = with_plugins(registry)
+    plugins = with_plugins(registry, spec)
     candidates = {"plugins": plugins, "baseline": plugins.as_plain()}
     compute = measure_compute(registry)
     measured = [
@@ -177,7 +179,8 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
         for side in SIDES
         for size in sizes
     ]
-    return Calibration(fit([point for point in measured if point.fitted], costs), measured)
+    costs = fit([point for point in measured if point.fitted], spec.least_costs)
+    return Calibration(costs, measured)
 
 
 def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:

@@ -17,8 +17,9 @@ from recd_plugins.api.planning import (
     this_machine,
 )
 from recd_plugins.api.registry import load_registry
-from recd_plugins.api.training import Job
+from recd_plugins.api.training import Job, calibration_job, write_topology
 from recd_plugins.cli import main
+from recd_plugins.planning.machines import machine_of
 
 COSTS = StageCosts.model_validate(
     {
@@ -98,13 +99,34 @@ training: {{batch_size: 16, ranks: 2}}
 """
 
 
+def on_two_nodes(folder: Path) -> Path:
+    """A registry that is trained on two nodes, whose topology was measured."""
+    cluster = this_machine(1, nodes=2).model_copy(update={"costs": StageCosts()})
+    write_topology(folder / "cluster.yaml", cluster, "Measured.")
+    path = folder / "registry.yaml"
+    named = f"ranks: 2, ranks_per_node: 1, topology: {folder}/cluster.yaml"
+    text = REGISTRY.format(folder=folder).replace("ranks: 2", named)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_this_machine_is_measured_whatever_topology_the_file_names(tmp_path: Path) -> None:
+    registry = load_registry(on_two_nodes(tmp_path))
+    registry, job = calibration_job(registry, None, this_machine(2), tmp_path / "here.yaml")
+    for each in (registry, job.load()):
+        spec = machine_of(each.training)
+        assert (spec.nodes, spec.ranks_per_node) == (1, 2)
+
+
 def test_a_calibration_run(tmp_path: Path) -> None:
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY.format(folder=tmp_path), encoding="utf-8")
-    registry = load_registry(path)
+    path = on_two_nodes(tmp_path)
+    registry = load_registry(path).with_training({"ranks_per_node": None})
     registry.dataset.prepare()
-    start = this_machine(2).least_costs
-    found = calibrate(registry, Job(path), start, rounds=1)
+    machine = this_machine(2)
+    start = machine.least_costs
+    job = Job(path, overrides={"ranks_per_node": None, "topology": None})
+    # The registry has its topology yet: what is reckoned is reckoned for these ranks.
+    found = calibrate(registry, job, machine, rounds=1)
     assert [(p.side, p.batch_size, p.fitted) for p in found.points] == [
         ("baseline", 4, True),
         ("baseline", 8, False),

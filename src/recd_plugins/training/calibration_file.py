@@ -28,6 +28,7 @@ def calibration_job(
         "ranks": spec.ranks_per_node,
         "ranks_per_node": None,
         "checkpoint": {},
+        "topology": None,  # which may be of other ranks than those of this machine
     }
     registry = registry.with_training(overrides)
     registry.dataset.prepare()
