@@ -229,6 +229,15 @@ def test_data_with_no_batch_for_every_rank_is_planned_for_and_said(make_registry
     assert f"a batch of {largest.plugins.batch_size} on each of 2 ranks" in largest.too_few_rows
 
 
+def test_a_batch_that_only_the_file_names_need_not_be_there(make_registry) -> None:
+    registry, spec = make_registry(), load_topology("machine", ranks=2)
+    made = report(registry.with_training({"batch_size": 8192}), spec, 64)
+    assert made.plugins.batch_size == 64
+    assert made.as_json()["data"]["source"] == "the first 4,096 rows"
+    with pytest.raises(DataError, match="4096 rows, too few for a batch of 8192"):
+        report(registry.with_training({"batch_size": 8192}), spec, 8192)
+
+
 def test_the_plain_plan_may_not_fit(make_registry) -> None:
     fits = report(make_registry(), load_topology("machine", ranks=2), 2048)
     assert fits.plain is not None

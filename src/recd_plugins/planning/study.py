@@ -43,14 +43,14 @@ class Study:
             NoPlanError: the plan with the plugins does not fit.
             RecdError: registry, data and model do not go together.
         """
-        data, start = data_of_model(registry), registry.training.batch_size
-        at_start = with_plugins(registry, self.spec, data)
-        plain = at_start.as_plain()
+        start = registry.training.batch_size
+        if batch_size is not None and _too_few_rows(registry, 1, start):
+            # The data is measured in batches of the file; none is needed that is not planned for.
+            registry = registry.with_training({"batch_size": batch_size})
+        data = data_of_model(registry)
 
         @cache
         def plugins(rows: int) -> Candidate:
-            if rows == start:
-                return at_start
             # Table parts are made for a batch size.
             changed = registry.with_training({"batch_size": rows})
             try:
@@ -61,6 +61,7 @@ class Study:
                 ) from error
 
         mine = self._side("with the plugins", plugins, batch_size, start)
+        plain = plugins(mine.batch_size).as_plain()
         theirs, problem = None, ""
         try:
             # What data is there for none, it is there for no other.
