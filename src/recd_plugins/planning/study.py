@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from recd_plugins.errors import DataError, NoPlanError
+from recd_plugins.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Choice
 from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
@@ -91,10 +91,12 @@ class Study:
     ) -> SideReport:
         largest = step = None
         one_fits, data_ends = False, dict[int, str]()  # why the data has no batch of a size
+        refused: RecdError | None = None  # why there is no plan for the batch that was tried last
         topology = self.spec.to_torchrec()
 
         def fits(rows: int) -> bool:
-            nonlocal one_fits
+            nonlocal one_fits, refused
+            refused = None
             self.say(f"looking for the largest batch {what}: {rows:,} rows a rank")
             if other is not None and other.data_ends and rows > other.batch_size:
                 data_ends[rows] = other.data_ends
@@ -108,13 +110,21 @@ class Study:
                     raise DataError(said) from error
                 data_ends[rows] = said
                 return False
+            except RecdError as error:
+                if not _is_an_answer(error):
+                    raise
+                refused = error
+                return False
             kept = candidate.activation_bytes(self.compute, rows)
             found = candidate.fits(topology, rows, kept)
             one_fits = one_fits or found
             return found
 
         if batch_size is None:
-            largest, step = largest_batch(fits, start=start)
+            try:
+                largest, step = largest_batch(fits, start=start)
+            except NoPlanError as error:
+                raise (refused or error) from None
             batch_size = largest
         self.say(f"planning {what}: batches of {batch_size:,} on {self.spec.world_size:,} ranks")
         candidate = candidates(batch_size)
@@ -130,6 +140,12 @@ class Study:
             compute=self.compute,
             costs=self.spec.costs or self.spec.least_costs,
         )
+
+
+def _is_an_answer(error: RecdError) -> bool:
+    """Whether there is no plan for a batch that is too large: for a chooser, or for an entry."""
+    of_entry = isinstance(error, RegistryError) and isinstance(error.__cause__, SetupError)
+    return of_entry or isinstance(error, NoPlanError)
 
 
 def _chosen(candidate: Candidate, side: SideReport) -> Choice | None:
