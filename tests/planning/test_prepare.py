@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.distributed.other_module_cases import build
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins import Registry, load_registry, wrap
 from recd_plugins.errors import PluginError, RegistryError, SetupError
@@ -202,3 +202,23 @@ def test_entries_decide_for_the_device_that_tables_will_be_on(
         f"{registry.path}: its entries decided for tables on cuda, and this plan is for cpu: "
         "prepare or wrap the model with device="
     ]
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
+    tmp_path: Path, kind: str
+) -> None:
+    config, collection = {
+        "bags": (EmbeddingBagConfig, EmbeddingBagCollection),
+        "sequences": (EmbeddingConfig, EmbeddingCollection),
+    }[kind]
+    tables: Any = [
+        config(name=name, embedding_dim=4, num_embeddings=9, feature_names=["x"])
+        for name in ("t_y", "t_z")
+    ]
+    entry = "sharding:\n  - {use: torchrec.planner, tables: [t_z], options: {coalesce: true}}"
+    with pytest.raises(RegistryError) as raised:
+        registry_with(tmp_path, entry).prepare(model(collection(tables=tables)))
+    (problem,) = raised.value.problems
+    assert (problem.line, problem.field) == (5, "sharding[0]")
+    assert problem.message.startswith("feature x looks up t_z, to be coalesced, and t_y, which is")

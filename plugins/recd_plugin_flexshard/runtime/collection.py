@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import torch
-from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_flexshard.runtime.tiers import RowTiers
@@ -38,8 +38,8 @@ class TieredEmbeddingCollection(EmbeddingCollection):
             rank looked up; those of other tiers for all.
 
     Raises:
-        SetupError: tiers of a table that is not there, of rows that it does not have, or of one
-            whose rows are not 32-bit floats.
+        SetupError: tiers of a table that is not there, of rows that it does not have, of one that
+            shares a feature with another, or of one whose rows are not 32-bit floats.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         )
         self.embeddings = collection.embeddings
         self._device = collection.device
+        _refuse_shared_features(configs, tiers)
         by_name = {config.name: config for config in configs}
         for table, rows in tiers.items():
             if table not in by_name:
@@ -95,6 +96,18 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         return overlay_bytes(
             self.num_hot, self.num_flex, self.embedding_dim(), ranks_per_node, optimizer
         )
+
+
+def _refuse_shared_features(configs: Sequence[EmbeddingConfig], tiers: Collection[str]) -> None:
+    looked_up: dict[str, str] = {}
+    for config in configs:
+        for feature in config.feature_names:
+            first = looked_up.setdefault(feature, config.name)
+            if first != config.name and not {first, config.name}.isdisjoint(tiers):
+                raise SetupError(
+                    f"feature {feature} looks up tables {first} and {config.name}, one of which "
+                    "has tiers: put them into an EmbeddingCollection each"
+                )
 
 
 def overlay_bytes(

@@ -300,15 +300,6 @@ def _with_group(env: ShardingEnv, groups: TierGroups) -> ShardingEnv:
 
 
 def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterSharding]) -> None:
-    looked_up: dict[str, str] = {}
-    for config in module.embedding_configs():
-        for feature in config.feature_names:
-            first = looked_up.setdefault(feature, config.name)
-            if first != config.name and {first, config.name} & module.tiers.keys():
-                raise SetupError(
-                    f"feature {feature} looks up tables {first} and {config.name}, one of which "
-                    "has tiers: put them into an EmbeddingCollection each"
-                )
     for table in module.tiers:
         sharding = plan[table]
         if (sharding.sharding_type, sharding.compute_kernel) != (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_flexshard.part import TieredPart
@@ -226,6 +227,17 @@ def test_entries_of_one_collection_are_retiered_together(make_registry: MakeRegi
     ]
     with pytest.raises(RegistryError, match="retier_every 5 and null; give them one"):
         prepared(make_registry("", sharding=entries))
+
+
+def test_a_feature_that_tiers_do_not_have_alone_names_the_line(make_registry: MakeRegistry) -> None:
+    registry = load_registry(make_registry("flexshard.two_tier", pooling=[]))
+    tables = [
+        EmbeddingConfig(name=name, embedding_dim=8, num_embeddings=ROWS, feature_names=["seq_0_0"])
+        for name in ("t_seq_a", "t_other")
+    ]
+    said = r"sharding\[0\]: feature seq_0_0 looks up tables t_seq_a and t_other, one of which has"
+    with pytest.raises(RegistryError, match=said):
+        registry.prepare(EmbeddingCollection(tables=tables, device=torch.device("meta")))
 
 
 def test_the_largest_batch_keeps_the_budget(make_registry: MakeRegistry) -> None:

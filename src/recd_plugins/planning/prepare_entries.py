@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.feature_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.clipped_gradients import clipping_tables, refuse_coalesced
+from recd_plugins.distributed.coalesced.groups import feature_groups
 from recd_plugins.distributed.guards import guard
 from recd_plugins.distributed.plain_kernels import plain_updates, refuse_coalesced_updates
 from recd_plugins.distributed.sharders import fused_params
@@ -62,7 +64,10 @@ def prepare_entries(
     for kind in ("cache", "optimizer"):
         registry.claim(kind, [table.name for table in tables])
     plugins = {name: entry.plugin for name, entry in claims.items()}
-    placement_of(model, plugins)  # refuses what cannot be, before plugins change the model
+    coalesced = frozenset(name for name, plugin in plugins.items() if plugin.coalesces)
+    # What cannot be is refused before plugins change the model.
+    placement_of(model, plugins)
+    _refuse_split_features(registry, modules, coalesced)
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
         model = _rewritten(registry.path, model, entry, claimed, setting)
@@ -78,7 +83,7 @@ def prepare_entries(
         num_embeddings,
         tuple(tables),
         parts,
-        frozenset(name for name, plugin in plugins.items() if plugin.coalesces),
+        coalesced,
         setting=setting,
     )
 
@@ -135,6 +140,24 @@ def _refuse_coalesced(registry: Registry, model: nn.Module, device_type: str | N
                 updates = plain_updates(module, fused_params(registry.training), on)
                 names = [config.name for config in module.embedding_bag_configs()]
                 refuse_coalesced_updates(updates, [name for name in names if entry.matches(name)])
+
+
+def _refuse_split_features(
+    registry: Registry, modules: Sequence[EmbeddingModule], coalesced: Collection[str]
+) -> None:
+    """Refuse entries that coalesce some tables of a feature, and leave others as they are."""
+    for entry in registry.sharding:
+        for module in modules if entry.plugin.coalesces else ():
+            if module.ours and any(entry.matches(table.name) for table in module.tables):
+                with at_entry(registry.path, entry):
+                    feature_groups(_configs(module.shardable), coalesced)
+
+
+def _configs(module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
+    if isinstance(module, EmbeddingBagCollection):
+        return module.embedding_bag_configs()
+    assert isinstance(module, EmbeddingCollection), "of the two that are ours"
+    return module.embedding_configs()
 
 
 def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> None:
