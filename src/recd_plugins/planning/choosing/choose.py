@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import pickle
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -44,6 +45,7 @@ from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes
+from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +83,8 @@ def choose(
         setting: of the model.
 
     Raises:
-        RegistryError: a pattern matches no table, two entries claim one, or none is left to the
-            chooser.
+        RegistryError: a pattern matches no table, two entries claim one, none is left to the
+            chooser, or two that are have one name.
         NoPlanError: nothing that may be chosen fits into memory.
         PluginError: a plugin fails, or offers what it does not take.
         SetupError: ranks have other registries, models or data than one another.
@@ -99,6 +101,13 @@ def choose(
         problem = (
             "other entries name every table that it would choose for, and it takes what they "
             "leave: leave it out"
+        )
+        raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
+    names = Counter(table.name for table in tables)
+    if twice := [name for name, count in names.items() if count > 1]:
+        problem = (
+            f"several modules have tables of one name, {shortened(twice)}, and it chooses by name: "
+            "give each a name of its own, or let another entry name them"
         )
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
     find = partial(_find, registry, chooser, model, tables, others, setting)
