@@ -53,10 +53,14 @@ class ScalingPlan(PlanMode):
         from recd_plugin_scaling.report import plot, render
         from recd_plugin_scaling.study import STOCK, study_scaling
 
-        registries = {
-            Path(question.registry.path).stem: question.registry.with_training(
-                {"batch_size": question.batch_size}
+        first = question.registry.path
+        if first.stem == STOCK:
+            raise click.UsageError(
+                f"--scaling: {first}: there is a line named {STOCK}, plain TorchRec's; rename the "
+                "file"
             )
+        registries = {
+            first.stem: question.registry.with_training({"batch_size": question.batch_size})
         }
         for path in question.options["beside"]:
             if path.stem in {STOCK, *registries}:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from click.testing import CliRunner
 from tests.cli.plan_cases import REGISTRY, folder, plan
+
+from recd_plugins.cli import main
 
 __all__ = ["folder"]
 
@@ -35,3 +38,13 @@ def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
     assert "--global-batch 15: no row for each of 16 ranks" in few.output
     again = plan("--scaling", "--beside", "registry.yaml")
     assert "there is a line named registry; rename the file" in again.output
+
+
+def test_the_line_of_plain_torchrec_is_no_registrys(folder: Path) -> None:
+    (folder / "registry.yaml").rename(folder / "stock.yaml")
+    (folder / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    said = "stock.yaml: there is a line named stock"
+    alone = CliRunner().invoke(main, ["plan", "stock.yaml", "--scaling"])
+    for refused in (alone, plan("--scaling", "--beside", "stock.yaml")):
+        assert refused.exit_code == 2
+        assert said in " ".join(refused.output.split())
