@@ -61,7 +61,7 @@ from recd_plugins.training.checkpoint_io import (
     SafeSavePlanner,
     TellingWriter,
 )
-from recd_plugins.training.checkpoint_state import CheckpointState
+from recd_plugins.training.checkpoint_state import CheckpointState, make_state
 from recd_plugins.training.identity import check_resumable, identity_text
 from recd_plugins.training.rank_state import (
     buffers_of_rank_0,
@@ -231,9 +231,11 @@ class Checkpoints:
         told = together(lambda: self._differences(path))[0]
         if told and dist.get_rank() == 0:
             click.echo(f"going on from {path.name}, where {'; '.join(told)}", err=True)
-        state = CheckpointState.of(dmp, optimizer)
         try:
-            reader = SafeReader(path, read_metadata(path))
+            contents = read_metadata(path)
+            make_state(optimizer, contents.entries)
+            state = CheckpointState.of(dmp, optimizer)
+            reader = SafeReader(path, contents)
             load(state.document, storage_reader=reader, planner=SafeLoadPlanner())
             state.put_back(dmp, optimizer, progress.step)
         except (CheckpointException, RuntimeError, ValueError, TypeError, KeyError) as error:

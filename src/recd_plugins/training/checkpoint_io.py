@@ -142,6 +142,17 @@ class SafeLoadPlanner(DefaultLoadPlanner):
                 raise ValueError(f"{name} is {stored.properties.dtype} there and {dtype} here")
         return super().create_local_plan()
 
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """As DCP's, which would pass over what the optimizer lacks.
+
+        Each rank has the state of its own tables alone, so only all of them together lack it.
+        """
+        read = {item.storage_index.fqn for plan in global_plan for item in plan.items}
+        for name in self.metadata.state_dict_metadata if self.metadata else ():
+            if name.startswith("optimizer.state.") and name not in read:
+                raise ValueError(f"{name} is there, and the optimizer has no such state")
+        return super().create_global_plan(global_plan)
+
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """As DCP's, which would unpickle anything: it gets what was read safely."""
         plain = io.BytesIO()

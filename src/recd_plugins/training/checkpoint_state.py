@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
@@ -88,6 +89,41 @@ class CheckpointState:
 def common_name(name: str) -> str:
     """The name of a parameter in checkpoints."""
     return _SHARDED + name.removeprefix(_REPLICATED) if name.startswith(_REPLICATED) else name
+
+
+def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
+    """Have an optimizer make what it lacks of the state that a checkpoint has, to be filled.
+
+    Adam makes its state in the first step, and so does SGD with momentum. Here that is a step by
+    gradients of zero, of those parameters alone, which are afterwards as they were.
+
+    Args:
+        optimizer: of TorchRec, which knows parameters by name.
+        stored: names of the entries of the checkpoint.
+    """
+    named: dict[str, Any] = getattr(optimizer, "params", {})
+    dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}
+    known = optimizer.state
+    lazy = {
+        parameter: parameter.detach().clone()
+        for name, parameter in dense.items()
+        if parameter not in known and _has_state_of(name, stored)
+    }
+    if not lazy:
+        return
+    gradients = [(parameter, parameter.grad) for parameter in dense.values()]
+    for parameter, _ in gradients:
+        parameter.grad = torch.zeros_like(parameter) if parameter in lazy else None
+    optimizer.step()
+    with torch.no_grad():
+        for parameter, values in lazy.items():
+            parameter.copy_(values)  # which a decay of weights has changed
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def _has_state_of(name: str, stored: Collection[str]) -> bool:
+    return any(entry.startswith(f"optimizer.state.{common_name(name)}.") for entry in stored)
 
 
 def _values(document: Any) -> list[Any]:

@@ -1,0 +1,63 @@
+"""Checkpoints have all state of a trainer's own optimizers, also of those that make it lazily."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training.checkpoint_cases import Trainer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from recd_plugins.errors import RecdError
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints, Progress
+
+OPTIMIZERS = {
+    "adam": partial(torch.optim.Adam, lr=0.1),
+    "decaying": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+}
+
+
+def trainer_with(optimizer: str, world_size: int) -> Trainer:
+    """Its dense layers, and its table where each rank has it whole, learn by that optimizer."""
+    trainer = Trainer(world_size)
+    outside = dict(in_backward_optimizer_filter(trainer.dmp.named_parameters()))
+    own = KeyedOptimizerWrapper(outside, OPTIMIZERS[optimizer])
+    trainer.optimizer = CombinedOptimizer([trainer.dmp.fused_optimizer, own])
+    return trainer
+
+
+def save(rank: int, world_size: int, folder: Path, optimizer: str) -> Any:
+    """What a step more makes of a trainer that was saved after two."""
+    trainer = trainer_with(optimizer, world_size)
+    trainer.step()
+    trainer.step()
+    Checkpoints(folder, keep=1).save(trainer.dmp, trainer.optimizer, Progress(2, losses=[0.0] * 2))
+    trainer.step()
+    return trainer.everything()
+
+
+def go_on(rank: int, world_size: int, folder: Path, optimizer: str) -> Any:
+    trainer = trainer_with(optimizer, world_size)
+    Checkpoints(folder, keep=1).load(trainer.dmp, trainer.optimizer)
+    trainer.step()
+    return trainer.everything()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_trainer_goes_on_as_if_it_had_never_ended(tmp_path: Path, optimizer: str) -> None:
+    expected = run_on_ranks(save, 2, tmp_path, optimizer)
+    assert run_on_ranks(go_on, 2, tmp_path, optimizer) == expected
+
+
+def test_state_that_the_optimizer_lacks_is_not_dropped(tmp_path: Path) -> None:
+    run_on_ranks(save, 1, tmp_path, "adam")
+    lacks = r"optimizer\.state\.\S+ is there, and the optimizer has no such state"
+    with pytest.raises(RecdError, match=lacks):
+        run_on_ranks(go_on, 1, tmp_path, "sgd")
