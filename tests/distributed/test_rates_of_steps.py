@@ -34,6 +34,8 @@ def test_a_step_is_counted_once_whatever_its_rate(rate: float) -> None:
     for step in (1, 2, 3):
         ahead: Any = LookupAhead(nn.Sequential(kernel))
         rows = ahead(torch.ones(3))
+        # As a checkpoint has it that is written now.
+        assert (int(kernel.iter_cpu), int(kernel.iter)) == (step - 1, step - 1)
         kernel.learning_rate_tensor.fill_(rate)
         rows.sum().backward()
         assert kernel.learned[-1] == (step, rate)

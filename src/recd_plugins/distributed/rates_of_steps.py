@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.step_counts import step_counts
+
 
 class LookupAhead:
     """A lookup of rows for the next step, in place of the module that looks them up.
@@ -15,6 +17,9 @@ class LookupAhead:
     FBGEMM's backward pass learns by the rate of the forward pass, and a rate that is set between
     two steps comes after the rows were looked up. They are looked up once more then, when their
     gradients are there; what was sent stays, since it is the same.
+
+    A step is counted when it is learned, not before: a checkpoint may be written between the two,
+    and goes on from the one before it.
 
     Args:
         lookup: of fused kernels.
@@ -29,20 +34,21 @@ class LookupAhead:
     def __call__(self, features: KeyedJaggedTensor) -> Tensor:
         """Rows, as the lookup gives them."""
         self._features, self._rates = features, self._rates_now()
-        before = [count.clone() for count in self._counts()]
+        before = [count.clone() for count in step_counts(self._lookup)]
         self._rows = rows = self._lookup(features)
-        self._counted = [now - then for now, then in zip(self._counts(), before, strict=True)]
+        counts = step_counts(self._lookup)
+        self._counted = [now - then for now, then in zip(counts, before, strict=True)]
         if not rows.requires_grad:
             return rows
+        self._count(-1)
         ahead: Tensor = _Learning.apply(rows.detach().requires_grad_(), self)  # type: ignore[no-untyped-call]
         return ahead
 
     def learn(self, gradients: Tensor) -> None:
         """Have the tables learn from the gradients of the rows."""
-        if self._rates_now() != self._rates:
-            # The step that it is for a kernel whose update goes by that.
-            for count, counted in zip(self._counts(), self._counted, strict=True):
-                count.sub_(counted)
+        if self._rates_now() == self._rates:
+            self._count(1)
+        else:  # this counts, too
             with torch.enable_grad():
                 self._rows = self._lookup(self._features)
         self._rows.backward(gradients)
@@ -50,12 +56,10 @@ class LookupAhead:
     def _rates_now(self) -> list[float]:
         return [float(kernel.learning_rate_tensor) for kernel in self._kernels]
 
-    def _counts(self) -> list[Tensor]:
-        """Steps as the kernels count them (fbgemm 1.6 to 1.9): in a lookup, where it matters."""
-        found = (
-            getattr(each, name, None) for each in self._kernels for name in ("iter_cpu", "iter")
-        )
-        return [each for each in found if isinstance(each, Tensor)]
+    def _count(self, sign: int) -> None:
+        """Count the step, or take it back."""
+        for count, counted in zip(step_counts(self._lookup), self._counted, strict=True):
+            count.add_(counted, alpha=sign)
 
 
 class _Learning(torch.autograd.Function):

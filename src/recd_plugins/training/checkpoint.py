@@ -69,6 +69,7 @@ from recd_plugins.training.rank_state import (
     rank_state,
     read_rank_state,
 )
+from recd_plugins.words import shortened
 
 __all__ = ["Checkpoints", "Progress"]
 
@@ -235,9 +236,18 @@ class Checkpoints:
             contents = read_metadata(path)
             make_state(optimizer, contents.entries)
             state = CheckpointState.of(dmp, optimizer)
+            lacking = together(lambda: state.leave_out_steps(contents.entries))
             reader = SafeReader(path, contents)
             load(state.document, storage_reader=reader, planner=SafeLoadPlanner())
             state.put_back(dmp, optimizer, progress.step)
+            tables = sorted({name for of_rank in lacking for name in of_rank})
+            if tables and dist.get_rank() == 0:
+                click.echo(
+                    f"{path.name} is of an earlier version, which did not note by how many steps "
+                    f"the optimizer of {shortened(tables)} learns: taken for the {progress.step} "
+                    "that were trained",
+                    err=True,
+                )
         except (CheckpointException, RuntimeError, ValueError, TypeError, KeyError) as error:
             if isinstance(refused := _own(error), RecdError):
                 raise refused from error

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from recd_plugins.distributed.step_counts import set_steps_of_tables, steps_of_tables
 from recd_plugins.training.optimizer import in_embedding_module
 
 # Where the built-in model keeps pooled tables that every rank has whole, and where the others.
@@ -24,6 +25,9 @@ class CheckpointState:
     A replicated table is named as a sharded one, and so is its row-wise Adagrad: ``sum`` of
     TorchRec's, [rows, 1], are the numbers of ``momentum1`` of FBGEMM's, [rows]. Its ``step``
     changes nothing without a decay of the learning rate, and is left out.
+
+    Tables that learn by the number of their steps, as FBGEMM's Adam does, have that under
+    ``steps``: TorchRec's state dicts lack it.
 
     Attributes:
         document: for DCP, which saves its tensors or fills them in place.
@@ -53,11 +57,25 @@ class CheckpointState:
             # What has no state is no entry: of SGD, a replicated table has none either.
             if values
         }
-        document = {
+        document: dict[str, Any] = {
             "model": {common_name(name): value for name, value in model.items()},
             "optimizer": {**state, "state": by_name},
         }
+        if steps := steps_of_tables(dmp.module):
+            document["steps"] = steps
         return cls(document, model, state, tables)
+
+    def leave_out_steps(self, stored: Collection[str]) -> list[str]:
+        """Leave out the steps of tables that an older checkpoint lacks, and name these.
+
+        Args:
+            stored: names of the entries of the checkpoint.
+        """
+        steps = self.document.pop("steps", {})
+        kept = {name: step for name, step in steps.items() if f"steps.{name}" in stored}
+        if kept:
+            self.document["steps"] = kept
+        return [name for name in steps if name not in kept]
 
     def put_back(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
         """Load what DCP filled the document with. A collective call.
@@ -66,6 +84,7 @@ class CheckpointState:
             dmp, optimizer: those that the state is of.
             step: optimizer steps done.
         """
+        set_steps_of_tables(dmp.module, self.document.get("steps", {}), otherwise=step)
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
         filled = self.document["optimizer"]

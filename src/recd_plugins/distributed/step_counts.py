@@ -1,0 +1,80 @@
+"""Steps as FBGEMM's kernels count lookups on CUDA: its Adam and LAMB learn by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+
+from recd_plugins.distributed.table_report import outermost_sharded
+from recd_plugins.errors import SetupError
+
+
+def step_counts(lookup: nn.Module) -> list[Tensor]:
+    """Of each kernel the count that it learns by, and that of its state (fbgemm 1.6 to 1.9)."""
+    found = (
+        getattr(each, name, None) for each in lookup.modules() for name in ("iter_cpu", "iter")
+    )
+    return [each for each in found if isinstance(each, Tensor)]
+
+
+def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
+    """Steps of the tables of this rank that learn by them, by path of the module and name.
+
+    The names are the same wherever tables live. They are copies.
+    """
+    return {
+        name: kernel.iter.to("cpu", copy=True)
+        for names, kernel in _learning_by_steps(model)
+        for name in names
+    }
+
+
+def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise: int) -> None:
+    """Have tables learn on as from their steps.
+
+    Args:
+        model: sharded.
+        steps: by name.
+        otherwise: of tables that ``steps`` lacks.
+
+    Raises:
+        SetupError: tables of one kernel, which counts once, have different ones.
+    """
+    found = []
+    for names, kernel in _learning_by_steps(model):
+        of_tables = {name: int(steps.get(name, otherwise)) for name in names}
+        if len(set(of_tables.values())) > 1:
+            told = ", ".join(f"{name} {step}" for name, step in of_tables.items())
+            raise SetupError(
+                f"tables of one kernel have learned in different numbers of steps ({told}), and "
+                "it counts for all of them: plan them as in the run that trained them"
+            )
+        found.append((kernel, of_tables[names[0]]))
+    for kernel, step in found:
+        for count in step_counts(kernel):
+            count.fill_(step)
+
+
+def _learning_by_steps(model: nn.Module) -> Iterator[tuple[list[str], Any]]:
+    for path, outermost in outermost_sharded(model):
+        for each in _parts_of_lookups(outermost):
+            kernel = getattr(each, "emb_module", None)
+            if (
+                isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen)
+                # By this FBGEMM says whether the count belongs to the state.
+                and "iter" not in kernel._non_persistent_buffers_set
+            ):
+                tables = each.config.embedding_tables
+                yield [f"{path}.{table.name}" for table in tables], kernel
+
+
+def _parts_of_lookups(sharded: nn.Module) -> Iterator[Any]:
+    for part in sharded.modules():
+        # A private list (torchrec 1.6 to 1.9), which modules() does not go through.
+        for lookup in getattr(part, "_lookups", ()):
+            yield from lookup.modules()

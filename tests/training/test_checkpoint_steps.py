@@ -1,0 +1,103 @@
+"""Steps that FBGEMM's Adam learns by, which no state dict of TorchRec's has, are in checkpoints."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.training.checkpoint_cases import TRAINING, Model, reseal
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+from recd_plugins.distributed.step_counts import step_counts
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.optimizer import build_optimizer
+
+
+def sharded(world_size: int, sharding: str) -> DistributedModelParallel:
+    """A model whose table has Adam. On CPU it is made, and cannot be looked up."""
+    adam = {"optimizer": EmbOptimType.ADAM, "learning_rate": 0.1}
+    sharder: Any = EmbeddingBagCollectionSharder(adam)
+    model = Model(16)
+    of_table = {
+        "row_wise": row_wise(compute_kernel="fused"),
+        "table_wise": table_wise(world_size - 1, compute_kernel="fused"),
+    }
+    plan = construct_module_sharding_plan(
+        model.bags,
+        {"t": of_table[sharding]},
+        sharder,
+        local_size=world_size,
+        world_size=world_size,
+        device_type="cpu",
+    )
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({"bags": plan}),
+        sharders=[sharder],
+    )
+
+
+def counts_of(dmp: DistributedModelParallel) -> list[Any]:
+    return [count for lookup in dmp.module.bags._lookups for count in step_counts(lookup)]
+
+
+def save(rank: int, world_size: int, folder: Path) -> None:
+    """After 5 steps, each of which looked up the table twice, as CUDA kernels count it."""
+    dmp = sharded(world_size, "row_wise")
+    for count in counts_of(dmp):
+        count.fill_(10)
+    Checkpoints(folder, keep=1).save(dmp, build_optimizer(dmp, TRAINING), Progress(5))
+
+
+def load(rank: int, world_size: int, folder: Path, sharding: str) -> tuple[set[int], str]:
+    """The steps of this rank's kernels, and what was said."""
+    dmp = sharded(world_size, sharding)
+    with redirect_stderr(io.StringIO()) as said:
+        Checkpoints(folder, keep=1).load(dmp, build_optimizer(dmp, TRAINING))
+    return {int(count) for count in counts_of(dmp)}, said.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    run_on_ranks(save, 2, tmp_path)
+    return tmp_path
+
+
+def test_tables_learn_on_from_their_step_on_any_plan(folder: Path) -> None:
+    assert run_on_ranks(load, 2, folder, "row_wise") == [({10}, "")] * 2
+    by_rank = run_on_ranks(load, 2, folder, "table_wise")
+    assert sorted(steps for steps, _ in by_rank) == [set(), {10}]  # of which one has the table
+    assert run_on_ranks(load, 1, folder, "row_wise") == [({10}, "")]
+
+
+def test_of_an_earlier_version_it_is_the_number_of_steps(folder: Path) -> None:
+    checkpoint = folder / "step-000000005"
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    name = "steps.bags.t"
+    del metadata.state_dict_metadata[name]
+    metadata.storage_data = {
+        index: place for index, place in metadata.storage_data.items() if index.fqn != name
+    }
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    reseal(checkpoint)
+    (first, said), (second, nothing) = run_on_ranks(load, 2, folder, "row_wise")
+    assert first == second == {5}
+    assert "the optimizer of bags.t learns: taken for the 5 that were trained" in said
+    assert nothing == ""
