@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor, nn
 
 from recd_plugins import load_registry
+from recd_plugins.distributed.step_counts import step_counts
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
+from recd_plugins.training.steps import steps
 
 SESSIONS = """
 from recd_plugins.api import Metric, hookimpl
@@ -89,3 +94,32 @@ def evaluated(
         pair = torch.cat(logits), torch.cat(labels)
         found.append({**asdict(quality), **metrics, "pair": pair})
     return found
+
+
+def counted(rank: int, world_size: int, folder: Path, case: str) -> tuple[list[int], list[int]]:
+    """Steps that kernels have counted after two steps, and after an evaluation.
+
+    They count each lookup, as FBGEMM's do on CUDA.
+    """
+    registry = load_registry(folder / f"{case}.yaml", plugins_dir=folder / "plugins")
+    device = torch.device("cpu")
+    parts = assemble(registry, "plugins", device)
+    prepared, dmp = parts.prepared, parts.dmp
+    counts: list[Tensor] = []
+    for module in dmp.modules():
+        for part in chain.from_iterable(each.modules() for each in getattr(module, "_lookups", ())):
+            if own := step_counts(getattr(part, "emb_module", nn.Module())):
+                counts += own
+                part.register_forward_hook(partial(_count, own))
+    pipeline = prepared.train_pipeline(dmp, parts.optimizer, device)
+    with prepared.dataloader(rank=rank, world_size=world_size) as loader:
+        batches = islice(loader, 2)
+        assert len(list(steps(pipeline, batches, registry, dmp.module))) == 2
+    before = [int(count) for count in counts]
+    evaluate(prepared, dmp, pipeline, rank, world_size, device, FiniteRun(case))
+    return before, [int(count) for count in counts]
+
+
+def _count(counts: list[Tensor], *_: object) -> None:
+    for count in counts:
+        count.add_(1)

@@ -46,6 +46,14 @@ def test_every_row_is_scored_once(folder: Path, world_size: int) -> None:
             _check(found, ROWS[test])
 
 
+def test_an_evaluation_is_no_step_to_kernels(folder: Path) -> None:
+    case = next(iter(CASES))
+    ((before, after),) = run_on_ranks(cases.counted, 1, folder, case)
+    assert before == after
+    assert before
+    assert min(before) >= 2
+
+
 def _check(found: dict[str, Any], num_rows: int) -> None:
     logits, labels = (each.double() for each in found["pair"])
     assert len(labels) == len(logits.unique()) == num_rows  # of ties an order decides

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -20,6 +21,18 @@ def step_counts(lookup: nn.Module) -> list[Tensor]:
         getattr(each, name, None) for each in lookup.modules() for name in ("iter_cpu", "iter")
     )
     return [each for each in found if isinstance(each, Tensor)]
+
+
+@contextmanager
+def steps_kept(model: nn.Module) -> Iterator[None]:
+    """A context whose lookups are no steps; FBGEMM counts those of an evaluation, too."""
+    lookups = nn.ModuleList(_lookups_of(model))
+    before = [count.clone() for count in step_counts(lookups)]
+    try:
+        yield
+    finally:
+        for count, then in zip(step_counts(lookups), before, strict=True):
+            count.copy_(then)
 
 
 def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
@@ -62,7 +75,8 @@ def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise
 
 def _learning_by_steps(model: nn.Module) -> Iterator[tuple[list[str], Any]]:
     for path, outermost in outermost_sharded(model):
-        for each in _parts_of_lookups(outermost):
+        each: Any
+        for each in nn.ModuleList(_lookups_of(outermost)).modules():
             kernel = getattr(each, "emb_module", None)
             if (
                 isinstance(kernel, SplitTableBatchedEmbeddingBagsCodegen)
@@ -73,8 +87,7 @@ def _learning_by_steps(model: nn.Module) -> Iterator[tuple[list[str], Any]]:
                 yield [f"{path}.{table.name}" for table in tables], kernel
 
 
-def _parts_of_lookups(sharded: nn.Module) -> Iterator[Any]:
-    for part in sharded.modules():
+def _lookups_of(model: nn.Module) -> Iterator[nn.Module]:
+    for part in model.modules():
         # A private list (torchrec 1.6 to 1.9), which modules() does not go through.
-        for lookup in getattr(part, "_lookups", ()):
-            yield from lookup.modules()
+        yield from getattr(part, "_lookups", ())

@@ -12,6 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity
 from recd_plugins.data.every_row import EveryRow
+from recd_plugins.distributed.step_counts import steps_kept
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
@@ -62,6 +63,7 @@ def evaluate(
     dmp.eval()
     with (
         EveryRow(prepared, rank, world_size, split, device, sessions=bool(entries)) as batches,
+        steps_kept(dmp.module),
         torch.no_grad(),
         activity.doing("evaluating"),
         progress_bar(rank, split, 0, len(batches)) as advance,
