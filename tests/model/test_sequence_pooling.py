@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.summed_types import SummedTypes
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
@@ -88,6 +90,18 @@ def test_vectors_by_which_tables_learn_nothing_are_refused() -> None:
         pooling({"seq": learns}, BATCH)
     with torch.no_grad():
         pooling({"seq": learns}, BATCH)
+
+
+def test_gradients_of_vectors_in_half_precision_are_summed_in_float32() -> None:
+    batch = replace(BATCH, inverse_lookup={"seq": torch.zeros(1024, dtype=torch.long)})
+    vectors = torch.ones(2, 8, dtype=torch.bfloat16).requires_grad_()
+    pooling = SequencePooling(["seq"], 8)
+    pooling.put("seq", Builds(lambda _: Gives(vectors)))
+    with torch.autocast("cpu", torch.bfloat16), SummedTypes() as summed:
+        pooling(EMBEDDINGS, batch).sum().backward()
+    assert summed.types == {torch.float32}
+    assert vectors.grad is not None
+    assert vectors.grad[0].tolist() == [1024] * 8
 
 
 def test_what_is_no_module_is_refused() -> None:

@@ -16,7 +16,7 @@ from recd_plugins.errors import ExactnessError, PluginError, SetupError
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.manager import installed_class, installed_plugin
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.index_select import index_select, jagged_index_select
 from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,7 @@ class _RowsPooled(nn.Module):
                     for of_name, unique in zip(rows, together, strict=True)
                 ]
             pooled = self._pooled(each, rows)
-            # Two dimensions: index_select is fast on rows.
-            every_row = pooled.flatten(1).index_select(0, of_all)
-            found[each] = every_row.view(-1, *pooled.shape[1:])
+            found[each] = index_select(pooled, of_all)
         return found
 
     def _pooled(self, each: Pooled, rows: Sequence[JaggedTensor]) -> Tensor:

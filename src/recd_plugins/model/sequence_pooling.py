@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.index_select import index_select, jagged_index_select
 from recd_plugins.values.model_input import ModelInput
 
 PoolRows = Literal["unique", "all"]
@@ -127,11 +127,7 @@ class SequencePooling(nn.Module):
 
     def _expanded(self, group: _Group, pooled: Tensor) -> Tensor:
         self._check(group, pooled, group.num_rows)
-        if group.inverse is None:
-            return pooled
-        # Two dimensions: index_select is fast on rows.
-        rows = pooled.flatten(1).index_select(0, group.inverse)
-        return rows.view(-1, len(group.features), self.embedding_dim)
+        return pooled if group.inverse is None else index_select(pooled, group.inverse)
 
     def _seen_by_target(
         self, group: _Group, plugin: TargetPooling, vectors: Mapping[str, Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,6 +16,27 @@ from recd_plugins.sparse.jagged import positions_of_rows
 _FBGEMM_DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64}
 # On CPU its kernels are the slower ones below (docs/sparse.md): they spend a fixed time a value.
 _FBGEMM_CPU_WIDTH = 64
+#: What a sum of gradients loses in: from 2048 and from 256 equal ones on it does not grow.
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+
+
+def in_float32(select: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """``select(tensor)``; gradients of half precision are summed in float32.
+
+    Args:
+        select: takes some values of a tensor as they are, some of them several times.
+        tensor: of any dtype, which the result has too.
+    """
+    if tensor.requires_grad and tensor.dtype in HALF_PRECISION:
+        return select(tensor.float()).to(tensor.dtype)
+    return select(tensor)
+
+
+def index_select(rows: Tensor, index: Tensor) -> Tensor:
+    """``rows.index_select(0, index)``, as ``in_float32``."""
+    # Two dimensions: index_select is fast on rows.
+    selected = in_float32(partial(torch.index_select, dim=0, index=index), rows.flatten(1))
+    return selected.view(len(index), *rows.shape[1:])
 
 
 def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
@@ -41,9 +63,9 @@ def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
         positions, taken = positions_of_rows(jagged.offsets(), rows)
         select = partial(torch.index_select, dim=0, index=positions)
     return JaggedTensor(
-        values=select(values),
+        values=in_float32(select, values),
         lengths=taken.to(lengths.dtype),
-        weights=None if weights is None else select(weights),
+        weights=None if weights is None else in_float32(select, weights),
     )
 
 

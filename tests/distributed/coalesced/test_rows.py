@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from tests.summed_types import SummedTypes
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,6 +34,19 @@ def test_expand_without_a_gradient() -> None:
     assert used.requires_grad
     assert not unused.requires_grad
     assert expand([], [], []) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_expand_sums_gradients_of_half_precision_in_float32(dtype: torch.dtype) -> None:
+    half, whole = torch.ones(2, 3, dtype=dtype).requires_grad_(), torch.rand(2, 3)
+    often = torch.zeros(2048, dtype=torch.int64)
+    *outputs, other = expand([half, whole], [0, 0, 1], [often, often, often])
+    assert [each.dtype for each in (*outputs, other)] == [dtype, dtype, torch.float32]
+    with SummedTypes() as summed:
+        torch.cat(outputs).sum().backward()
+    assert summed.types <= {torch.float32}
+    assert half.grad is not None
+    assert half.grad.tolist() == [[4096] * 3, [0] * 3]
 
 
 def _parts() -> tuple[list[Tensor], list[Part], Tensor]:

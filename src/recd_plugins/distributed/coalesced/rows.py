@@ -14,9 +14,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from recd_plugins.distributed.coalesced import kernels
+from recd_plugins.sparse.index_select import HALF_PRECISION
 
 _COMPILED = (torch.float32, torch.float64)
-_SUMMED_IN_FLOAT32 = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,8 @@ class Part:
 def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tensor]) -> list[Tensor]:
     """``source.index_select(0, index)`` for each index; gradients are summed once for each row.
 
-    On CUDA the order of the additions, and so the last bits, may differ from run to run.
+    Those of half precision in float32. On CUDA the order of the additions, and so the last bits,
+    may differ from run to run.
 
     Args:
         sources: ``[R_i, D]``.
@@ -75,6 +76,11 @@ def expand(sources: Sequence[Tensor], of: Sequence[int], indices: Sequence[Tenso
     """
     if all(map(_compiles, sources)):
         return list(_Expand.apply(of, len(sources), *sources, *indices))  # type: ignore[no-untyped-call]
+    halves = [source.dtype in HALF_PRECISION for source in sources]
+    if any(halves):
+        wide = [s.float() if half else s for s, half in zip(sources, halves, strict=True)]
+        rows = expand(wide, of, indices)
+        return [each.to(sources[n].dtype) for n, each in zip(of, rows, strict=True)]
     return [sources[n].index_select(0, index) for n, index in zip(of, indices, strict=True)]
 
 
@@ -90,7 +96,7 @@ def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width:
     Returns:
         In the dtype of ``sources``; half-precision rows are summed in float32.
     """
-    if (dtype := sources[0].dtype) in _SUMMED_IN_FLOAT32:
+    if (dtype := sources[0].dtype) in HALF_PRECISION:
         return pool([rows.float() for rows in sources], parts, num_rows, width).to(dtype)
     if all(map(_compiles, sources)):
         return _Pool.apply(parts, num_rows, width, *sources)  # type: ignore[no-untyped-call]
