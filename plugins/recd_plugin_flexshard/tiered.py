@@ -91,6 +91,7 @@ class TieredSharding(Sharding):
             TieredEmbeddingCollectionSharder(
                 arguments.fused_params,
                 arguments.qcomm_codecs_registry,
+                kernels=arguments.kernels,
                 coalesced=arguments.coalesced,
             )
         ]

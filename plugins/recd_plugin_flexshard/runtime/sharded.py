@@ -113,7 +113,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
                 "use_index_dedup and tiers in one EmbeddingCollection: leave one of them away"
             )
         self.groups: TierGroups = groups
-        rules = update_rules(self._lookups)
+        rules = update_rules(self._lookups, module.tiers)
         where = device or torch.device("cpu")
         node = groups.flex
         self.index = TierIndex(
@@ -254,7 +254,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def fused_optimizer(self) -> CombinedOptimizer:
         """The tables' optimizer, in the form of tables without tiers; all ranks use its state
         together."""
-        return self._folding_optimizer
+        return self._folding_optimizer if self._has_tiers else self._optim
 
     @property
     def retier_reports(self) -> list[RetierReport]:

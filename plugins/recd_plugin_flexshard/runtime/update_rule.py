@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -96,8 +96,12 @@ class UpdateRule:
         weights.addcmul_(gradient, scale.unsqueeze(1), value=-1)
 
 
-def update_rules(lookups: Iterable[nn.Module]) -> dict[str, UpdateRule]:
-    """The rule of each table that has a fused kernel; tables of one kernel share one.
+def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[str, UpdateRule]:
+    """The rule of each tiered table that this rank has; tables of one kernel share one.
+
+    Args:
+        lookups: of the sharded collection, whose other tables learn as they like.
+        tiered: names of tables.
 
     Raises:
         ExactnessError: see ``UpdateRule``.
@@ -105,7 +109,7 @@ def update_rules(lookups: Iterable[nn.Module]) -> dict[str, UpdateRule]:
     rules: dict[str, UpdateRule] = {}
     for module in (module for lookup in lookups for module in lookup.modules()):
         if isinstance(module, BatchedFusedEmbedding):
-            tables = [table.name for table in module.config.embedding_tables]
-            rule = UpdateRule(module.emb_module, tables)
-            rules.update(dict.fromkeys(tables, rule))
+            names = [table.name for table in module.config.embedding_tables]
+            if tables := [name for name in names if name in tiered]:
+                rules.update(dict.fromkeys(tables, UpdateRule(module.emb_module, tables)))
     return rules

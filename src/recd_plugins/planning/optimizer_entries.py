@@ -130,8 +130,7 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
 def _parameters(model: nn.Module, table: str) -> Iterator[nn.Parameter]:
     """The parameters of a table; several where modules have tables of one name."""
     for module in embedding_modules(model):
-        if not module.ours:
-            continue
+        # A subclass is what a sharding entry put in: those of the model take no entries.
         found = module.shardable
         if isinstance(found, EmbeddingBagCollection) and table in found.embedding_bags:
             yield found.embedding_bags[table].weight
