@@ -60,6 +60,27 @@ def refuse_weighted_mean(tables: Sequence[str], otherwise: str = "") -> None:
         )
 
 
+def refuse_means_in_grids(
+    tables: Sequence[str], shardings: Mapping[str, ParameterSharding]
+) -> None:
+    """Refuse mean pooling of tables in grids, whose kernels sum and which nobody divides.
+
+    Args:
+        tables: with mean pooling.
+        shardings: by name.
+
+    Raises:
+        ExactnessError: there are some; names them.
+    """
+    grids = [t for t in tables if shardings[t].sharding_type == ShardingType.GRID_SHARD.value]
+    if grids:
+        raise ExactnessError(
+            f"tables {', '.join(grids)} have mean pooling and are sharded grid_shard, of which "
+            "TorchRec gives the sums: shard them row_wise, column_wise or as a whole, or use sum "
+            "pooling, with weights that are divided already"
+        )
+
+
 def divide_row_wise_tables_only(
     sharded: ShardedEmbeddingBagCollection,
     configs: list[EmbeddingBagConfig],

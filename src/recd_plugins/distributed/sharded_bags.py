@@ -52,6 +52,7 @@ from recd_plugins.distributed.mean_pooling import (
     divide_row_wise_tables_only,
     exact_divisor,
     mean_pooled,
+    refuse_means_in_grids,
 )
 from recd_plugins.distributed.no_rows import (
     num_rows,
@@ -102,6 +103,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self._weighted = module.is_weighted()
         name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
         means = mean_pooled(module)
+        refuse_means_in_grids(means, table_name_to_parameter_sharding)
         self._id_weights = IdWeights(name, weighted=self._weighted, means=means)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
         self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)

@@ -1,0 +1,31 @@
+"""Mean pooling that nobody would divide is refused before anything is sharded."""
+
+from __future__ import annotations
+
+import pytest
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder
+from recd_plugins.errors import ExactnessError
+
+
+@pytest.mark.parametrize("coalesced", [(), ("mean",)])
+def test_means_in_grids(coalesced: tuple[str, ...]) -> None:
+    bags = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=pooling.value.lower(),
+                num_embeddings=8,
+                embedding_dim=4,
+                feature_names=[pooling.value],
+                pooling=pooling,
+            )
+            for pooling in (PoolingType.SUM, PoolingType.MEAN)
+        ]
+    )
+    grid = ParameterSharding("grid_shard", "fused", [0])
+    sharder = ExactEmbeddingBagCollectionSharder(coalesced=coalesced)
+    with pytest.raises(ExactnessError, match=r"^tables mean have mean pooling .* grid_shard, of"):
+        sharder.shard(bags, {"sum": grid, "mean": grid}, ShardingEnv.from_local(1, 0))
