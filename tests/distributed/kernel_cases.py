@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 from torchrec.distributed.batched_embedding_kernel import (
@@ -41,6 +41,7 @@ def kernel(
     optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     dense: bool = False,
     rows: Sequence[int] = (),
+    output_dtype: SparseType = SparseType.FP32,
 ) -> Any:
     """One table a width, of ``rows``; with ``shared``, the first has a second feature."""
     rows = rows or [ROWS] * len(widths)
@@ -70,7 +71,12 @@ def kernel(
         has_feature_processor=False,
         compute_kernel=EmbeddingComputeKernel.FUSED,
         embedding_tables=tables,
-        fused_params={"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3},
+        fused_params={
+            "optimizer": optimizer,
+            "learning_rate": 0.1,
+            "eps": 1e-3,
+            "output_dtype": output_dtype,
+        },
     )
     kinds: dict[tuple[bool, bool], Any] = {
         (False, False): BatchedFusedEmbeddingBag,

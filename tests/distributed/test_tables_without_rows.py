@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from tests.distributed.kernel_cases import OPTIMIZERS, ROWS, kernel
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -33,6 +33,22 @@ def test_a_table_without_rows_here_has_none_of_any_id(pooling: PoolingType) -> N
     features = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
     with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
         module(features)
+
+
+@pytest.mark.parametrize("dtype", [SparseType.FP32, SparseType.FP16])
+@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
+def test_a_table_without_rows_here_sends_the_type_that_other_ranks_send(
+    pooling: PoolingType, dtype: SparseType
+) -> None:
+    options: Any = {"weighted": False, "shared": False, "output_dtype": dtype}
+    here, there = (kernel([4], pooling, **options) for _ in range(2))
+    here._local_rows = [0]
+    use_portable_lookups([here, there])
+    no_ids = KeyedJaggedTensor(["f0"], torch.tensor([]).long(), lengths=torch.tensor([0]))
+    one_id = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
+    nothing = here(no_ids)
+    assert nothing.dtype == there(one_id).dtype == dtype.as_dtype()
+    nothing.sum().backward()
 
 
 def test_weights_of_tables_without_rows_here_have_a_gradient() -> None:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.distributed.batched_embedding_kernel import (
@@ -221,8 +222,7 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Zeros, as no id comes here; they require a gradient, as the collectives' backward does
-        not start without one.
+        """Zeros, as no id comes here.
 
         Raises:
             DataError: an id does, which its table does not have anywhere.
@@ -234,7 +234,7 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
             shape = [sum(stride * width for stride, width in strides)]
         else:
             shape = [features.stride(), sum(widths)]
-        zeros = torch.zeros(shape, device=features.device(), requires_grad=True)
+        zeros = _zeros(self, features, shape)
         # Weights of a feature processor get a gradient, as on the ranks that it is summed with.
         weights = features.weights_or_none()
         return zeros if weights is None else zeros + weights.sum() * 0
@@ -250,7 +250,13 @@ class EmptyEmbedding(BatchedFusedEmbedding):
             DataError: an id does, which its table does not have anywhere.
         """
         _refuse_outside(self, features)
-        return torch.zeros(0, self._local_cols[0], device=features.device(), requires_grad=True)
+        return _zeros(self, features, [0, self._local_cols[0]])
+
+
+def _zeros(kernel: Any, features: KeyedJaggedTensor, shape: list[int]) -> Tensor:
+    """Of the type that other ranks send; the collectives' backward needs one with a gradient."""
+    dtype = SparseType.from_int(kernel._emb_module.output_dtype).as_dtype()
+    return torch.zeros(shape, dtype=dtype, device=features.device(), requires_grad=True)
 
 
 _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
