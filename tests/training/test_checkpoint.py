@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from tests.training.checkpoint_cases import Trainer
+from torch import nn
 
 from recd_plugins.distributed.launch import launch
 from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 
@@ -123,3 +125,20 @@ def test_a_folder_in_use_or_not_to_be_written(tmp_path: Path, whole: tuple[Path,
         Checkpoints(tmp_path / "file", keep=1).reserve(resume=False),
     ):
         pass
+
+
+def meet_names(rank: int, world_size: int, folder: Path) -> None:
+    trainer = Trainer(world_size)
+    table = nn.ModuleDict({"t": nn.Linear(4, 16, bias=False)})
+    trainer.dmp.module.replicated_bags = nn.ModuleDict({"embedding_bags": table})
+    checkpoints = Checkpoints(folder, keep=1)
+    said = r"bags\.embedding_bags\.t\.weight .* have one name in checkpoints"
+    with pytest.raises(SetupError, match=said):
+        checkpoints.load(trainer.dmp, trainer.optimizer)  # before anything is trained
+    with pytest.raises(SetupError, match=said):
+        checkpoints.save(trainer.dmp, trainer.optimizer, Progress(1))
+
+
+def test_parameters_that_would_have_one_name(tmp_path: Path) -> None:
+    run_on_ranks(meet_names, 1, tmp_path)
+    assert not list(tmp_path.iterdir())

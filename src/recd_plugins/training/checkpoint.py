@@ -61,7 +61,7 @@ from recd_plugins.training.checkpoint_io import (
     SafeSavePlanner,
     TellingWriter,
 )
-from recd_plugins.training.checkpoint_state import CheckpointState, make_state
+from recd_plugins.training.checkpoint_state import CheckpointState, check_names, make_state
 from recd_plugins.training.identity import check_resumable, identity_text
 from recd_plugins.training.rank_state import (
     buffers_of_rank_0,
@@ -182,8 +182,10 @@ class Checkpoints:
         before it is taken.
 
         Raises:
-            RecdError: the checkpoint does not fit the model or is of another run, or none is whole.
+            RecdError: the checkpoint does not fit the model or is of another run, or none is whole,
+                or two parameters of the model would have one name in checkpoints.
         """
+        together(lambda: check_names(name for name, _ in dmp.named_parameters()))
         damaged: dict[Path, str] = {}
         for path in reversed(from_rank_0(checkpoints_in(self._folder))):
             damage = _damage(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.step_counts import set_steps_of_tables, steps_of_tables
+from recd_plugins.errors import SetupError
 from recd_plugins.training.optimizer import in_embedding_module
 
 # Where the built-in model keeps pooled tables that every rank has whole, and where the others.
@@ -42,8 +43,13 @@ class CheckpointState:
 
     @classmethod
     def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer) -> CheckpointState:
-        """The state as it is now. A collective call."""
+        """The state as it is now. A collective call.
+
+        Raises:
+            SetupError: two parameters would have one name.
+        """
         model, state = dmp.state_dict(), optimizer.state_dict()
+        check_names(model)
         tables = frozenset(
             name
             for name, values in state["state"].items()
@@ -108,6 +114,26 @@ class CheckpointState:
 def common_name(name: str) -> str:
     """The name of a parameter in checkpoints."""
     return _SHARDED + name.removeprefix(_REPLICATED) if name.startswith(_REPLICATED) else name
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse parameters that would have one name in checkpoints, where the last would be all.
+
+    Args:
+        names: of the parameters of a model.
+
+    Raises:
+        SetupError: names two.
+    """
+    by_common: dict[str, str] = {}
+    for name in names:
+        first = by_common.setdefault(common_name(name), name)
+        if first != name:
+            raise SetupError(
+                f"{first} and {name} of the model have one name in checkpoints, where replicated "
+                "tables are named as sharded ones: give one of the tables, or one of the modules "
+                f"{_SHARDED.rstrip('.')} and {_REPLICATED.rstrip('.')}, another name"
+            )
 
 
 def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
