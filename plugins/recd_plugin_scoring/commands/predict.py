@@ -103,7 +103,8 @@ def predict(
             token=token,
             replaces=force,
         )
-        found = on_ranks(read, on_rank, job)
+        alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
+        found = on_ranks(read, on_rank, job, alike)
     if torchrun_rank() in (None, 0):
         click.echo(
             f"{output}: {found.rows:,} rows scored by {chosen} in {found.seconds:.1f} s "

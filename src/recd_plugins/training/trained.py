@@ -25,10 +25,11 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
+from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.prepared import Registry, load_registry
-from recd_plugins.training.agreement import together
+from recd_plugins.training.agreement import from_rank_0, together
 from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.evaluation import evaluate
@@ -154,15 +155,28 @@ def load_trained(job: TrainedJob) -> Trained:
     return Trained(parts, registry, device, progress.step, same_data, job.checkpoint)
 
 
-def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -> T:
+def on_ranks(
+    registry: Registry,
+    function: Callable[[int, int, J], T],
+    job: J,
+    alike: Mapping[str, Any] | None = None,
+) -> T:
     """``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
+
+    Ranks of torchrun take rank 0's checkpoint: the newest may be another one a moment later.
+
+    Args:
+        registry: says how many ranks.
+        function: travels to them by pickle.
+        job: likewise.
+        alike: what ranks of torchrun have to be asked for alike, by option.
 
     Returns:
         What it gives on rank 0; under torchrun on this rank.
 
     Raises:
         RecdError: the data cannot be prepared, on all ranks; or what ``function`` raises.
-        SetupError: another rank of torchrun ended; names it.
+        SetupError: another rank of torchrun ended, or was asked for something else; names it.
     """
     training = registry.training
     backend = backend_for(choose_device(registry))
@@ -179,6 +193,8 @@ def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -
         join_torchrun(backend) as (rank, world_size),
         watched_by_each_other(rank, world_size, limits),
     ):
+        check_agreement("starting", {"options of the command": dict(alike or {})})
+        job = replace(job, checkpoint=from_rank_0(job.checkpoint))
 
         def prepare() -> None:
             if rank == 0:
