@@ -175,6 +175,19 @@ def test_torchrun_says_what_a_node_is(folder: Path) -> None:
     assert "ranks_per_node is 1, but torchrun starts 2 ranks a node" in done.stderr
 
 
+def test_nodes_of_different_sizes_are_refused_at_once(folder: Path) -> None:
+    program = (
+        "import os, sys; from recd_plugins.cli import main; "
+        "os.environ['LOCAL_WORLD_SIZE'] = str(2 - int(os.environ['RANK'])); "
+        "main(['run', sys.argv[1]])"
+    )
+    command = [sys.executable, "-c", program, write_registry(folder)]
+    done = forked.torchrun(command, ranks=2)
+    assert done.returncode == 1
+    said = "2 ranks on nodes of 1, 2 ranks (LOCAL_WORLD_SIZE): start as many ranks on every node"
+    assert done.stderr.count(said) == 2, done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -328,11 +328,6 @@ def torchrun_rank() -> int | None:
     return rank
 
 
-def torchrun_world_size() -> int:
-    """Ranks that the launcher started."""
-    return _number("WORLD_SIZE", 1)
-
-
 def torchrun_ranks_per_node() -> int:
     """Ranks on this machine; all of them where the launcher does not say."""
     return _number("LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "WORLD_SIZE", 1)

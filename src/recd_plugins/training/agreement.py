@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from recd_plugins.distributed.nodes import ranks_of_each_node
+from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import RecdError
 
 T = TypeVar("T")
+
+
+def check_started_alike(asked: Mapping[str, Any]) -> None:
+    """Refuse what was started otherwise on some rank of torchrun. A collective call, the first one.
+
+    Args:
+        asked: options of the command that have to be the same.
+
+    Raises:
+        SetupError: on all ranks: what differs; or nodes have different numbers of ranks.
+    """
+    ranks_of_each_node()
+    check_agreement("starting", {"options of the command": dict(asked)})
 
 
 def from_rank_0(value: T) -> T:

@@ -23,9 +23,7 @@ from recd_plugins.distributed.launch import (
     launch,
     torchrun_rank,
     torchrun_ranks_per_node,
-    torchrun_world_size,
 )
-from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.signals import passed_on
 from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
@@ -33,6 +31,7 @@ from recd_plugins.planning.machines import adapted_line, machine_of
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.check_dataset import check_dataset
+from recd_plugins.training.agreement import check_started_alike
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.evaluation import splits_of
 from recd_plugins.training.hangs import hang_limits
@@ -149,19 +148,19 @@ def session(
             yield Session(registry, job, 0, training.ranks, ranks_per_node, limits)
         return
     ranks_per_node = torchrun_ranks_per_node()
-    if training.ranks_per_node not in (None, ranks_per_node):
-        raise SetupError(
-            f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun starts "
-            f"{ranks_per_node} ranks a node; leave it out (null) under torchrun"
-        )
-    _check_topology(training, torchrun_world_size(), ranks_per_node, device)
     with (
         join_torchrun(backend_for(device)) as (rank, world_size),
         watched_by_each_other(rank, world_size, limits),
         ExitStack() as stack,
     ):
         options = {"--resume": resume, "--breakdown": breakdown, "--sharding": list(shardings)}
-        check_agreement("starting", {"options of the command": {**options, **(alike or {})}})
+        check_started_alike({**options, **(alike or {})})
+        if training.ranks_per_node not in (None, ranks_per_node):
+            raise SetupError(
+                f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun "
+                f"starts {ranks_per_node} ranks a node; leave it out (null) under torchrun"
+            )
+        _check_topology(training, world_size, ranks_per_node, device)
         if rank == 0:
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, job, resume))

@@ -25,11 +25,10 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.prepared import Registry, load_registry
-from recd_plugins.training.agreement import from_rank_0, together
+from recd_plugins.training.agreement import check_started_alike, from_rank_0, together
 from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.evaluation import evaluate
@@ -193,7 +192,7 @@ def on_ranks(
         join_torchrun(backend) as (rank, world_size),
         watched_by_each_other(rank, world_size, limits),
     ):
-        check_agreement("starting", {"options of the command": dict(alike or {})})
+        check_started_alike(alike or {})
         job = replace(job, checkpoint=from_rank_0(job.checkpoint))
 
         def prepare() -> None:
