@@ -23,6 +23,7 @@ from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning import decided
 from recd_plugins.planning.choosing import choose
+from recd_plugins.training.agreement import check_started_alike
 from recd_plugins.training.assembly import assemble
 
 CPU = torch.device("cpu")
@@ -84,6 +85,11 @@ def run(differs: bool, path: Any) -> None:
     """`recd run`, which is told another seed, or data of which fewer rows repeat."""
     registry = load_registry(path)
     assemble(registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU)
+
+
+def started_on_another_device(differs: bool, _: Any) -> None:
+    """`recd run`, `predict` and `evaluate` where one host has no GPU."""
+    check_started_alike("cpu" if differs else "cuda", {})
 
 
 def run_with_other_checkpoints(differs: bool, path: Any) -> None:

@@ -81,6 +81,9 @@ BY_ENTRIES = {
 }
 OF_RUNS = {
     cases.run: "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1",
+    cases.started_on_another_device: (
+        '(starting): what training.device comes to: "cuda" on rank 0, "cpu" on rank 1'
+    ),
     cases.run_with_other_checkpoints: (
         "the registry file, training.checkpoint.every: 5 on rank 0, 7 on rank 1"
     ),

@@ -14,17 +14,19 @@ from recd_plugins.errors import RecdError
 T = TypeVar("T")
 
 
-def check_started_alike(asked: Mapping[str, Any]) -> None:
+def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
     """Refuse what was started otherwise on some rank of torchrun. A collective call, the first one.
 
     Args:
+        device: ``cpu`` or ``cuda``, as chosen here.
         asked: options of the command that have to be the same.
 
     Raises:
         SetupError: on all ranks: what differs; or nodes have different numbers of ranks.
     """
     ranks_of_each_node()
-    check_agreement("starting", {"options of the command": dict(asked)})
+    decided = {"what training.device comes to": device, "options of the command": dict(asked)}
+    check_agreement("starting", decided)
 
 
 def from_rank_0(value: T) -> T:

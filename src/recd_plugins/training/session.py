@@ -154,7 +154,7 @@ def session(
         ExitStack() as stack,
     ):
         options = {"--resume": resume, "--breakdown": breakdown, "--sharding": list(shardings)}
-        check_started_alike({**options, **(alike or {})})
+        check_started_alike(device, {**options, **(alike or {})})
         if training.ranks_per_node not in (None, ranks_per_node):
             raise SetupError(
                 f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun "

@@ -178,7 +178,8 @@ def on_ranks(
         SetupError: another rank of torchrun ended, or was asked for something else; names it.
     """
     training = registry.training
-    backend = backend_for(choose_device(registry))
+    device = choose_device(registry)
+    backend = backend_for(device)
     if torchrun_rank() is None:
         job.prepare()
         ranks_per_node = training.ranks_per_node or training.ranks
@@ -192,7 +193,7 @@ def on_ranks(
         join_torchrun(backend) as (rank, world_size),
         watched_by_each_other(rank, world_size, limits),
     ):
-        check_started_alike(alike or {})
+        check_started_alike(device, alike or {})
         job = replace(job, checkpoint=from_rank_0(job.checkpoint))
 
         def prepare() -> None:
