@@ -25,9 +25,9 @@ from recd_plugin_scoring.unknown_ids import UnknownIds
 from recd_plugins.api import DataError, FeatureSchema
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
-from recd_plugins.api.distributed import close_kernels
+from recd_plugins.api.distributed import check_agreement, close_kernels
 from recd_plugins.api.ingestion import doing
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import Registry, plugin_call
 from recd_plugins.api.training import (
     AbsentData,
     Trained,
@@ -128,6 +128,9 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     dataset = registry.dataset.to_score(job.table)
     kept = KeptColumns(job.table, job.keep) if job.keep and rank == 0 else None
     _check_columns(job.table, dataset.schema(), registry.dataset.schema())
+    with plugin_call(dataset, "identity"):
+        rows_here = dataset.identity()
+    check_agreement("looking at the table", {"its rows": rows_here})
     size = job.batch_size or registry.training.batch_size
     # The training split may have fewer rows than a batch of these.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})

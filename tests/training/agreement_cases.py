@@ -92,6 +92,13 @@ def started_on_another_device(differs: bool, _: Any) -> None:
     check_started_alike("cpu" if differs else "cuda", {})
 
 
+def run_where_a_file_is_missing(differs: bool, path: Any) -> None:
+    """`recd run` of hosts that have copies of a table, of which one is old."""
+    table = path.with_name("fewer" if differs else "all")
+    settings = [f"dataset.options.path={table}"]
+    assemble(load_registry(path.with_name("files.yaml"), settings=settings), "plugins", CPU)
+
+
 def run_with_other_checkpoints(differs: bool, path: Any) -> None:
     """`recd run` that writes them at other steps."""
     spec = {"path": "there", "every": 7 if differs else 5}

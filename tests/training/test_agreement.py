@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from tests.training import agreement_cases as cases
 
 from recd_plugins.testing.gloo import run_on_ranks
@@ -14,6 +16,20 @@ converter: {use: recd.ikjt}
 training: {batch_size: 16, device: cpu}
 model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
 """
+#: The same trained on Parquet files.
+OF_FILES = (
+    "dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}",
+    "recd.session_parquet, options: {path: .}",
+)
+NUMBERS = range(2000)  # more rows than a profile looks at
+ROWS = pa.table(
+    {
+        "session_id": pa.array(NUMBERS, pa.int64()),
+        "ts": pa.array(NUMBERS, pa.float64()),
+        "label": pa.array([number % 2 for number in NUMBERS], pa.int8()),
+        **{name: [[number % 40] for number in NUMBERS] for name in "ab"},
+    }
+)
 OF_TRAINERS = {
     cases.plan: (
         '(sharding bags): the plan, b0.sharding_type: "row_wise" on rank 0, "table_wise" on rank 1'
@@ -90,6 +106,7 @@ OF_RUNS = {
     cases.run_without_a_metric: (
         'the registry file, metric[0].use: "torchrec.rec_metrics" on rank 0, nothing on rank 1'
     ),
+    cases.run_where_a_file_is_missing: "(looking at the data): its rows, train.2.parquet.bytes: ",
     cases.run_on_other_data: "the registry file, dataset[0].options.seed: 0 on rank 0, 9 on rank 1",
 }
 
@@ -104,6 +121,11 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "registry.yaml"
     path.write_text(REGISTRY)
     (tmp_path / "metric.yaml").write_text(REGISTRY + "metrics: [{use: torchrec.rec_metrics}]\n")
+    (tmp_path / "files.yaml").write_text(REGISTRY.replace(*OF_FILES))
+    for folder, files in (("all", "12"), ("fewer", "1")):
+        (tmp_path / folder).mkdir()
+        for name in files:
+            pq.write_table(ROWS, tmp_path / folder / f"{name}.parquet")
     for told in run_on_ranks(cases.said, 2, list(OF_RUNS), path):
         for text, expected in zip(told, OF_RUNS.values(), strict=True):
             assert expected in text

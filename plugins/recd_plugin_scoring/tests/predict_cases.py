@@ -65,5 +65,12 @@ def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str
     return ""
 
 
+def refused_of_tables(
+    rank: int, world_size: int, path: Path, checkpoint: Path, tables: Sequence[str]
+) -> str:
+    """The same where each rank sees another table in one place."""
+    return refused(rank, world_size, path, checkpoint, tables[rank])
+
+
 def newest(folder: Path) -> Path:
     return max(folder.glob("step-*"))

@@ -233,3 +233,14 @@ def test_a_column_that_is_missing_is_named(folder: Path) -> None:
     (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(table))
     assert f"{table}: no column tags" in said
     assert not (folder / "plain.csv").exists()
+
+
+def test_ranks_that_see_other_tables_are_refused(folder: Path) -> None:
+    (folder / "older").mkdir()
+    new, older = folder / "new.parquet", folder / "older" / "new.parquet"
+    pq.write_table(pq.read_table(new).slice(8), older)
+    checkpoint, tables = cases.newest(folder / "plain"), [str(new), str(older)]
+    for said in run_on_ranks(cases.refused_of_tables, 2, folder / "plain.yaml", checkpoint, tables):
+        assert "(looking at the table): its rows, train.new.parquet.bytes: " in said
+        assert "the same data" in said
+    assert not (folder / "plain.csv").exists()

@@ -173,7 +173,8 @@ class Dataset(Plugin, ABC):
 
         As the names of files, their sizes and a digest of what is quick to read of them. Nothing
         here: the options say it all, those of ``free_options`` aside. A run goes on from a
-        checkpoint only where this is what it was.
+        checkpoint only where this is what it was. Each rank is asked as it starts, as all
+        have to see the same rows.
 
         Raises:
             DataError: the data is missing or wrong.

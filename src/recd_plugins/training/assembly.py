@@ -34,6 +34,7 @@ from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
+from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.predicted_step import PredictedStep, predict_step
@@ -154,7 +155,8 @@ def _schema(dataset: Dataset) -> FeatureSchema:
         raise PluginError(
             f"{dataset.title}: schema returned {schema!r:.80}; expected a FeatureSchema"
         )
-    check_agreement("looking at the data", {f"schema of {dataset.name}": schema})
+    seen = {f"schema of {dataset.name}": schema, "its rows": identity_of_data(dataset)}
+    check_agreement("looking at the data", seen)
     return schema
 
 

@@ -61,7 +61,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
             **_plugin(registry.dataset),
             "wrap": [_plugin(entry.plugin) for entry in registry.wrappers],
         },
-        "data": {"schema": _schema(schema), **_of_data(registry.dataset)},
+        "data": {"schema": _schema(schema), **identity_of_data(registry.dataset)},
         _KINDS: _kinds(registry.dataset),
         "converter": _plugin(registry.converter),
         "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
@@ -92,6 +92,20 @@ def sharding_identity(registry: Registry, tables: Iterable[str]) -> list[dict[st
     """What it says of sharding, entry by entry; ``tables`` are names of the model's."""
     names = list(tables)
     return [_entry(entry, "tables", names) for entry in registry.sharding]
+
+
+def identity_of_data(dataset: Dataset) -> dict[str, Any]:
+    """What it says of the rows of a dataset.
+
+    Raises:
+        DataError: the data cannot be read.
+        PluginError: the dataset's identity failed, or is no mapping of JSON values.
+    """
+    with plugin_call(dataset, "identity"):
+        said = _own_identity(dataset)
+        if not isinstance(said, dict):
+            raise TypeError(f"it returned {said!r:.200}; expected a mapping")
+    return said
 
 
 def identity_text(identity: Mapping[str, Any]) -> str:
@@ -264,14 +278,6 @@ def _plugin(plugin: Plugin) -> dict[str, Any]:
         with plugin_call(plugin, "identity"):
             if identity := _own_identity(plugin):
                 said["identity"] = identity
-    return said
-
-
-def _of_data(dataset: Dataset) -> dict[str, Any]:
-    with plugin_call(dataset, "identity"):
-        said = _own_identity(dataset)
-        if not isinstance(said, dict):
-            raise TypeError(f"it returned {said!r:.200}; expected a mapping")
     return said
 
 
