@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,36 @@ def test_a_link_is_neither_followed_nor_removed(tmp_path: Path, name: str) -> No
         pass
     assert (folder / name).is_symlink()
     assert (precious / "file").read_text(encoding="utf-8") == "kept"
+
+
+def save(rank: int, world_size: int, folder: Path, step: int) -> str:
+    """One checkpoint, of which one is kept; what is said."""
+    trainer = Trainer(world_size)
+    with redirect_stderr(StringIO()) as said:
+        Checkpoints(folder, keep=1).save(trainer.dmp, trainer.optimizer, Progress(step))
+    return said.getvalue()
+
+
+def test_an_old_one_that_cannot_be_deleted_ends_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on NFS, where what a process has open keeps its folder; here a mount does."""
+    run_on_ranks(save, 1, tmp_path, 1)
+    first = tmp_path / "step-000000001"
+    with small_disk(first, "4k"):
+        try:
+            (said,) = run_on_ranks(save, 1, tmp_path, 2)
+            with Checkpoints(tmp_path, keep=1).reserve(resume=True):
+                pass
+        finally:
+            (left,) = tmp_path.glob(".step-*.old")
+            left.rename(first)  # where it is unmounted
+    for text in (said, capsys.readouterr().err):
+        assert f"{left}: cannot be removed (Device or resource busy); the next run that" in text
+    first.rename(left)
+    with Checkpoints(tmp_path, keep=1).reserve(resume=True):
+        assert [path.name for path in tmp_path.glob("*step-*")] == ["step-000000002"]
+    assert problems(tmp_path / "step-000000002") == ([], [])
 
 
 def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:

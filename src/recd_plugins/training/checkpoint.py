@@ -110,7 +110,7 @@ class Checkpoints:
     def reserve(self, resume: bool) -> Iterator[None]:
         """A context in which one run writes here, and no other. For one process of the run.
 
-        What killed runs left in the folder is removed.
+        What earlier runs left in the folder is removed.
 
         Raises:
             RecdError: the folder cannot be written, another run writes it, or it holds checkpoints
@@ -308,8 +308,13 @@ class Checkpoints:
         os.replace(partial, final)
         sync(self._folder)
         for old in checkpoints_in(self._folder)[: -self._keep]:
-            if best_step is None or old.name != step_name(best_step):
+            if best_step is not None and old.name == step_name(best_step):
+                continue
+            try:
                 delete(old)
+            except OSError as error:  # of a run that goes on: the new one is whole
+                reason = error.strerror or error
+                click.echo(f"{old}: is no longer needed and cannot be removed ({reason})", err=True)
 
 
 def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:

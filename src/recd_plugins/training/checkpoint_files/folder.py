@@ -8,6 +8,8 @@ import secrets
 import shutil
 from pathlib import Path
 
+import click
+
 from recd_plugins.errors import RecdError
 
 _NAME = re.compile(r"step-\d{9}")
@@ -30,10 +32,10 @@ def partial_of(checkpoint: Path) -> Path:
 
 
 def clean(folder: Path) -> None:
-    """Remove what killed runs left.
+    """Remove what earlier runs left, or say that it stays.
 
     Raises:
-        RecdError: it cannot be removed, or is nothing that a run makes.
+        RecdError: it is nothing that a run makes.
     """
     for path in folder.iterdir():
         if not _LEFTOVER.fullmatch(path.name):
@@ -43,13 +45,7 @@ def clean(folder: Path) -> None:
                 f"{path}: is no folder, and no run makes such a thing; remove it, or set "
                 "training.checkpoint.path to another folder"
             )
-        try:
-            shutil.rmtree(path)
-        except OSError as error:
-            raise RecdError(
-                f"{path}: cannot be removed ({error.strerror or error}); a run that was killed "
-                "left it"
-            ) from error
+        _remove(path)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -72,13 +68,31 @@ def set_aside(checkpoint: Path) -> Path:
 
 
 def delete(checkpoint: Path) -> None:
-    """Remove one, under another name from the first moment."""
+    """Remove one, under another name from the first moment.
+
+    What stays of it then, which is said, ``clean`` removes.
+
+    Raises:
+        OSError: it keeps its name.
+    """
     if checkpoint.is_symlink():  # somebody put it there; what it leads to is theirs
         checkpoint.unlink()
         return
     dying = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.old")
     os.replace(checkpoint, dying)
-    shutil.rmtree(dying)
+    _remove(dying)
+
+
+def _remove(path: Path) -> None:
+    """Remove what is no checkpoint any more; on NFS what a process has open stays for a while."""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        click.echo(
+            f"{path}: cannot be removed ({error.strerror or error}); the next run that writes here "
+            "tries it again",
+            err=True,
+        )
 
 
 def sync(path: Path) -> None:
