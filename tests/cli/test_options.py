@@ -97,3 +97,18 @@ def test_a_report_takes_the_place_of_reports_alone(folder: Path) -> None:
     for _ in range(2):
         result = CliRunner().invoke(main, [*ZIPF, "-o", "p", "--force", "--json", "f.json"])
         assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "registry.yaml"],
+        ["evaluate", "registry.yaml"],
+        ["predict", "registry.yaml", "new.parquet", "-o", "scores.parquet"],
+    ],
+)
+def test_ranks_are_those_of_torchrun(folder: Path, command: list[str]) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2"}
+    result = CliRunner().invoke(main, [*command, "--ranks", "1"], env=ranks)
+    assert result.exit_code == 2, result.output
+    assert "torchrun says which ranks there are: leave out --ranks" in result.stderr

@@ -149,11 +149,14 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str,
 def test_torchrun(folder: Path, whole: dict[str, Any]) -> None:
     """That of a real one joins is shown by tests of join_torchrun."""
     figures = folder / "torchrun.json"
-    command = [RECD, "run", write_registry(folder), "--steps", 2, "--json", figures]
+    registry = write_registry(folder, f"{{path: {folder}/torchrun}}")
+    command = [RECD, "run", registry, "training.ranks=1", "--steps", 2, "--json", figures]
     done = forked.torchrun(command, ranks=2)
     assert done.returncode == 0, done.stderr
     report = json.loads(figures.read_text(encoding="utf-8"))
     assert report["losses"] == pytest.approx(whole["losses"][:2])
+    said = json.loads((folder / "torchrun/step-000000002/identity.json").read_text("utf-8"))
+    assert said["training"]["ranks"] == 2, "the file's, of which there are none"
 
 
 def test_ranks_with_other_options_are_told_so(folder: Path) -> None:

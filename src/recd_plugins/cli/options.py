@@ -140,8 +140,20 @@ CHECKPOINT = click.option(
     help="A checkpoint, or a folder of some, of which the newest is taken; newest and best are "
     "those of training.checkpoint.path.",
 )
-#: The option of the number of ranks that score.
-RANKS = click.option("--ranks", type=AT_LEAST_1, help="Overrides training.ranks.")
+
+
+def _not_under_torchrun(_: click.Context, __: click.Parameter, value: int | None) -> int | None:
+    from recd_plugins.distributed.launch import torchrun_rank
+
+    if value is not None and torchrun_rank() is not None:
+        raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
+    return value
+
+
+#: The option of the number of ranks.
+RANKS = click.option(
+    "--ranks", type=AT_LEAST_1, callback=_not_under_torchrun, help="Overrides training.ranks."
+)
 #: The option of how many rows a rank scores at a time.
 BATCH_SIZE = click.option(
     "--batch-size", type=AT_LEAST_1, help="Overrides training.batch_size: rows of a rank at a time."

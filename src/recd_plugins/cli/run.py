@@ -16,6 +16,7 @@ from recd_plugins.cli.options import (
     AT_LEAST_1,
     COUNT_FROM_0,
     OUTPUT,
+    RANKS,
     SETTINGS,
 )
 from recd_plugins.cli.part_call import part_call
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
     help="Profile 10 of the steps: seconds by stage (lookup, GEMM, all-to-all, all-reduce, other) "
     "and memory of a step.",
 )
-@click.option("--ranks", type=AT_LEAST_1, help="Overrides training.ranks.")
+@RANKS
 @click.option(
     "--ranks-per-node",
     type=AT_LEAST_1,

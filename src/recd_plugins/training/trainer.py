@@ -163,6 +163,7 @@ class _Run:
         identity = fitted = None
         if self._rank == 0:
             identity = identity_of(self._registry, self._parts.tables)
+            identity["training"]["ranks"] = self._world_size  # torchrun's, if it started them
             fitted = fitted_state(self._registry)
         return checkpoints_of(self._training, identity, self._job.allowed, fitted)
 
