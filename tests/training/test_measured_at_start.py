@@ -13,10 +13,11 @@ from tests.docs.pages import blocks, page
 
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.planning.measurement import Measurement, Measurements, measure_collectives
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.measured_at_start import topology_at_start
+from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.training.measured_at_start import KEPT, topology_at_start
 
 #: All else is left out, so that of two that measure there is one.
 ALONE = {"RECD_ONLY": "recd-plugins-core"}
@@ -29,6 +30,14 @@ def at_start(
     folder = None if plugins_dir is None else Path(plugins_dir)
     with patch.dict(os.environ, ALONE), redirect_stderr(StringIO()) as said:
         found = topology_at_start(TrainingSpec(), "cpu", 1, resume=False, plugins_dir=folder)
+    return found, said.getvalue()
+
+
+def resumed(rank: int, world_size: int, folder: Path) -> tuple[TopologySpec | None, str]:
+    """The same of a run that goes on, where nothing measures."""
+    training = TrainingSpec.model_validate({"checkpoint": {"path": str(folder)}})
+    with patch.dict(os.environ, ALONE), redirect_stderr(StringIO()) as said:
+        found = topology_at_start(training, "cpu", 1, resume=True)
     return found, said.getvalue()
 
 
@@ -60,6 +69,19 @@ def test_where_nothing_measures_it_is_said_what_is_assumed() -> None:
     assert first is second is None
     assert "nothing that is installed measures the 2 nodes: tables are planned as if" in said
     assert not nothing
+
+
+def test_a_run_that_goes_on_keeps_to_its_topology_unless_there_is_less_memory(
+    tmp_path: Path,
+) -> None:
+    here = this_machine(1, nodes=2)
+    for factor in (0.5, 1, 1.005, 2):
+        kept = here.model_copy(update={"ddr_bytes": int(here.ddr_bytes * factor)})
+        write_topology(tmp_path / KEPT, kept, "Of a test.")
+        (first, said), (second, nothing) = run_on_ranks(resumed, 2, tmp_path, local_world_size=1)
+        assert first == second == (None if factor == 2 else kept)
+        assert ("topology.yaml is of nodes with more memory: planned anew" in said) == (factor == 2)
+        assert not nothing
 
 
 def test_ranks_that_measure_otherwise_are_refused(acme: Path) -> None:

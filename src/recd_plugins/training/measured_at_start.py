@@ -15,13 +15,20 @@ from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.measurement import measurement
-from recd_plugins.planning.topologies import TopologySpec, read_topology, topology_of
+from recd_plugins.planning.topologies import (
+    TopologySpec,
+    read_topology,
+    this_machine,
+    topology_of,
+)
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.calibration_file import write_topology
 
 #: Beside checkpoints: what the run was planned for, which it is again when it is resumed.
 KEPT = "topology.yaml"
+# Of its memory, what equal hosts have at least: kernels differ in what they keep for themselves.
+_ALIKE = 0.99
 
 
 def topology_at_start(
@@ -35,7 +42,7 @@ def topology_at_start(
     """What a run on several nodes measures first, the same on every rank. Collective.
 
     A run that goes on takes what stands beside its checkpoints, so that its plan stays what it was,
-    unless it is on other nodes now.
+    unless it is on another number of nodes now, or on nodes with less memory.
 
     Args:
         training: None is measured where it names a topology.
@@ -57,12 +64,16 @@ def topology_at_start(
     folder = training.checkpoint.path
     path = None if folder is None else Path(folder) / KEPT
     first = dist.get_rank() == 0
+    least = _least_memory(this_machine(ranks_per_node, nodes=nodes, device=device_of_rank(device)))
     told: list[Any] = [None]
     if first and resume and path is not None and path.exists():
         kept = read_topology(path)
         if (kept.nodes, kept.ranks_per_node, kept.device) == (nodes, ranks_per_node, device):
-            click.echo(f"planned for the nodes as {path} has them, as before", err=True)
-            told = [kept.model_dump()]
+            if all(now >= _ALIKE * then for now, then in zip(least, _memory(kept), strict=True)):
+                click.echo(f"planned for the nodes as {path} has them, as before", err=True)
+                told = [kept.model_dump()]
+            else:
+                click.echo(f"{path} is of nodes with more memory: planned anew", err=True)
     dist.broadcast_object_list(told)
     if told[0] is None:
         measured_by, start = measurement(plugins_dir), time.monotonic()
@@ -84,6 +95,17 @@ def topology_at_start(
         told = [spec.model_dump()]
         dist.broadcast_object_list(told)
     return topology_of(told[0])
+
+
+def _memory(spec: TopologySpec) -> tuple[int, int]:
+    return spec.ddr_bytes, spec.hbm_bytes or 0
+
+
+def _least_memory(here: TopologySpec) -> tuple[int, int]:
+    """Of any rank, its host's and its GPU's. Collective."""
+    of_ranks: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, _memory(here))
+    return min(host for host, _ in of_ranks), min(gpu for _, gpu in of_ranks)
 
 
 def _check_equal(measured_by: str | None) -> None:
