@@ -148,7 +148,8 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         for turn, scores in _scores(trained, pipeline, dealt, world_size):
             rows += sum(turn.counts)
             if rank == 0:
-                output.write(turn.keys, scores)
+                with doing("writing scores"):  # each of which is a sign that ranks get on
+                    output.write(turn.keys, scores)
                 advance(sum(turn.counts))
     unknown.say()
     close_kernels(trained.parts.dmp)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from recd_plugin_scoring.evaluate import evaluate
 from recd_plugin_scoring.predict import PredictJob, predict
+from recd_plugins import activity
 from recd_plugins.errors import RecdError
 from recd_plugins.training.job import Job
 from recd_plugins.training.trained import TrainedJob
@@ -70,6 +71,19 @@ def refused_of_tables(
 ) -> str:
     """The same where each rank sees another table in one place."""
     return refused(rank, world_size, path, checkpoint, tables[rank])
+
+
+def noted(rank: int, world_size: int, folder: Path) -> list[int]:
+    """How often scoring notes that it gets on, in batches of 8 rows and in one of all."""
+    path, checkpoint = folder / "nothing.yaml", newest(folder / "nothing")
+    changes = []
+    for size in (8, 64):
+        output, before = folder / f"by {size}.parquet", activity.current().changes
+        table = str(folder / "new.parquet")
+        job = PredictJob(path, checkpoint, table=table, output=output, batch_size=size)
+        predict(rank, world_size, job)
+        changes.append(activity.current().changes - before)
+    return changes
 
 
 def newest(folder: Path) -> Path:

@@ -244,3 +244,9 @@ def test_ranks_that_see_other_tables_are_refused(folder: Path) -> None:
         assert "(looking at the table): its rows, train.new.parquet.bytes: " in said
         assert "the same data" in said
     assert not (folder / "plain.csv").exists()
+
+
+def test_each_turn_is_a_sign_that_ranks_get_on(folder: Path) -> None:
+    """Else they would say, under torchrun, that nothing has moved."""
+    ((by_turns, at_once),) = run_on_ranks(cases.noted, 1, folder)
+    assert by_turns - at_once >= (ROWS - 1) // 8
