@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from dataclasses import asdict
 from datetime import timedelta
 from typing import NoReturn
@@ -65,6 +66,17 @@ def test_a_rank_that_has_ended_says_why_itself() -> None:
     ranks = Ranks(alive={0, 2})
     ranks.beat(1, 9, "done")
     assert ranks.said_by(2).startswith("rank 1 has ended (process 71 of node1, ")
+
+
+def test_the_node_of_rank_0_keeps_the_store_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever started it: torchrun says GROUP_RANK, and Ray Train NODE_RANK."""
+    monkeypatch.delenv("GROUP_RANK", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    ranks, limits = Ranks(alive=set()), HangLimits(1, None, lambda: "")
+    ranks.beat(1, 9, "done")
+    start = time.monotonic()
+    assert who_is_lost(lambda _: ranks.store, 0, 3, limits).startswith("rank 1 has ended")  # type: ignore[arg-type, return-value]
+    assert time.monotonic() - start > 2.5 * limits.interval
 
 
 def test_where_all_live_the_network_is_named() -> None:

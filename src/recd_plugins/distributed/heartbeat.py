@@ -97,6 +97,7 @@ class Heart:
         self._changes = -1
         self._ticks = Ticks(interval)
         self._main = threading.get_ident()
+        self._store: TCPStore | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recd-heartbeat", daemon=True)
 
@@ -108,20 +109,26 @@ class Heart:
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        self._thread.join(timeout=self._interval + 5)
+        if self._store is not None:  # else it looks for the store, and has nobody to tell
+            self._thread.join(timeout=self._interval + 5)
 
     def _run(self) -> None:
-        try:
-            while True:
-                done = self._end.wait(0 if self._number == 0 else self._interval)
+        done = False
+        while not done:
+            done = self._end.wait(0 if self._number == 0 else self._interval)
+            try:
+                if self._store is None:
+                    if done:
+                        return
+                    self._store = connect()
                 self._store.set(key(self._rank), json.dumps(asdict(self._beat(done))))
-                if done:
-                    return
-                if self._after_beat is not None:
+                if not done and self._after_beat is not None:
                     self._after_beat(self._quiet)
                 self.answered += 1
-        except RuntimeError:
-            return  # who held the store has ended, and ends this process
+            except RuntimeError:
+                # Who held the store has ended, and ends this process; or the network is cut for a
+                # while, after which this connection may not come back.
+                self._store = None
 
     def _beat(self, done: bool) -> Beat:
         now = activity.current()

@@ -56,8 +56,8 @@ def who_is_lost(
         gone = _gone(store, rank, world_size, limits.interval)
         found = " and ".join(gone) or "no rank is missed, so the network between them failed"
         said = store.compare_set(verdict, "", found).decode()
-        if os.environ.get("GROUP_RANK") == "0":
-            # The store ends with this node, and others may not have asked it yet.
+        if rank < int(os.environ.get("LOCAL_WORLD_SIZE", world_size)):
+            # The store ends with the node of rank 0, and others may not have asked it yet.
             time.sleep(_BEATS * limits.interval)
         return said
     except RuntimeError:

@@ -37,6 +37,9 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             watch.look(teller=rank)
         except HangError as error:
             _end(watch, error)
+        except RuntimeError:  # its connection is broken, as the heart's: both are made anew
+            watch = None
+            raise
 
     def end(text: str) -> None:
         _end(watch, HangError(f"rank {rank}: {text}. The run is ended. {limits.advice()}"))
