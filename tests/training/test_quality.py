@@ -67,3 +67,10 @@ def test_the_window() -> None:
     for _ in range(7):
         predictions.update(torch.zeros(4), torch.ones(4))
     assert predictions.num_samples == 12
+
+
+def test_without_a_window_every_sample_counts() -> None:
+    predictions = Predictions()
+    for _ in range(4):
+        predictions.update(torch.zeros(2_000_000), torch.ones(2_000_000))
+    assert predictions.num_samples == 8_000_000

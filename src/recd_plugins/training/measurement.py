@@ -21,6 +21,9 @@ from recd_plugins.values.stages import StageTimes
 # Steps of a breakdown: half are timed and half profiled.
 PROFILED_STEPS = 10
 
+# Whose predictions a rank keeps while it trains, however long that takes.
+_NEWEST_SAMPLES = 5_000_000
+
 
 @dataclass(frozen=True)
 class RankFigures:
@@ -62,7 +65,7 @@ class Measurement:
     ) -> None:
         self._parts, self._device, self._first_step = parts, device, first_step
         self.stalls = StallMeter(device)
-        self.predictions = Predictions()
+        self.predictions = Predictions(window=_NEWEST_SAMPLES)
         channels = channels_of(parts.prepared.checked_parts, parts.dmp.module)
         self._meter = Meter(parts.dmp, device, channels, self.stalls)
         self._profile = StepProfile(device, warmup=0)

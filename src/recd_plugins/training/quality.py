@@ -24,13 +24,16 @@ _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="predictio
 
 
 class Predictions:
-    """Keeps the last samples of this rank, ``window`` of them and the rest of their batch.
+    """Samples of this rank, 8 bytes each: all, or the last ones.
+
+    Args:
+        window: how many of the last, and the rest of their batch; None for all.
 
     Attributes:
         num_samples: how many there are now.
     """
 
-    def __init__(self, window: int = 5_000_000) -> None:
+    def __init__(self, window: int | None = None) -> None:
         self._window = window
         self._kept: deque[Tensor] = deque()
         self.num_samples = 0
@@ -41,6 +44,8 @@ class Predictions:
         pair = torch.stack([logits.float(), labels.float()])
         self._kept.append(pair)
         self.num_samples += pair.shape[1]
+        if self._window is None:
+            return
         while self.num_samples - self._kept[0].shape[1] >= self._window:
             self.num_samples -= self._kept.popleft().shape[1]
 
