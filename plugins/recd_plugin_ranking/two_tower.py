@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from recd_plugin_ranking.two_tower_options import TwoTowerOptions
@@ -24,6 +25,7 @@ class TwoTower(Model):
     def build(self, features: ModelFeatures) -> nn.Module:
         from recd_plugin_ranking.softmax import shares
         from recd_plugin_ranking.two_tower_modules import TwoTowerModule
+        from recd_plugins.api.registry import did_you_mean, shortened
 
         options = self.options
         known = [*features.pooled, *features.sequence]
@@ -44,6 +46,13 @@ class TwoTower(Model):
                 )
         if not (user or options.user_dense):
             raise RecdError(f"{self.name}: there is no feature of the user; name one in user")
+        tables = [f"t_{name}" for name in (*user, *options.item)]
+        for pattern in options.tables:
+            if not any(fnmatchcase(name, pattern) for name in tables):
+                raise RecdError(
+                    f"{self.name}: option tables names {pattern}, which matches no table"
+                    + (did_you_mean(pattern, tables) or f"; the tables: {shortened(tables)}")
+                )
         share = None
         if options.loss == "in_batch" and options.correct:
             if features.positive_counts is None:
