@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from recd_plugin_scoring.score_format import ROW
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.reading import Piece, concat_rows, slice_rows
-from recd_plugins.api.tables import ParquetTable
+from recd_plugins.api.tables import ParquetTable, Storage
 
 
 class KeptColumns:
@@ -20,15 +20,19 @@ class KeptColumns:
     Args:
         location: of a Parquet file or a folder of some.
         columns: their names; of a struct's field with a dot, ``geo.lat``.
+        storage: how the store of a URL is reached.
 
     Raises:
         DataError: it is no Parquet table, or lacks one of the columns.
+        SetupError: the store cannot be reached, or refuses.
     """
 
-    def __init__(self, location: str, columns: Sequence[str]) -> None:
+    def __init__(
+        self, location: str, columns: Sequence[str], storage: Storage | None = None
+    ) -> None:
         self._location = location
         try:
-            table = ParquetTable(location if "://" in location else Path(location))
+            table = ParquetTable(location if "://" in location else Path(location), storage)
         except DataError as error:
             raise DataError(
                 f"--keep {' --keep '.join(columns)}: columns are kept of Parquet, and {location} "

@@ -22,7 +22,7 @@ from recd_plugin_scoring.score_format import ROW, SCORE
 from recd_plugin_scoring.scored_rows import keys_of, scanned
 from recd_plugin_scoring.turns import Turn, turns
 from recd_plugin_scoring.unknown_ids import UnknownIds
-from recd_plugins.api import DataError, FeatureSchema
+from recd_plugins.api import DataError, Dataset, FeatureSchema
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
 from recd_plugins.api.distributed import check_agreement, close_kernels
@@ -71,9 +71,15 @@ class PredictJob(TrainedJob):
         """See ``TrainedJob.prepare``; says what is not there."""
         registry = self.load()
         say_absent(registry, self.checkpoint)
-        if self.keep:  # refused at once, before rows are imported
-            KeptColumns(self.table, self.keep)
-        registry.dataset.to_score(self.table).prepare()
+        dataset = registry.dataset.to_score(self.table)
+        self.kept(dataset)  # refused at once, before rows are imported
+        dataset.prepare()
+
+    def kept(self, dataset: Dataset) -> KeptColumns | None:
+        """The columns to keep of the table that ``dataset`` reads, reached as it is; or None."""
+        if not self.keep:
+            return None
+        return KeptColumns(self.table, self.keep, getattr(dataset.options, "storage", None))
 
     def planned_by(self, registry: Registry) -> Registry:
         """By the table to score where that of the training is not there.
@@ -119,14 +125,14 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         trained = load_trained(job)
     except NoRowError:
         if rank == 0:
-            keys = keys_of(job.load().dataset.to_score(job.table))
-            with _Output(job, keys, KeptColumns(job.table, job.keep) if job.keep else None):
+            dataset = job.load().dataset.to_score(job.table)
+            with _Output(job, keys_of(dataset), job.kept(dataset)):
                 pass
         return Predicted(0, time.perf_counter() - start)
     prepared = trained.parts.prepared
     registry = trained.registry
     dataset = registry.dataset.to_score(job.table)
-    kept = KeptColumns(job.table, job.keep) if job.keep and rank == 0 else None
+    kept = job.kept(dataset) if rank == 0 else None
     _check_columns(job.table, dataset.schema(), registry.dataset.schema())
     with plugin_call(dataset, "identity"):
         rows_here = dataset.identity()
