@@ -11,12 +11,15 @@ import torch
 from ruamel.yaml import YAML
 
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
+from recd_plugin_scoring.export import PROGRAM, export_to
 from recd_plugins import load_registry
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.absent_data import with_trained_columns
 from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import train
+from recd_plugins.training.whole_model import unchecked_model, whole_model
 
 SASREC = {
     "use": "ranking.sasrec",
@@ -130,3 +133,24 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path):
     whole, first, resumed = run_on_ranks(train_each, 2, jobs)[0]
     assert whole.losses == resumed.losses
     assert first.losses == whole.losses[:6]
+
+
+def test_a_trained_model_is_exported_without_the_data_that_it_counted(tmp_path):
+    jobs = []
+    for model, loss in ((SASREC, "sampled_softmax"), (TWO_TOWER, "in_batch")):
+        folder = tmp_path / loss
+        (folder / "checkpoints").mkdir(parents=True)
+        checkpoint = {"path": str(folder / "checkpoints")}
+        overrides = {"checkpoint": checkpoint, "steps": 1}
+        jobs.append(Job(write_registry(folder, model, loss=loss), overrides=overrides))
+    run_on_ranks(train_each, 1, jobs)
+    for job in jobs:
+        (checkpoint,) = (job.registry.parent / "checkpoints").glob("step-*")
+        share = whole_model(load_registry(job.registry), checkpoint).model.state_dict()["top.share"]
+        assert len(share.unique()) > 1
+        (job.registry.parent / "clicks.parquet").unlink()
+        absent = with_trained_columns(load_registry(job.registry), checkpoint)
+        found = unchecked_model(absent, checkpoint).state_dict()["top.share"]
+        assert torch.equal(found, share)
+        export_to(absent, checkpoint, job.registry.parent, int8=False)
+        assert (job.registry.parent / PROGRAM).exists()

@@ -13,6 +13,7 @@ from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.data.training_rows import training_rows
 from recd_plugins.interfaces import Dataset, Rows
 from recd_plugins.registry import Registry
+from recd_plugins.registry.no_data import NoDataset
 
 Counts = NDArray[np.int64]
 
@@ -24,11 +25,14 @@ def positive_counts(registry: Registry, feature: str, num_embeddings: int) -> Co
     """Positive rows by id of a feature after preprocessing, ``[num_embeddings]``.
 
     Every row of the training split is read, without wrappers, once in a process. Ids that are none
-    of the table do not count; a batch with one is refused.
+    of the table do not count; a batch with one is refused. Zeros where a trained model goes on
+    without its data: its checkpoint has what was made of the counts.
 
     Raises:
         DataError: the data is missing or wrong.
     """
+    if isinstance(registry.dataset, NoDataset):
+        return np.zeros(num_embeddings, np.int64)
     known = _known.setdefault(registry.dataset, {})
     key = feature, num_embeddings, registry.path
     if key not in known:

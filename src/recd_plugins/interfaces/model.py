@@ -29,7 +29,7 @@ class ModelFeatures:
         positive_counts: from a feature and the rows of its table to how often the positive rows of
             the training split look up each, int64 ``[num_embeddings]``; reads that split, once.
             None where there is no data. What a model makes of it belongs into a buffer, so that
-            checkpoints have it.
+            checkpoints have it: a trained model that goes on without its data is made of zeros.
     """
 
     num_dense: int
