@@ -139,7 +139,7 @@ def _figures(
     rules: Rules,
     first: int,
 ) -> dict[str, tuple[float, int]]:
-    """Of some rows ``[Q, C]``. One whose own item training has never seen is no hit."""
+    """Of some rows ``[Q, C]``; 0 for one whose own item training has never seen."""
     known = np.flatnonzero(own >= 0)
     ranked = ~left_out
     ranked[known, own[known]] = False
@@ -153,14 +153,14 @@ def _figures(
             ranked[query, drawn] = True
     labels = np.zeros_like(ranked)
     labels[known, own[known]] = True
+    ranked[own < 0] = False
     place, item = np.nonzero(ranked | labels)
-    unknown = np.flatnonzero(own < 0)
-    return figures(
-        np.r_[place, unknown],
-        np.r_[scores[place, item], np.full(len(unknown), -np.inf)],
-        np.r_[labels[place, item], np.ones(len(unknown), bool)],
-        rules.most,
-    )
+    one = np.zeros(1, np.int64)  # to have all names where nothing is known
+    names = figures(one, one.astype(np.float64), np.ones(1, bool), rules.most)
+    found = dict.fromkeys(names, (0.0, 0))
+    found |= figures(place, scores[place, item], labels[place, item], rules.most)
+    missed = len(own) - len(known)
+    return {name: (total, count + missed) for name, (total, count) in found.items()}
 
 
 def _column(vectors: torch.Tensor) -> pa.FixedSizeListArray:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugin_scoring.export import PROGRAM, export_to
 from recd_plugins import load_registry
+from recd_plugins.cli import main
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import with_trained_columns
@@ -135,22 +140,51 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path):
     assert first.losses == whole.losses[:6]
 
 
-def test_a_trained_model_is_exported_without_the_data_that_it_counted(tmp_path):
-    jobs = []
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
+    """Registries and their checkpoints, by the loss; no row has the last item."""
+    folder = tmp_path_factory.mktemp("trained")
+    jobs = {}
     for model, loss in ((SASREC, "sampled_softmax"), (TWO_TOWER, "in_batch")):
-        folder = tmp_path / loss
-        (folder / "checkpoints").mkdir(parents=True)
-        checkpoint = {"path": str(folder / "checkpoints")}
-        overrides = {"checkpoint": checkpoint, "steps": 1}
-        jobs.append(Job(write_registry(folder, model, loss=loss), overrides=overrides))
-    run_on_ranks(train_each, 1, jobs)
-    for job in jobs:
-        (checkpoint,) = (job.registry.parent / "checkpoints").glob("step-*")
-        share = whole_model(load_registry(job.registry), checkpoint).model.state_dict()["top.share"]
-        assert len(share.unique()) > 1
-        (job.registry.parent / "clicks.parquet").unlink()
-        absent = with_trained_columns(load_registry(job.registry), checkpoint)
-        found = unchecked_model(absent, checkpoint).state_dict()["top.share"]
-        assert torch.equal(found, share)
-        export_to(absent, checkpoint, job.registry.parent, int8=False)
-        assert (job.registry.parent / PROGRAM).exists()
+        (folder / loss / "checkpoints").mkdir(parents=True)
+        path = write_registry(folder / loss, model, loss=loss, num_embeddings=ITEMS + 1)
+        checkpoint = {"path": str(folder / loss / "checkpoints")}
+        jobs[loss] = Job(path, overrides={"checkpoint": checkpoint, "steps": 1})
+    run_on_ranks(train_each, 1, list(jobs.values()))
+    return {
+        loss: (job.registry, next((folder / loss / "checkpoints").glob("step-*")))
+        for loss, job in jobs.items()
+    }
+
+
+@pytest.mark.parametrize("loss", ["sampled_softmax", "in_batch"])
+def test_a_trained_model_is_exported_without_the_data_that_it_counted(trained, tmp_path, loss):
+    path, checkpoint = trained[loss]
+    share = whole_model(load_registry(path), checkpoint).model.state_dict()["top.share"]
+    assert len(share.unique()) > 1
+    gone = load_registry(path, settings=[f"dataset.options.path={tmp_path}/gone"])
+    absent = with_trained_columns(gone, checkpoint)
+    found = unchecked_model(absent, checkpoint).state_dict()["top.share"]
+    assert torch.equal(found, share)
+    export_to(absent, checkpoint, tmp_path, int8=False)
+    assert (tmp_path / PROGRAM).exists()
+
+
+@pytest.mark.parametrize("known", [0, 3])
+def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained, tmp_path, known):
+    path, checkpoint = trained["sampled_softmax"]
+    rows = pq.read_table(path.parent / "clicks.parquet").slice(0, 4)
+    items = pa.array([[ITEMS - 1]] * known + [[ITEMS]] * (4 - known))
+    column = rows.schema.get_field_index("item")
+    pq.write_table(rows.set_column(column, "item", items), tmp_path / "test.parquet")
+    options = ["-k", "5", "--sampled", "2", "--json", str(tmp_path / "figures.json")]
+    setting = f"dataset.options.test_path={tmp_path}/test.parquet"
+    arguments = ["rank", str(path), setting, "--checkpoint", str(checkpoint), *options]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "-k 5: a row ranks 3 items at most, so all are among the first" in result.output
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["num_items"] == ITEMS
+    assert figures["hr_at_5"] == figures["recall_at_5"] == known / 4
+    assert figures["mrr"] <= known / 4
+    assert figures["gauc"] <= known / 4
