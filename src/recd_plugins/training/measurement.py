@@ -57,7 +57,7 @@ class Measurement:
 
     Attributes:
         stalls: of the batches that the steps take.
-        predictions: of batches before they were trained on.
+        predictions: of batches before the step that they were made in trained on them.
     """
 
     def __init__(

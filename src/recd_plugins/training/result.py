@@ -29,8 +29,9 @@ class Result:
         ids_looked_up: ids that enter embedding lookups in one step, on all ranks; likewise None.
         peak_memory_bytes: while training, of the rank that needs most.
         losses: by step, the mean over ranks, from the run's first step, resumed or not.
-        train: quality of predictions made before their samples were trained on, since the run was
-            started or resumed; None where it was resumed at its end.
+        train: quality of what training steps predicted before they learned from their samples, of
+            the newest ones since the run was started or resumed; earlier epochs may have trained on
+            them. None where it was resumed at its end.
         test: quality on the test split, None where there is none.
         metrics: figures of the registry's metrics on the test split, by name.
         stages: seconds of a step by stage, the mean over ranks; None unless it was asked for, and
