@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pt
 
 from recd_plugin_ranking.draws import row_keys, unit_floats
 from recd_plugin_ranking.items import Int64s
@@ -37,7 +38,7 @@ class RequestRows:
         seed: of the draws.
 
     Raises:
-        DataError: no session has both.
+        DataError: a row has no session, or no session has both.
     """
 
     def __init__(
@@ -52,12 +53,11 @@ class RequestRows:
     ) -> None:
         parts, sessions, labels = [], [], []
         for rows in rows_of_split(dataset, "train"):
-            sessions.append(rows.data.column(keys.session))
+            sessions.append(_sessions(rows, keys.session))
             labels.append(rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5)
             parts.append(Rows(rows.data.select(list(columns)), rows.origins))
         positive = np.concatenate(labels)
-        keys_of_rows = pa.concat_arrays(sessions).to_numpy(zero_copy_only=False)
-        _, session = np.unique(keys_of_rows, return_inverse=True)
+        session = pa.concat_arrays(sessions).dictionary_encode().indices.to_numpy()
         unclicked = np.flatnonzero(~positive)
         self._unclicked = unclicked[np.argsort(session[unclicked], kind="stable")]
         self._starts = np.r_[
@@ -114,3 +114,16 @@ class RequestRows:
         first = np.cumsum(sizes) - sizes
         picked = first[:, None] + np.arange(self._negatives) % sizes[:, None]
         return self._unclicked[shuffled[picked]]
+
+
+def _sessions(rows: Rows, column: str) -> pa.Array:
+    """The session of each row, as it is: a float would make one of several large ids."""
+    sessions = rows.data.column(column)
+    if pt.is_dictionary(sessions.type):
+        sessions = sessions.dictionary_decode()
+    if (empty := sessions.is_null(nan_is_null=True).index(True).as_py()) >= 0:
+        raise DataError(
+            f"{rows.place_of(empty)} has no {column}, so by: in_request knows no rows to draw for "
+            "it; leave such rows out, or give each a session of its own"
+        )
+    return sessions

@@ -146,3 +146,34 @@ def test_a_row_that_knows_every_item_is_named(tmp_path):
     # One item is left: it is found, however unlikely.
     (rows,) = read(wrapped(tmp_path / "few.parquet", negatives=3), 4)
     assert [row["item"] for row in rows] == [[1], [2], [2], [2], [2], [1], [1], [1]]
+
+
+def with_sessions(path: Path, sessions: pa.Array) -> Path:
+    table = pq.read_table(path)
+    table = table.set_column(table.schema.get_field_index("session_id"), "session_id", sessions)
+    pq.write_table(table, path)
+    return path
+
+
+def test_in_request_refuses_a_row_without_session(tmp_path):
+    path = clicks(tmp_path / "log.parquet", clicked=False, rows=9)
+    for sessions in ([0, 0, 0, 1, 1, None, 2, None, 2], [0.0] * 5 + [np.nan] * 4):
+        with pytest.raises(DataError, match=r"log.parquet: row 5 \(from 0\) has no session_id"):
+            read(wrapped(with_sessions(path, pa.array(sessions)), by="in_request"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        lambda session: 2**53 + session,
+        lambda session: f"user {session}",
+        lambda session: b"\xff%d" % session,
+    ],
+)
+def test_in_request_tells_sessions_of_any_type_apart(tmp_path, name):
+    options = {"by": "in_request", "negatives": 2}
+    path = clicks(tmp_path / "log.parquet", clicked=False)
+    expected = read(wrapped(path, **options))
+    names = pa.array([name(row // 3) for row in range(75)])
+    for sessions in (names, names.dictionary_encode()):
+        assert read(wrapped(with_sessions(path, sessions), **options)) == expected
