@@ -21,7 +21,7 @@ from recd_plugins.api import (
     SetupError,
     Split,
 )
-from recd_plugins.api.reading import digest
+from recd_plugins.api.reading import PlannedReader, digest
 
 #: From rows and the epoch to rows, several for each.
 Expand = Callable[[Rows, int], Rows]
@@ -78,7 +78,8 @@ class Negatives(DatasetWrapper):
         """What the inner dataset does, and a look at its columns.
 
         Raises:
-            SetupError: an option names no feature, or the dataset knows no sessions.
+            SetupError: an option names no feature, or the dataset knows no sessions, or has an
+                order that in_request does not keep.
         """
         super().prepare()
         options, schema = self.options, self.inner.schema()
@@ -100,6 +101,29 @@ class Negatives(DatasetWrapper):
             raise SetupError(
                 f"{self.name}: {self.inner.name} does not say which rows are of one session, which "
                 "by: in_request draws from; take another draw"
+            )
+        if options.by == "in_request":
+            self._check_order()
+
+    def _check_order(self) -> None:
+        """Refuse an order that in_request, which reads the rows of the log itself, does not keep.
+
+        Raises:
+            SetupError: the rows would come in another order than that of the log.
+        """
+        inner = self.inner
+        if isinstance(inner, DatasetWrapper):
+            raise SetupError(
+                f"{self.name}: by: in_request takes rows in the order of the log, so {inner.name} "
+                f"would do nothing; put it behind {self.name} in wrap, or leave it out"
+            )
+        reader = inner.reader(rank=0, world_size=1, batch_size=1, split="train")
+        if isinstance(reader, PlannedReader) and reader.shuffles:
+            raise SetupError(
+                f"{self.name}: by: in_request takes rows in the order of the log, and "
+                f"{inner.name} is to shuffle them in each epoch (shuffle: true, or order: "
+                "shuffled), which would do nothing; leave that out, and store the log in an order "
+                "that suits training"
             )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:

@@ -15,11 +15,12 @@ from recd_plugin_ranking.negatives import Negatives
 from recd_plugin_ranking.tests.click_cases import clicks
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.errors import DataError, SetupError
+from recd_plugins.interfaces import Dataset
 from recd_plugins.testing.contracts import DatasetContract
 
 
-def wrapped(path: Path, **options: Any) -> Negatives:
-    inner = SessionParquet(SessionParquet.Options(path=path))
+def wrapped(path: Path, inner: Dataset | None = None, **options: Any) -> Negatives:
+    inner = inner or SessionParquet(SessionParquet.Options(path=path))
     plugin = Negatives(Negatives.Options.model_validate({"item": "item", **options}))
     made = plugin.over(inner, None)  # type: ignore[arg-type] # it asks no lookups
     made.prepare()
@@ -177,3 +178,13 @@ def test_in_request_tells_sessions_of_any_type_apart(tmp_path, name):
     names = pa.array([name(row // 3) for row in range(75)])
     for sessions in (names, names.dictionary_encode()):
         assert read(wrapped(with_sessions(path, sessions), **options)) == expected
+
+
+def test_in_request_refuses_an_order_that_it_would_not_keep(tmp_path):
+    path = clicks(tmp_path / "log.parquet", clicked=False)
+    shuffled = SessionParquet(SessionParquet.Options(path=path, shuffle=True))
+    with pytest.raises(SetupError, match=r"recd.session_parquet is to shuffle.*shuffle: true"):
+        wrapped(path, shuffled, by="in_request")
+    wrapped(path, shuffled)
+    with pytest.raises(SetupError, match=r"ranking.negatives would do nothing; put it behind"):
+        wrapped(path, wrapped(path), by="in_request")

@@ -81,6 +81,11 @@ class PlannedReader(Reader):
         self._cut_from: tuple[int, History, int] | None = None
         self._blocks: tuple[Sequence[tuple[Piece, ...]], Sequence[int]] = (), ()
 
+    @property
+    def shuffles(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self._plan.shuffle
+
     def __len__(self) -> int:
         return self._plan.num_steps(self._world_size)
 
