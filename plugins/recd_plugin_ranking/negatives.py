@@ -145,7 +145,9 @@ class Negatives(DatasetWrapper):
             inner = self.inner.reader(**ranks, batch_size=anchors, split=split)
             return NegativesReader(inner, self._drawn_items, said)
         rows = self._request_rows
-        return NegativesReader(rows.positives(**ranks, batch_size=anchors, data=said), rows, said)
+        log = self.inner.reader(rank=0, world_size=1, batch_size=1, split=split).state_dict()
+        data = {**said, "log": digest(log)}  # its state at the start says which rows these are
+        return NegativesReader(rows.positives(**ranks, batch_size=anchors, data=data), rows, said)
 
     @cached_property
     def _drawn_items(self) -> DrawnItems:

@@ -15,7 +15,7 @@ from recd_plugin_ranking.negatives import Negatives
 from recd_plugin_ranking.tests.click_cases import clicks
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.errors import DataError, SetupError
-from recd_plugins.interfaces import Dataset
+from recd_plugins.interfaces import Dataset, Reader
 from recd_plugins.testing.contracts import DatasetContract
 
 
@@ -188,3 +188,20 @@ def test_in_request_refuses_an_order_that_it_would_not_keep(tmp_path):
     wrapped(path, shuffled)
     with pytest.raises(SetupError, match=r"ranking.negatives would do nothing; put it behind"):
         wrapped(path, wrapped(path), by="in_request")
+
+
+def test_in_request_remembers_whose_rows_it_read(tmp_path):
+    def reader(name: str, prices: float) -> Reader:
+        path = clicks(tmp_path / name, clicked=False)
+        table = pq.read_table(path)
+        price = pa.array(np.full(len(table), prices, np.float32))
+        pq.write_table(
+            table.set_column(table.schema.get_field_index("price"), "price", price), path
+        )
+        dataset = wrapped(path, by="in_request")
+        return dataset.reader(rank=0, world_size=1, batch_size=15, split="train")
+
+    state = reader("log.parquet", 1).state_dict()
+    reader("log.parquet", 1).load_state_dict(state)
+    with pytest.raises(DataError, match=r"other data than positive rows.*: log was"):
+        reader("log.parquet", 2).load_state_dict(state)
