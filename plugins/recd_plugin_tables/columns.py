@@ -46,8 +46,9 @@ class ColumnOptions(PluginOptions):
     missing: Missing | None = Field(
         default=None,
         description="What becomes of a null, and of a NaN among numbers: error, drop (the row), "
-        "empty (no id; in lists the element is left out), or a value. null: empty for ids, on_nan "
-        "of the dataset for numbers, a session of its own for rows without, error for others.",
+        "empty (no id; in lists the element is left out), or a value, but none of times. null: "
+        "empty for ids, on_nan of the dataset for numbers, a session of its own for rows without, "
+        "error for others.",
     )
     unit: Literal["s", "ms", "us", "ns"] | None = Field(
         default=None, description="Of a time since 1970 that is stored as a number; null: seconds."
@@ -125,6 +126,11 @@ class ColumnOptions(PluginOptions):
             yield f"missing: {self.missing} is no value of {' and '.join(numeric)}"
         elif self.missing == "empty" and not {"id", "ids"} & set(self.roles):
             yield "missing: empty is for ids; give a value, drop or error"
+        elif "time" in self.roles and isinstance(self.missing, int | float):
+            yield (
+                f"missing: {self.missing} would be the time of each row without one, and sort it "
+                "among the others; of a time say drop or error"
+            )
 
     @model_serializer
     def _as_written(self) -> dict[str, Any]:

@@ -213,8 +213,9 @@ class Converter:
         empty, missing = nulls(ids), use.options.missing
         if missing in (None, "error", "empty") and not self._scoring:
             roles = " and ".join(use.options.roles)
+            value = "" if "time" in use.options.roles else ", or a value for it"
             raise cells.wrong(
-                int(empty.argmax()), f"the column is {roles}; set missing: drop, or a value for it"
+                int(empty.argmax()), f"the column is {roles}; set missing: drop{value}"
             )
         if use.options.feature is None:
             self.filled[use.leaf.name] += int(empty.sum())

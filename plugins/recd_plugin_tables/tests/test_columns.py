@@ -133,6 +133,8 @@ def test_candidates_are_what_their_lists_hold():
         (["id", "id"], "names a use twice"),
         ({"as": "id", "separator": "|"}, "separator is for columns that are ids"),
         ({"as": "number", "missing": "empty"}, "missing: empty is no value of number"),
+        ({"as": "time", "unit": "s", "missing": 17}, "missing: 17 would be the time .* say drop"),
+        ({"as": ["time", "number"], "missing": 0.5}, "missing: 0.5 would be the time"),
         ({"as": "label", "positive": [1], "positive_from": 1}, "two rules for one label"),
         ({"as": "nothing"}, "Input should be"),
         ({"as": "id", "unit": "ms"}, "say by: hour, weekday or day too"),

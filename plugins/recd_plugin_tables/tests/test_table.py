@@ -169,6 +169,8 @@ def test_what_was_left_out_is_told(path, capfd):
 def test_a_row_is_left_out_once_for_a_column_of_two_uses(path, capfd):
     when = clicks()["when"].to_pylist()
     pq.write_table(clicks().set_column(1, "when", [[None, *when[1:]]]), path)
+    with pytest.raises(DataError, match=r"row 0 .*'when': .* is time; set missing: drop$"):
+        table(path).prepare()
     uses = {"as": ["time", "id"], "by": "hour", "missing": "drop"}
     table(path, columns={**COLUMNS, "when": uses}).prepare()
     told = capfd.readouterr().err
