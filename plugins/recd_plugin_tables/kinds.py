@@ -56,6 +56,11 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         return "a time is no id; set by: hour, weekday or day, or make it number"
     if role == "label" and is_text(kind) and options.positive is None:
         return "a label that is text needs positive: [the values that are 1]"
+    if role == "label" and is_text(kind) and _has_others(options.positive):
+        return (
+            "a label that is text is compared with texts; in positive: write what is no text, as "
+            "1 or true, in quotes: '1' is the text 1"
+        )
     if role in ("id", "ids") and options.texts and not holds_text(kind):
         return "texts: true is for ids that are text"
     if isinstance(options.missing, str) and options.missing not in RULES:
@@ -63,6 +68,10 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
     if role == "time" and options.unit is not None and (_is_time(kind) or is_text(kind)):
         return "unit is for times that are stored as numbers"
     return None
+
+
+def _has_others(positive: tuple[object, ...] | None) -> bool:
+    return any(not isinstance(each, str) for each in positive or ())
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -72,6 +72,11 @@ WRONG = {
     "one id as a list": ({**USES, "item": "ids"}, "item is int64: .*it is one value a row: id"),
     "text as a number": ({**USES, "user.id": "number"}, "only numbers can: write it as numbers"),
     "text as a label": ({**USES, "rating": "label"}, "a label that is text needs positive:"),
+    "a number as a text": (
+        {**USES, "rating": {"as": "label", "positive": ["good", 1]}},
+        "rating is string: a label that is text is compared .* in quotes: '1'",
+    ),
+    "true as a text": ({**USES, "rating": {"as": "label", "positive": [True]}}, "in quotes: '1'"),
     "lists of lists": ({**USES, "deep": "ids"}, "lists of lists are no feature: .*explode"),
     "only nulls": ({**USES, "note": "id"}, "note is null: it holds nothing but nulls"),
     "a time as an id": ({**USES, "at": "id"}, "a time is no id; set by: hour, weekday or day"),

@@ -25,7 +25,7 @@ def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
         values = values.dictionary_decode()
         cells = Cells(values, cells.place)
     if is_text(values.type):
-        chosen = pa.array([str(each) for each in options.positive or ()], pa.string())
+        chosen = pa.array(options.positive or (), pa.string())
         found = pc.is_in(values.cast(pa.string()), chosen).to_numpy(zero_copy_only=False)
         empty = values.is_null().to_numpy(zero_copy_only=False)
         return np.where(empty, np.nan, found.astype(np.float64))
