@@ -68,9 +68,9 @@ class Preprocessing(Plugin, ABC):
     def fitted_state(self) -> Mapping[str, Tensor]:
         """What ``fit`` decided, as tensors by name. A checkpoint keeps it beside the weights.
 
-        Override it together with ``load_fitted_state``: a run that goes on, and who scores by the
-        checkpoint, take it in place of fitting to data that may be gone. Without it they fit anew
-        and compare ``identity``. Text is uint8.
+        Override it together with ``load_fitted_state``, where there is ``fit``: a run that goes on,
+        and who scores by the checkpoint, take it in place of fitting to data that may be gone.
+        Without it they fit anew and compare ``identity``. Text is uint8.
         """
         return {}
 
