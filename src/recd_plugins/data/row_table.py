@@ -27,6 +27,7 @@ class RowTable:
         numbers: dict[str, int] = {}
         self._files = np.array([numbers.setdefault(o.path, len(numbers)) for o in origins])
         self._paths = list(numbers)
+        self._named = {origin.path: origin.named for origin in origins}
         self._file_rows = np.concatenate([_file_rows(origin) for origin in origins])
         self._starts = np.array(list(accumulate((o.num_rows for o in origins), initial=0))[:-1])
 
@@ -57,7 +58,7 @@ class RowTable:
         firsts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
         lengths = np.diff(firsts, append=len(rows))
         return tuple(
-            Origin(self._paths[file], first, length)
+            Origin(path := self._paths[file], first, length, named=self._named[path])
             for file, first, length in zip(
                 files[firsts].tolist(), file_rows[firsts].tolist(), lengths.tolist(), strict=True
             )
