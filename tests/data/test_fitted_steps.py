@@ -15,6 +15,7 @@ from recd_plugins.data.fitted_state import fitted_state
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.measure_access import measure_access
+from recd_plugins.data.training_rows import training_rows
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
@@ -150,6 +151,24 @@ def test_features_that_are_fitted_together_share_one(folder: Path) -> None:
     assert known.features == ["seq_0_0", "seq_0_1", "item_0"]
     apart = steps(registry(folder, ALL % "")).values()
     assert known.ids == set().union(*(step.ids for step in apart))
+
+
+def test_fitting_that_failed_begins_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def of_one_feature(*given: Any) -> Any:
+        asked.append(given)
+        if len(asked) == 2:
+            raise DataError("the disk is gone")
+        return training_rows(*given)
+
+    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", of_one_feature)
+    found = registry(folder, ALL % ", options: {together: true}")
+    with pytest.raises(DataError, match="the disk is gone"):
+        steps(found)
+    (known,) = set(steps(found).values())
+    assert known.features == ["seq_0_0", "seq_0_1", "item_0"]
+    assert known.num_rows == 300
 
 
 def test_an_entry_is_fitted_to_what_those_before_it_leave(folder: Path) -> None:

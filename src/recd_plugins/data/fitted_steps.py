@@ -42,8 +42,16 @@ def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
             continue
         if plugin.fitted is None:
             claimed = {name: chain for name, chain in steps.items() if plugin in chain}
+            # Not the plugin itself: where fitting fails and is tried again, it begins with nothing.
+            shared = _unfitted(plugin)
             plugin.fitted = {
-                name: _fitted(registry, schema, plugin, name, chain[: chain.index(plugin)])
+                name: _fitted(
+                    registry,
+                    schema,
+                    shared if plugin.fits_together else _unfitted(plugin),
+                    name,
+                    chain[: chain.index(plugin)],
+                )
                 for name, chain in claimed.items()
             }
         for name, step in plugin.fitted.items():
@@ -51,26 +59,29 @@ def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     return steps
 
 
+def _unfitted(plugin: Preprocessing) -> Preprocessing:
+    return type(plugin)(plugin.options).placed(plugin.stands_at)
+
+
 def _fitted(
     registry: Registry,
     schema: FeatureSchema,
-    plugin: Preprocessing,
+    step: Preprocessing,
     feature: str,
     before: Sequence[Preprocessing],
 ) -> Preprocessing:
-    """What transforms ``feature``, fitted to it behind the steps ``before``."""
-    step = plugin if plugin.fits_together else type(plugin)(plugin.options).placed(plugin.stands_at)
-    what, doing_it = f"fit to {feature}", f"fitting {plugin.name} to {feature}"
-    with doing(doing_it, long=True), _bar(doing_it, plugin.fit_rows) as advance:
+    """``step``, fitted to ``feature`` behind the steps ``before``."""
+    what, doing_it = f"fit to {feature}", f"fitting {step.name} to {feature}"
+    with doing(doing_it, long=True), _bar(doing_it, step.fit_rows) as advance:
         of_data: list[RecdError] = []
-        rows = _rows(registry, schema, feature, before, plugin.fit_rows, advance, of_data)
+        rows = _rows(registry, schema, feature, before, step.fit_rows, advance, of_data)
         with step_call(step, what, of_data):
             step.fit(feature, rows)
     with step_call(step, f"identity after {what}"):
         identity = step.identity()
     if not identity:
         raise PluginError(
-            f"{plugin.title}: identity is empty after {what}: nobody could tell whether a run goes "
+            f"{step.title}: identity is empty after {what}: nobody could tell whether a run goes "
             "on by what its checkpoint learnt by; return a digest of what fit decided"
         )
     return step
