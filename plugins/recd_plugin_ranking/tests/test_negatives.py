@@ -19,8 +19,11 @@ from recd_plugins.interfaces import Dataset, Reader
 from recd_plugins.testing.contracts import DatasetContract
 
 
-def wrapped(path: Path, inner: Dataset | None = None, **options: Any) -> Negatives:
-    inner = inner or SessionParquet(SessionParquet.Options(path=path))
+def wrapped(path: Path, **options: Any) -> Negatives:
+    return around(SessionParquet(SessionParquet.Options(path=path)), **options)
+
+
+def around(inner: Dataset, **options: Any) -> Negatives:
     plugin = Negatives(Negatives.Options.model_validate({"item": "item", **options}))
     made = plugin.over(inner, None)  # type: ignore[arg-type] # it asks no lookups
     made.prepare()
@@ -184,10 +187,10 @@ def test_in_request_refuses_an_order_that_it_would_not_keep(tmp_path):
     path = clicks(tmp_path / "log.parquet", clicked=False)
     shuffled = SessionParquet(SessionParquet.Options(path=path, shuffle=True))
     with pytest.raises(SetupError, match=r"recd.session_parquet is to shuffle.*shuffle: true"):
-        wrapped(path, shuffled, by="in_request")
-    wrapped(path, shuffled)
+        around(shuffled, by="in_request")
+    around(shuffled)
     with pytest.raises(SetupError, match=r"ranking.negatives would do nothing; put it behind"):
-        wrapped(path, wrapped(path), by="in_request")
+        around(wrapped(path), by="in_request")
 
 
 def test_in_request_remembers_whose_rows_it_read(tmp_path):
