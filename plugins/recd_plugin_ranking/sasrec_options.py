@@ -57,14 +57,4 @@ class SasRecOptions(PluginOptions):
             raise ValueError(f"heads {self.heads} do not divide embedding_dim")
         if self.history == self.item:
             raise ValueError(f"history and item are both {self.item}")
-        if self.most_candidates is not None and self.loss != "sampled_softmax":
-            raise ValueError(
-                f"most_candidates is an option of loss sampled_softmax, and this is {self.loss}; "
-                "leave it out"
-            )
-        if self.targets == "last" and self.loss == "binary":
-            raise ValueError(
-                "targets is an option of both softmaxes, and loss is binary, which foretells "
-                "labels; leave it out"
-            )
         return self

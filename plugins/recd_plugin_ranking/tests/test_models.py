@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.nn import functional as F
 
 from recd_plugin_ranking.sasrec import SasRec
@@ -145,18 +144,6 @@ def test_a_history_sees_nothing_behind_a_place():
 def test_options_that_fit_no_feature_are_named(options, message):
     with pytest.raises(RecdError, match=message):
         TwoTower(TwoTower.Options(**options)).build(FEATURES)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss": "softmax", "most_candidates": 5}, "loss sampled_softmax, and this is softmax"),
-        ({"loss": "binary", "targets": "last"}, "targets is an option of both softmaxes"),
-    ],
-)
-def test_options_of_another_loss_are_refused(options, message):
-    with pytest.raises(ValidationError, match=message):
-        SasRec.Options(history="seen", item="item", num_embeddings=50, **options)
 
 
 def test_without_data_no_popularity():
