@@ -238,5 +238,9 @@ class NegativesReader(Reader):
                 "the state is of other negatives: go on with the former options of "
                 "ranking.negatives, or start anew"
             )
-        self._inner.load_state_dict(state["inner"])
+        inner = state["inner"]
+        if "log" not in inner["data"] and "log" in (own := self._inner.state_dict()["data"]):
+            # Of a version that did not note it.
+            inner = {**inner, "data": {**inner["data"], "log": own["log"]}}
+        self._inner.load_state_dict(inner)
         self._epoch = state["epoch"]

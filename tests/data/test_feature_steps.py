@@ -59,7 +59,6 @@ def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
         ("scope", "ids", "scope is 'ids'; expected 'id' or 'row'"),
         ("width", 0, "width is 0; expected 1 or more"),
         ("width", 2.0, "width is 2.0; expected 1 or more"),
-        ("fitted_state", lambda _: {}, "it has fitted_state and no fit, so no checkpoint"),
     ],
 )
 def test_what_a_step_cannot_say(registry, monkeypatch, attribute, value, said):

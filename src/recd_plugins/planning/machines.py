@@ -92,7 +92,8 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
     if spec.device != device:
         raise SetupError(
             f"training.topology: {name} is of ranks on {spec.device}, and this run trains on "
-            f"{device}; name a topology of such ranks, or leave it out (null)"
+            f"{device}; name a topology of such ranks, or leave it out (null); a trainer that "
+            "calls wrap or prepare says by device= where it trains"
         )
     if (spec.nodes, spec.ranks_per_node) == (nodes, ranks_per_node):
         return spec

@@ -51,7 +51,7 @@ def prepare_model(
         device_type = setting.device_type
     else:
         device_type = device.type if device else device_type
-        setting = setting_of(registry, model, device=device or _device_of(model))
+        setting = setting_of(registry, model, device=device or _device_of(registry, model))
     registry, setting, chosen = choose(registry, model, setting)
     prepared = prepare_entries(registry, model, setting, device_type)
     claims = registry.claim("sharding", [table.name for table in prepared.tables])
@@ -61,8 +61,10 @@ def prepare_model(
     return replace(prepared, chosen=chosen)
 
 
-def _device_of(model: nn.Module) -> torch.device:
+def _device_of(registry: Registry, model: nn.Module) -> torch.device:
     """Where a trainer will have its tables, as far as that shows before the model is sharded."""
+    if registry.training.device == "cpu":
+        return torch.device("cpu")
     there = any(parameter.is_cuda for parameter in model.parameters())
     talks = torch.cuda.is_available() and dist.is_initialized()
     by_nccl = talks and "nccl" in str(dist.get_backend_config())

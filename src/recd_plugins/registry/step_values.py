@@ -20,10 +20,4 @@ def wrong_value(step: Preprocessing) -> str | None:
         return f"scope is {step.scope!r:.80}; expected {words}"
     if type(step.width) is not int or step.width < 1:
         return f"width is {step.width!r:.80}; expected 1 or more"
-    has_state = type(step).fitted_state is not Preprocessing.fitted_state
-    if has_state and type(step).fit is Preprocessing.fit:
-        return (
-            "it has fitted_state and no fit, so no checkpoint would keep it; take it out with "
-            "load_fitted_state, and say by identity what it reads, or decide it in fit"
-        )
     return None

@@ -61,7 +61,12 @@ from recd_plugins.training.checkpoint_io import (
     SafeSavePlanner,
     TellingWriter,
 )
-from recd_plugins.training.checkpoint_state import CheckpointState, check_names, make_state
+from recd_plugins.training.checkpoint_state import (
+    CheckpointState,
+    check_names,
+    make_state,
+    trained_names,
+)
 from recd_plugins.training.identity import check_resumable, identity_text
 from recd_plugins.training.rank_state import (
     buffers_of_rank_0,
@@ -219,7 +224,7 @@ class Checkpoints:
         return read_rank_state(self._folder / step_name(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
-        """Load this checkpoint into model and optimizer. A collective call.
+        """Load this checkpoint into model and optimizer, to score. A collective call.
 
         Raises:
             RecdError: it does not fit the model, or is of another run.
@@ -227,9 +232,16 @@ class Checkpoints:
         """
         if damage := _damage(path):
             raise damaged(damage)
-        return self._load(path, dmp, optimizer)
+        return self._load(path, dmp, optimizer, scores=True)
 
-    def _load(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
+    def _load(
+        self,
+        path: Path,
+        dmp: DistributedModelParallel,
+        optimizer: Optimizer,
+        *,
+        scores: bool = False,
+    ) -> Progress:
         progress = read_progress(path)
         told = together(lambda: self._differences(path))[0]
         if told and dist.get_rank() == 0:
@@ -239,8 +251,10 @@ class Checkpoints:
             make_state(optimizer, contents.entries)
             state = CheckpointState.of(dmp, optimizer)
             lacking = together(lambda: state.leave_out_steps(contents.entries))
-            reader = SafeReader(path, contents)
-            load(state.document, storage_reader=reader, planner=SafeLoadPlanner())
+            # Who scores may have another optimizer; who trains may have frozen some parameters.
+            trained = [] if scores else together(lambda: trained_names(optimizer))
+            planner = SafeLoadPlanner({name for of_rank in trained for name in of_rank})
+            load(state.document, storage_reader=SafeReader(path, contents), planner=planner)
             state.put_back(dmp, optimizer, progress.step)
             tables = sorted({name for of_rank in lacking for name in of_rank})
             if tables and dist.get_rank() == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from recd_plugins.training.checkpoint_files.metadata import Contents, Tensor
 
 # How torch.load(weights_only=True) names what it refuses.
 _NAMED = re.compile(r"GLOBAL (\S+)")
+_STATE = "optimizer.state."
 
 
 class TellingWriter(FileSystemWriter):
@@ -121,9 +123,14 @@ class SafeReader(FileSystemReader):
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, for entries of the same type only, and bytes of plain values only."""
+    """DCP's planner, for entries of the same type only, and bytes of plain values only.
 
-    def __init__(self) -> None:
+    Args:
+        trained: parameters whose state has to be taken up, as checkpoints name them.
+    """
+
+    def __init__(self, trained: Collection[str] = ()) -> None:
+        self._trained = tuple(f"{_STATE}{name}." for name in trained)
         # Flattened, a table without rows on this rank would be missing from its state, which
         # torch takes for a checkpoint of before 2.4; one without optimizer state then fails.
         super().__init__(flatten_sharded_tensors=False)
@@ -149,7 +156,7 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         """
         read = {item.storage_index.fqn for plan in global_plan for item in plan.items}
         for name in self.metadata.state_dict_metadata if self.metadata else ():
-            if name.startswith("optimizer.state.") and name not in read:
+            if name.startswith(self._trained) and name not in read:
                 raise ValueError(f"{name} is there, and the optimizer has no such state")
         return super().create_global_plan(global_plan)
 

@@ -167,6 +167,11 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
         parameter.grad = gradient
 
 
+def trained_names(optimizer: Optimizer) -> list[str]:
+    """The parameters of an optimizer of TorchRec, as checkpoints name them."""
+    return [common_name(name) for name in getattr(optimizer, "params", {})]
+
+
 def _has_state_of(name: str, stored: Collection[str]) -> bool:
     return any(entry.startswith(f"optimizer.state.{common_name(name)}.") for entry in stored)
 

@@ -28,10 +28,6 @@ class _SomeWeights(SafeLoadPlanner):
         """As DCP's: what is not asked for is left out."""
         return super(SafeLoadPlanner, self).create_local_plan()
 
-    def create_global_plan(self, global_plan: Any) -> Any:
-        """As DCP's, likewise."""
-        return super(SafeLoadPlanner, self).create_global_plan(global_plan)
-
 
 def check_whole(checkpoint: Path) -> None:
     """Refuse a checkpoint that is not as it was written; every file is read.

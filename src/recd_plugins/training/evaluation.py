@@ -79,7 +79,8 @@ def evaluate(
             losses.append(loss)
             advance(loss)
     finite.losses(losses, of=f" of the {split} split")
-    return predictions.summarize(), metrics.results()
+    with activity.doing("measuring quality", long=True):  # rank 0 has the rows of all
+        return predictions.summarize(), metrics.results()
 
 
 def _noted(

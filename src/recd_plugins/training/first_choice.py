@@ -42,7 +42,7 @@ def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
         chosen = entries[at:end]
         if end < at or entries[:at] != before or entries[end:] != after:
             why = "other sharding entries are not those of then"
-        elif read_schema(checkpoint).sparse != registry.dataset.schema().sparse:
+        elif read_schema(checkpoint).sparse != tuple(registry.dataset.schema().sparse):
             why = "the data has other features than then"
         elif not (why := _why_not(registry, chosen)):
             if not quiet:

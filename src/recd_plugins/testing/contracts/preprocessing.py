@@ -159,6 +159,10 @@ class PreprocessingContract(PluginContract):
         """Checkpoints keep it; a plugin without one is fitted anew."""
         if type(plugin).fitted_state is Preprocessing.fitted_state:
             return
+        assert _has_fit(plugin), (
+            f"{plugin.name} has fitted_state and no fit, so no checkpoint keeps it: decide it in "
+            "fit, or say by identity what it reads"
+        )
         before = {name: tensor.clone() for name, tensor in plugin.fitted_state().items()}
         again = type(plugin)(plugin.options)
         again.load_fitted_state(before)
