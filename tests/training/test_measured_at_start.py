@@ -13,7 +13,7 @@ from tests.docs.pages import blocks, page
 
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.planning.measurement import Measurement, Measurements, measure_collectives
-from recd_plugins.planning.topologies import TopologySpec, this_machine
+from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.calibration_file import write_topology
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_keeps_to_its_topology_unless_there_is_less_memory(
 ) -> None:
     here = this_machine(1, nodes=2)
     for factor in (0.5, 1, 1.005, 2):
-        kept = here.model_copy(update={"ddr_bytes": int(here.ddr_bytes * factor)})
+        kept = topology_of({**here.model_dump(), "ddr_bytes": int(here.ddr_bytes * factor)})
         write_topology(tmp_path / KEPT, kept, "Of a test.")
         (first, said), (second, nothing) = run_on_ranks(resumed, 2, tmp_path, local_world_size=1)
         assert first == second == (None if factor == 2 else kept)

@@ -36,7 +36,7 @@ def index_select(rows: Tensor, index: Tensor) -> Tensor:
     """``rows.index_select(0, index)``, as ``in_float32``."""
     # Two dimensions: index_select is fast on rows.
     selected = in_float32(partial(torch.index_select, dim=0, index=index), rows.flatten(1))
-    return selected.view(len(index), *rows.shape[1:])
+    return selected.view(index.shape[0], *rows.shape[1:])  # len() is no symbol for torch.export
 
 
 def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
