@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -222,3 +223,20 @@ def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
     (problem,) = raised.value.problems
     assert (problem.line, problem.field) == (5, "sharding[0]")
     assert problem.message.startswith("feature x looks up t_z, to be coalesced, and t_y, which is")
+
+
+def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_gpus = {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
+    group = SimpleNamespace(
+        is_initialized=lambda: True, get_backend_config=lambda: "cpu:gloo,cuda:nccl"
+    )
+    monkeypatch.setattr("recd_plugins.planning.prepare.dist", group)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    registry = registry_with(tmp_path, "").with_training(of_gpus)
+    prepared = registry.prepare(model(nn.Identity()))
+    assert prepared.setting is not None
+    assert prepared.setting.device_type == "cuda"
+    with pytest.raises(SetupError, match="this run trains on cpu"):
+        registry.with_training({"device": "cpu"}).prepare(model(nn.Identity()))

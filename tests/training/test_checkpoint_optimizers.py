@@ -24,10 +24,11 @@ OPTIMIZERS = {
 }
 
 
-def trainer_with(optimizer: str, world_size: int) -> Trainer:
+def trainer_with(optimizer: str, world_size: int, frozen: str = "") -> Trainer:
     """Its dense layers, and its table where each rank has it whole, learn by that optimizer."""
     trainer = Trainer(world_size)
     outside = dict(in_backward_optimizer_filter(trainer.dmp.named_parameters()))
+    outside.pop(frozen, None)
     own = KeyedOptimizerWrapper(outside, OPTIMIZERS[optimizer])
     trainer.optimizer = CombinedOptimizer([trainer.dmp.fused_optimizer, own])
     return trainer
@@ -61,3 +62,20 @@ def test_state_that_the_optimizer_lacks_is_not_dropped(tmp_path: Path) -> None:
     lacks = r"optimizer\.state\.\S+ is there, and the optimizer has no such state"
     with pytest.raises(RecdError, match=lacks):
         run_on_ranks(go_on, 1, tmp_path, "sgd")
+
+
+def load_otherwise(rank: int, world_size: int, folder: Path) -> bool:
+    """Score by another optimizer, and go on with one that lacks a parameter."""
+    scores = trainer_with("sgd", world_size)
+    Checkpoints(folder, keep=1).load_one(folder / "step-000000002", scores.dmp, scores.optimizer)
+    names = [name for name, _ in scores.dmp.named_parameters() if name.endswith("bias")]
+    frozen = trainer_with("adam", world_size, names[0])
+    assert names[0] not in frozen.optimizer.params
+    Checkpoints(folder, keep=1).load(frozen.dmp, frozen.optimizer)
+    pairs = zip(scores.dmp.parameters(), frozen.dmp.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_state_of_what_is_not_trained_is_not_asked_for(tmp_path: Path) -> None:
+    run_on_ranks(save, 1, tmp_path, "adam")
+    assert run_on_ranks(load_otherwise, 1, tmp_path) == [True]

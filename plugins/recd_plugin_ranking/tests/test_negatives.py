@@ -206,5 +206,9 @@ def test_in_request_remembers_whose_rows_it_read(tmp_path):
 
     state = reader("log.parquet", 1).state_dict()
     reader("log.parquet", 1).load_state_dict(state)
+    before = {name: value for name, value in state["inner"]["data"].items() if name != "log"}
+    assert before != state["inner"]["data"]
+    earlier = {**state, "inner": {**state["inner"], "data": before}}  # of an earlier version
+    reader("log.parquet", 1).load_state_dict(earlier)
     with pytest.raises(DataError, match=r"other data than positive rows.*: log was"):
         reader("log.parquet", 2).load_state_dict(state)
