@@ -17,7 +17,7 @@ from recd_plugins.api import Measurement, hookimpl
 
 class Named(Measurement):
     def cluster(self, device):
-        raise NotImplementedError
+        raise AssertionError("no cluster is measured here")
     def steps(self, question, path):
         names = [entry.plugin.name for entry in question.registry.sharding]
         return question.spec, f"measured: steps of {', '.join(names)}"
