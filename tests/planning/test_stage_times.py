@@ -141,6 +141,33 @@ def test_ranks_that_share_processors_compute_while_others_wait_for_links(
     assert in_turn.total - overlapped.total == pytest.approx(saved)
 
 
+@pytest.mark.parametrize(
+    ("alone", "idle", "left"),
+    [
+        (1.0, 0.5, 1.0),  # processors of their own: nothing is filled
+        (0.5, 0.0, 1.0),
+        (0.5, 0.5, 1 - 0.5 * (1 - 0.25)),  # 2.5 of 10 seconds are idle
+        (0.25, 0.5, 1 - 0.5 * (1 - 0.25**3)),
+    ],
+)
+def test_ranks_that_share_processors_compute_while_others_wait_in_collectives(
+    alone: float, idle: float, left: float
+) -> None:
+    works = [Work(bytes_looked_up=5e9, collectives=4)] * 2
+    costs = StageCosts(
+        lookup=LookupCost(bytes_looked_up=1e-9),
+        all_to_all=AllToAllCost(collectives=1.0),
+        all_reduce=AllReduceCost(steps=1.0),
+        alone=alone,
+        idle=idle,
+    )
+    works = [replace(work, steps=1.0) for work in works]
+    step = predict_stages(works, costs)
+    assert step.all_to_all == pytest.approx(4 * left)
+    assert step.all_reduce == pytest.approx(left)
+    assert step.lookup == pytest.approx(5)
+
+
 def test_topologies_give_lower_bounds() -> None:
     topology = load_topology("dgx-h100", nodes=2)
     costs = topology.least_costs

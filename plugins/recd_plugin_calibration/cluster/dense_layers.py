@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recd_plugin_calibration.cluster.timing import Effort, MiddleHalf, rounds
+from recd_plugin_calibration.cluster.timing import Effort, StepSeconds, steps_in_a_row
 
 _ROWS, _WIDTH = 8, 16
 
 
-def dense_seconds(device: torch.device, effort: Effort) -> float:
+def dense_seconds(device: torch.device, effort: Effort) -> StepSeconds:
     """A step of two layers under DistributedDataParallel, its all-reduce included. Collective.
 
     What Python, autograd, the wrapper and an optimizer do in each step, beside the few operators.
@@ -35,5 +35,4 @@ def dense_seconds(device: torch.device, effort: Effort) -> float:
 
     for _ in range(2):  # DistributedDataParallel makes its buckets anew after the first
         step()
-    _, slowest = rounds(step, device, effort)
-    return MiddleHalf.of(slowest).median
+    return steps_in_a_row(step, device, effort)

@@ -22,7 +22,7 @@ from recd_plugin_calibration.cluster.dense_layers import dense_seconds
 from recd_plugin_calibration.cluster.groups import node_groups
 from recd_plugin_calibration.cluster.links import Link, between_nodes, inside_nodes
 from recd_plugin_calibration.cluster.sharded_module import module_seconds
-from recd_plugin_calibration.cluster.timing import Effort
+from recd_plugin_calibration.cluster.timing import Effort, StepSeconds
 from recd_plugin_calibration.cluster.work_rates import WorkRates, alone_share, measure_work
 from recd_plugins.api import SetupError
 from recd_plugins.api.planning import (
@@ -45,8 +45,8 @@ class MeasuredCluster:
         sweeps: seconds of collectives by size.
         at_once: of an all-to-all with an all-reduce beside it, over one after the other; None of
             one rank.
-        collective: seconds of each of those that a sharded module has in a step.
-        dense: seconds of a step of dense layers, however small they are, and of its all-reduce.
+        module: a step of a sharded module, however little it looks up.
+        dense: a step of dense layers, however small they are, with its all-reduce.
         hidden: share of an all-reduce that is over when ranks have computed beside it.
         alone: of what a rank takes while all compute, the share that it takes while others wait.
         spared: seconds less that an all-to-all takes after a pause; 0 on one node.
@@ -58,12 +58,24 @@ class MeasuredCluster:
     between: Sequence[Link]
     sweeps: Sweeps
     at_once: float | None
-    collective: float
-    dense: float
+    module: StepSeconds
+    dense: StepSeconds
     hidden: float
     alone: float
     spared: float
     work: WorkRates
+
+    @property
+    def collective(self) -> float:
+        """Seconds of each of the collectives that a sharded module has in a step."""
+        return self.module.wall / COLLECTIVES
+
+    @property
+    def idle(self) -> float:
+        """Of such small steps, the share in which processors have nothing to do."""
+        wall = self.module.wall + self.dense.wall
+        busy = (self.module.processor + self.dense.processor) / self.alone
+        return max(0.0, 1 - busy / wall)
 
     @property
     def spec(self) -> TopologySpec:
@@ -122,9 +134,10 @@ class MeasuredCluster:
                 "all_reduce": reduced,
                 "hidden": self.hidden,
                 "alone": self.alone,
+                "idle": self.idle,
                 "spared": self.spared,
                 "other": {
-                    "steps": max(0.0, self.dense - reduced.get("steps", 0.0)),
+                    "steps": max(0.0, self.dense.wall - reduced.get("steps", 0.0)),
                     "element_bytes": 1 / work["elements"],
                     "operators": 1 / work["operators"],
                     "ids_made_unique": 1 / work["unique"],
@@ -151,9 +164,10 @@ class MeasuredCluster:
             "at_once": self.at_once,
             "hidden": self.hidden,
             "alone": self.alone,
+            "idle": self.idle,
             "spared": self.spared,
             "collective": self.collective,
-            "dense": self.dense,
+            "dense": self.dense.wall,
             "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
             "timed": [
                 {"what": str(each), **asdict(each), **asdict(spread)}
@@ -192,12 +206,12 @@ def measure_cluster(
             both = None if one else at_once(groups, device, sweeps, effort)
             tell("an all-reduce and matrix products at once")
             hidden = 0.0 if one else hidden_share(groups, device, sweeps, effort)
-            tell("a rank alone, and all at once")
+            tell("the share of a processor that a rank has")
             alone = alone_share(device, effort)
             tell("an all-to-all after a pause")
             spared = seconds_spared(groups, device, sweeps, effort) if groups.nodes > 1 else 0.0
             tell("a sharded module")
-            collective = 0.0 if one else module_seconds(device, effort) / COLLECTIVES
+            module = StepSeconds(0.0, 0.0) if one else module_seconds(device, effort)
             tell("a step of dense layers")
             dense = dense_seconds(device, effort)
             machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
@@ -215,5 +229,5 @@ def measure_cluster(
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
     found = machine.model_copy(update=least)
     return MeasuredCluster(
-        found, inside, between, sweeps, both, collective, dense, hidden, alone, spared, work
+        found, inside, between, sweeps, both, module, dense, hidden, alone, spared, work
     )

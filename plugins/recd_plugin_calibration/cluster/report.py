@@ -98,7 +98,7 @@ def _collectives(found: MeasuredCluster) -> Table:
             f"{found.alone:.2f} of what it takes while all compute; each collective of a sharded "
             f"module takes {found.collective * 1e3:.2f} ms, however little it sends; links spare "
             f"it {found.spared * 1e3:.2f} ms after a pause; a step of small dense layers takes "
-            f"{found.dense * 1e3:.2f} ms with its all-reduce"
+            f"{found.dense.wall * 1e3:.2f} ms with its all-reduce"
         )
         table.caption_justify = "left"
     return table

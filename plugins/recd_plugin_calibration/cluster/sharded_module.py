@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_calibration.cluster.timing import Effort, MiddleHalf, rounds
+from recd_plugin_calibration.cluster.timing import Effort, StepSeconds, steps_in_a_row
 from recd_plugins.api.distributed import ranks_of_each_node
 
 # Tables, on as many ranks: others wait for these.
@@ -21,7 +21,7 @@ _TABLES = 4
 _ROWS, _DIM = 64, 16
 
 
-def module_seconds(device: torch.device, effort: Effort) -> float:
+def module_seconds(device: torch.device, effort: Effort) -> StepSeconds:
     """Forward and backward, of TorchRec's own sharded module with an id for each table. Collective.
 
     Beside what a collective takes alone: sizes that are sent first, and what Python does.
@@ -68,5 +68,4 @@ def module_seconds(device: torch.device, effort: Effort) -> float:
         torch.autograd.backward(torch.cat([jagged.values() for jagged in rows.values()]).sum())
 
     step()
-    _, slowest = rounds(step, device, effort)
-    return MiddleHalf.of(slowest).low
+    return steps_in_a_row(step, device, effort)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ _TURNS = 3
 # Of rounds that do not count: the heap grows in them, page by page, to what a round takes.
 _GROWING_SECONDS = 0.04
 _LEAST_SECONDS = 1e-6
-# At most, of rank 0 alone: others sleep meanwhile, so that not even their threads take anything.
-_ALONE_SECONDS = 0.2
+# So long all ranks compute at once to see what share of a processor each of them has.
+_SHARING_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -117,19 +117,16 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
 def alone_share(device: torch.device, effort: Effort) -> float:
     """Of what a rank takes while all compute, the share that it takes while others wait.
 
-    Collective. 1 where ranks have processors of their own; rank 0's is taken for all.
+    That is its time on processors: 1 where ranks have some of their own. Collective.
     """
     _, run = works_of(device)["operators"]
-    least = min(effort.seconds, _ALONE_SECONDS)
-    together = fmean(of_all_ranks(run, device, least))
-    alone = [0.0]
     dist.barrier()
-    if dist.get_rank():
-        time.sleep(2 * least)
-    else:
-        alone = [fmean(_rounds(run, device, least))]
-    dist.broadcast_object_list(alone)
-    return min(1.0, alone[0] / together)
+    start, processor = time.perf_counter(), time.process_time()
+    _rounds(run, device, min(effort.seconds, _SHARING_SECONDS))
+    share = (time.process_time() - processor) / (time.perf_counter() - start)
+    everyone = [0.0] * dist.get_world_size()
+    dist.all_gather_object(everyone, share)
+    return min(1.0, median(everyone))
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:

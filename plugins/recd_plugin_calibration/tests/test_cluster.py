@@ -22,7 +22,7 @@ from recd_plugin_calibration.cluster import collectives, report
 from recd_plugin_calibration.cluster.collectives import NAMES, fit_rate
 from recd_plugin_calibration.cluster.measure import MeasuredCluster
 from recd_plugin_calibration.cluster.report import plot, render
-from recd_plugin_calibration.cluster.timing import QUICK, MiddleHalf, goes_on
+from recd_plugin_calibration.cluster.timing import QUICK, MiddleHalf, StepSeconds, goes_on
 from recd_plugin_calibration.tests import cluster_cases
 from recd_plugins.api import distributed
 from recd_plugins.api.planning import CollectiveRate
@@ -100,6 +100,7 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     assert 0 <= costs.hidden <= 1
     assert 0 < costs.alone == measured.alone <= 1
     assert costs.spared == measured.spared >= 0
+    assert 0 <= costs.idle == measured.idle <= 1
     # Each sends as much as it reduces, 2 (n - 1) / n.
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
     # Bytes and products that are small are told apart from operations, which decide the largest.
@@ -114,10 +115,23 @@ def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) 
     reduced = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
     sweeps = {**measured.sweeps, "ar_global": reduced}
     for dense, beside_it in ((5e-3, 3e-3), (1e-3, 0.0)):
-        costs = replace(measured, sweeps=sweeps, dense=dense).spec.costs
+        costs = replace(measured, sweeps=sweeps, dense=StepSeconds(dense, dense)).spec.costs
         assert costs is not None
         assert costs.all_reduce.steps == pytest.approx(2e-3)
         assert costs.other.steps == pytest.approx(beside_it)
+
+
+@pytest.mark.parametrize(
+    ("alone", "processor", "idle"),
+    [(1.0, 4e-3, 0.6), (0.5, 4e-3, 0.2), (0.5, 5e-3, 0.0), (0.25, 4e-3, 0.0)],
+)
+def test_processors_are_idle_while_no_rank_computes(
+    measured: MeasuredCluster, alone: float, processor: float, idle: float
+) -> None:
+    module, dense = StepSeconds(8e-3, 0.8 * processor), StepSeconds(2e-3, 0.2 * processor)
+    found = replace(measured, alone=alone, module=module, dense=dense)
+    assert found.idle == pytest.approx(idle)
+    assert found.collective == pytest.approx(2e-3)
 
 
 def test_the_command_writes_what_training_takes(

@@ -65,8 +65,13 @@ def predict_stages(
     )
     # No link lets more through than it could have carried while ranks computed or waited for the
     # first byte of a collective.
-    latencies = costs.all_to_all.collectives * collectives + costs.all_reduce.steps
-    idle = sum(own) / len(own) - hidden + latencies
+    first_bytes = (costs.all_to_all.collectives * collectives, costs.all_reduce.steps)
+    latencies = sum(first_bytes)
+    # Ranks that share processors compute in turn, but for when all of them wait at once.
+    waited = costs.idle * latencies
+    together = (waited / mean.total) ** (1 / costs.alone - 1) if waited else 1.0
+    filled = costs.idle * (1 - together)
+    idle = sum(own) / len(own) - hidden + latencies * (1 - filled)
     share = costs.hidden * min(1.0, idle / total) if (total := sum(let_through)) else 0.0
     saved = share * let_through[0]
     if overlapped:
@@ -75,7 +80,11 @@ def predict_stages(
     return StageTimes(
         lookup=mean.lookup,
         gemm=mean.gemm,
-        all_to_all=max(r.all_to_all for r in ranks) + uneven + waiting - saved,
-        all_reduce=reduced - share * let_through[1],
+        all_to_all=max(r.all_to_all for r in ranks)
+        + uneven
+        + waiting
+        - saved
+        - filled * first_bytes[0],
+        all_reduce=max(0.0, reduced - share * let_through[1] - filled * first_bytes[1]),
         other=mean.other,
     )

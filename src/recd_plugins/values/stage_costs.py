@@ -104,6 +104,11 @@ class StageCosts(BaseModel):
         description="Of what a rank computes while all do, the share that it takes while the "
         "others wait: less than 1 where they share processors.",
     )
+    idle: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="Of a collective, however small, the share in which processors have nothing "
+        "to do: ranks that share them compute meanwhile.",
+    )
     spared: Seconds = Field(
         default=0.0,
         description="Of a collective between nodes that ranks come to from computing: links that "
