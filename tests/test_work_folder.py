@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import DataError
+from recd_plugins.scratch_folder import scratch_folder
 from recd_plugins.work_folder import work_folder
 
 
@@ -58,3 +60,42 @@ def test_errors_of_the_work_are_passed_on(tmp_path: Path) -> None:
         work_folder(tmp_path / "made", "test", {}, lambda _: None),
     ):
         raise FileNotFoundError(2, "no such file")
+
+
+def published(target: Path, meanwhile: str = "") -> bool:
+    """Make a target, to which another program writes; whether that went on from a run before."""
+    with work_folder(target, "test", {}, lambda _: None) as work:
+        if not work.resumed:
+            work.table.mkdir()
+            (work.table / "maker").touch()
+        if meanwhile:
+            target.write_text(meanwhile)
+        work.publish(target)
+    return work.resumed
+
+
+def test_what_a_link_onto_another_disk_leads_to_is_made(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        target = tmp_path / "made"
+        target.symlink_to(Path(disk) / "made")
+        published(target)
+        assert target.is_symlink()
+        assert [each.name for each in target.iterdir()] == ["maker"]
+        assert [each.name for each in Path(disk).iterdir()] == ["made"]
+
+
+def test_a_mount_point_is_refused_before_the_work() -> None:
+    proc = Path("/proc")
+    for folder in (work_folder(proc, "test", {}, print), scratch_folder(proc)):
+        with pytest.raises(DataError, match=r"/proc: is a mount point, .* new folder"), folder:
+            pass
+
+
+def test_what_cannot_be_put_in_its_place_stays(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    with pytest.raises(DataError, match=r"whole, and stays in .*/\.made\.test/table"):
+        published(target, meanwhile="what another program wrote")
+    target.unlink()
+    assert published(target), "the next run goes on from it"
+    assert (target / "maker").exists()
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]

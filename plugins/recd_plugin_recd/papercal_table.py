@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from recd_plugins.api import DataError
-from recd_plugins.api.files import parse_json, scratch_folder, why_not
+from recd_plugins.api.files import parse_json, real_path, scratch_folder, why_not
 
 #: Key of the Parquet metadata under which a file says how it was generated, as JSON.
 PROVENANCE = b"recd.papercal"
@@ -86,7 +86,7 @@ def write_table(
                     "generate fewer rows, or elsewhere"
                 ) from error
         try:
-            os.replace(new, folder)
+            os.replace(new, real_path(folder))
         except OSError:
             # Another process may have finished first.
             _check_free(folder)

@@ -18,6 +18,21 @@ _LOCK = "recd.lock"
 _OLD = "old"
 
 
+def place_of(target: Path) -> Path:
+    """What ``target`` is, or is a link to: what is written beside that can be moved there.
+
+    Raises:
+        DataError: it is a mount point, to which nothing can be moved.
+    """
+    place = Path(os.path.realpath(target))
+    if os.path.ismount(place):
+        raise DataError(
+            f"{target}: is a mount point, which cannot be replaced as a whole; name a new folder "
+            "inside it"
+        )
+    return place
+
+
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """A new folder ``.NAME.*`` beside ``folder``, or what that is a link to, which is removed at
@@ -27,9 +42,9 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
     is put back. On file systems without locks they stay.
 
     Raises:
-        DataError: the place cannot be written.
+        DataError: the place cannot be written, or is a mount point.
     """
-    place = Path(os.path.realpath(folder))
+    place = place_of(folder)
     prefix = f".{place.name}."
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any
 from recd_plugins.errors import DataError, RecdError
 from recd_plugins.file_lock import try_lock
 from recd_plugins.files import read_note, write_note
-from recd_plugins.scratch_folder import put, put_back
+from recd_plugins.scratch_folder import place_of, put, put_back
 
 _LOCK, _IDENTITY = "lock", "run.json"
 
@@ -26,20 +26,27 @@ class WorkFolder:
         path: the folder.
         table: what becomes the target.
         resumed: whether another run's work is in it.
+        is_whole: whether the table is, and waits for its place alone.
     """
 
     def __init__(self, path: Path, resumed: bool) -> None:
         self.path = path
         self.table = path / "table"
         self.resumed = resumed
+        self.is_whole = False
 
     def publish(self, target: Path) -> None:
         """Put the table in its place; what stood there is removed after that.
 
         Raises:
-            DataError: the place cannot be written.
+            DataError: the place cannot be written; the table stays where it is.
         """
-        put(self.table, target, self.path)
+        self.is_whole = True
+        try:
+            put(self.table, target, self.path)
+        except DataError as error:
+            message = f"{error}; what was made for it is whole, and stays in {self.table}"
+            raise DataError(message) from error
 
 
 @contextmanager
@@ -51,10 +58,12 @@ def work_folder(
     *,
     waits: Callable[[], None] | None = None,
 ) -> Iterator[WorkFolder]:
-    """The folder ``.NAME.PURPOSE`` beside ``target``, for this process alone.
+    """The folder ``.NAME.PURPOSE`` beside ``target``, or what that is a link to, for this process
+    alone.
 
     What an earlier run with the same identity left in it stays. It is removed at the end and when
-    the input is wrong, but not when the process is killed or interrupted.
+    the input is wrong, but not when the process is killed or interrupted, nor where the target
+    cannot be put in its place.
 
     Args:
         target: what the run makes.
@@ -65,17 +74,21 @@ def work_folder(
             have made the target then. Without it this is an error.
 
     Raises:
-        DataError: the place cannot be written, or another process is at work in it.
+        DataError: the place cannot be written or is a mount point, or another process is at work
+            in it.
     """
-    path = target.with_name(f".{target.name}.{purpose}")
+    place = place_of(target)
+    path = place.with_name(f".{place.name}.{purpose}")
     try:
         with _locked(path, waits):
-            put_back(target, path)
+            put_back(place, path)
             resumed = _take_over(path, identity, say)
+            work = WorkFolder(path, resumed)
             try:
-                yield WorkFolder(path, resumed)
+                yield work
             except RecdError:
-                shutil.rmtree(path, ignore_errors=True)
+                if not work.is_whole:
+                    shutil.rmtree(path, ignore_errors=True)
                 raise
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:

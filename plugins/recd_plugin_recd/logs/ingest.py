@@ -14,7 +14,7 @@ from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
 from recd_plugin_recd.source import SessionTable, open_source
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.columns import broken_list
-from recd_plugins.api.files import scratch_folder
+from recd_plugins.api.files import real_path, scratch_folder
 from recd_plugins.api.tables import is_list_dict, to_lists
 
 
@@ -119,6 +119,6 @@ def _place(folder: Path, append: bool) -> Iterator[Path]:
         new = scratch / folder.name
         yield new
         try:
-            new.rename(folder)
+            new.rename(real_path(folder))
         except OSError as error:
             raise DataError(f"{folder}: cannot be written ({error.strerror})") from error

@@ -131,6 +131,13 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     assert "cannot be written" in result.output
 
 
+def test_a_link_to_nothing_leads_to_the_table(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "t")
+    write_table(tmp_path / "link", TableOptions(rows=50))
+    assert read(tmp_path / "t").num_rows == 50
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_more_files_than_row_groups_are_refused(tmp_path):
     with pytest.raises(DataError, match="do not fill 4 files"):
         write_table(tmp_path / "t", TableOptions(rows=300, row_group_rows=100, files=4))

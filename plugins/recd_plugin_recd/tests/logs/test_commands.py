@@ -44,6 +44,13 @@ def test_rows_go_to_a_log_and_back(folder):
     assert sorted(path.name for path in folder.iterdir()) == ["back.parquet", "log", "rows.parquet"]
 
 
+def test_a_link_to_nothing_leads_to_the_log(folder):
+    (folder / "link").symlink_to("log")
+    assert run("write", "rows.parquet", "link").exit_code == 0
+    assert run("read", "log", "back.parquet").exit_code == 0
+    assert read("back.parquet").equals(read("rows.parquet"))
+
+
 @pytest.mark.parametrize("record", ["sample", "batch"])
 def test_papercal_comes_back_to_the_last_bit(folder, record):
     write_table(folder / "papercal", TableOptions(rows=600, layout="interleaved"))
