@@ -140,6 +140,41 @@ BROKEN = [
         .replace("values, offsets", "None"),
         "Keep.coalesces is 'no'; expected True or False",
     ),
+    (
+        PLUGIN.replace("def transform", "free_options = [['a']]\n    def transform"),
+        "Keep.free_options is [['a']]; expected a set of options' names",
+    ),
+    (
+        PLUGIN.replace(
+            "def transform",
+            "@classmethod\n    def num_ids(cls): ...\n    def transform",
+        ),
+        "expected a value, or one that @property makes",
+    ),
+    (
+        PLUGIN.replace(
+            "def transform",
+            "@classmethod\n    def summary(cls): return 1 / 0\n    def transform",
+        ),
+        "module_of_acme.Keep cannot be checked: ZeroDivisionError: division by zero",
+    ),
+    *(
+        (
+            PLUGIN.replace("Preprocessing", "Sharding")
+            .replace("register_preprocessing", "register_shardings")
+            .replace(
+                "def transform(self, values, offsets)",
+                f"@{decorator}\n    def {name}(*_): return False\n    def helper(self)",
+            )
+            .replace("values, offsets", "None"),
+            f"Keep.{name} is <{shown}",
+        )
+        for decorator, name, shown in [
+            ("staticmethod", "coalesces", "staticmethod("),
+            ("__import__('functools').cache", "may_replicate", "functools._lru_cache_wrapper"),
+            ("classmethod", "replicates", "classmethod("),
+        ]
+    ),
     (PLUGIN.replace("register_pre", "register_per"), "unknown hook 'register_perprocessing'"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Plugin, PluginOptions
+from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.versions import __version__
 from recd_plugins.words import did_you_mean
@@ -47,6 +49,17 @@ def check_class(cls: Any, interface: type[Plugin], where: str) -> None:
     Raises:
         PluginError: says what is wrong, after ``where``.
     """
+    try:
+        _check_class(cls, interface, where)
+    except PluginError:
+        raise
+    except PLUGIN_FAILURES as error:  # of code of the class, as its summary
+        what = qualified(cls) if isinstance(cls, type) else type(cls).__name__
+        message = f"{where}: {what} cannot be checked: {type(error).__name__}: {error}"
+        raise PluginError(message) from error
+
+
+def _check_class(cls: Any, interface: type[Plugin], where: str) -> None:
     check_implements(cls, interface, where)
     what = f"{where}: {qualified(cls)}"
     name = getattr(cls, "name", None)
@@ -60,9 +73,10 @@ def check_class(cls: Any, interface: type[Plugin], where: str) -> None:
     if not (isinstance(cls.Options, type) and issubclass(cls.Options, PluginOptions)):
         raise PluginError(f"{what}: Options is no subclass of recd_plugins.api.PluginOptions")
     fields, free = cls.Options.model_fields, cls.free_options
-    if not isinstance(free, (frozenset, set, tuple, list)):
+    is_set = isinstance(free, (frozenset, set, tuple, list))
+    if not (is_set and all(isinstance(option, str) for option in free)):
         raise PluginError(f"{what}.free_options is {free!r:.80}; expected a set of options' names")
-    if unknown := sorted(map(str, {*free} - fields.keys())):
+    if unknown := sorted({*free} - fields.keys()):
         raise PluginError(
             f"{what}.free_options has {unknown[0]!r}, which is none of its options"
             f"{did_you_mean(unknown[0], fields)}"
@@ -100,7 +114,8 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
         own = of_class[name]
         if name.startswith("_") or own is declared:
             continue
-        if inspect.isfunction(declared) or isinstance(own, classmethod):
+        of_classes = isinstance(own, classmethod) and isinstance(declared, classmethod)
+        if inspect.isfunction(declared) or of_classes:
             declared = getattr(declared, "__func__", declared)
             _check_method(cls, name, own, declared, f"{what}.{name}")
         else:
@@ -158,9 +173,19 @@ def _check_value(own: Any, declared: Any, what: str) -> None:
     getter = declared.fget if isinstance(declared, property) else None
     returned = None if getter is None else inspect.get_annotations(getter).get("return")
     says_bool = returned is bool or returned == "bool"
-    is_computed = hasattr(own, "__get__") and not inspect.isfunction(own)
+    is_computed = hasattr(own, "__get__") and not _is_called(own)
     if (says_bool or isinstance(declared, bool)) and not (is_computed or isinstance(own, bool)):
         raise PluginError(f"{what} is {own!r:.80}; expected True or False")
+    if getter is not None and _is_called(own):
+        raise PluginError(f"{what} is {own!r:.80}; expected a value, or one that @property makes")
+
+
+def _is_called(own: Any) -> bool:
+    """Whether what a class declares is to be called, as functions in whatever they are wrapped."""
+    if isinstance(own, classmethod | staticmethod | functools.partialmethod):
+        return True
+    # Those of functools.cache, too; a class that stands in a class is a value.
+    return callable(own) and hasattr(own, "__get__") and not isinstance(own, type)
 
 
 def _parameters(function: Any, *, bound: bool) -> list[inspect.Parameter]:
