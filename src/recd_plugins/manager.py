@@ -24,6 +24,7 @@ from recd_plugins.plugin_modules import (
     modules_in_folder,
     qualified,
 )
+from recd_plugins.plugin_sections import check_sections
 from recd_plugins.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -229,13 +230,17 @@ class PluginManager:
                 call_hook(hooks, "register_commands", origin, answers=False, cli=cli)
 
     def register_topology_sections(self) -> dict[str, type[BaseModel]]:
-        """What installed packages have in topology files, by name; the first of two has one."""
+        """What installed packages have in topology files, by name.
+
+        Of two that have one name the second is in ``broken`` then, as one whose sections are wrong.
+        """
         self._load()
         sections: dict[str, type[BaseModel]] = {}
         for hooks, origin, package in self._modules.values():
             with self._tolerated(package):
                 for of_module in call_hook(hooks, "register_topology_sections", origin):
-                    sections = {**of_module, **sections}
+                    check_sections(of_module, sections, f"{origin}: register_topology_sections")
+                    sections.update(of_module)
         return sections
 
     def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:

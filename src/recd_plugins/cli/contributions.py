@@ -24,3 +24,4 @@ def check_contributions(manager: PluginManager) -> None:
     manager.hand("register_measurements", Measurements().add)
     manager.hand("register_reports", RunReports(run.params).add)
     manager.hand("register_benchmarks", Benchmarks().add)
+    manager.register_topology_sections()

@@ -1,0 +1,87 @@
+"""Sections of topology files that packages have: read, wrong, in conflict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.installed import Site, on_path
+
+from recd_plugins.cli import main
+from recd_plugins.manager import PluginManager
+from recd_plugins.planning.topologies import TopologySpec, read_topology
+from recd_plugins.plugin_sections import OF_TOPOLOGIES
+
+SECTION = """
+from pydantic import BaseModel
+from recd_plugins.api import hookimpl
+
+class Links(BaseModel):
+    rate: float
+
+@hookimpl
+def register_topology_sections():
+    return {"links": Links}
+"""
+
+TOPOLOGY = """
+device: cpu
+ranks_per_node: 4
+ddr_bytes: 1000000
+ddr_bandwidth: 4.0e+9
+intra_node_bandwidth: 2.0e+9
+inter_node_bandwidth: 1.0e+9
+flops: 1.0e+9
+links: {rate: 2.0}
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with on_path(tmp_path, monkeypatch):
+        yield Site(tmp_path)
+
+
+def sections(site: Site) -> dict[str, str]:
+    """The modules of those that a topology has."""
+    path = site.folder / "here.yaml"
+    path.write_text(TOPOLOGY, encoding="utf-8")
+    return {name: type(of).__module__ for name, of in read_topology(path).sections.items()}
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("['links']", "returned ['links']; return models by name, {} for none"),
+        ("{1: Links}", "1 is no word in lower case, as in 'links'"),
+        ("{'My links': Links}", "'My links' is no word in lower case, as in 'links'"),
+        ("{'wires': Links(rate=1)}", "wires is Links(rate=1.0); expected a pydantic model's class"),
+        ("{'wires': dict}", "wires is <class 'dict'>; expected a pydantic model's class"),
+        ("{'collectives': Links}", "collectives is recd-plugins' own; take another name"),
+        ("{'model_copy': Links}", "model_copy is recd-plugins' own; take another name"),
+        (
+            "{'links': Links}",
+            "links is the section of module_of_a.Links; rename it, or leave one package out",
+        ),
+    ],
+)
+def test_a_wrong_one_is_refused_and_stops_no_other(site: Site, returned: str, reason: str) -> None:
+    site.install("a", SECTION)
+    site.install("b", SECTION.replace('{"links": Links}', returned))
+    assert sections(site) == {"links": "module_of_a"}
+    manager = PluginManager()
+    manager.register_topology_sections()
+    (broken,) = manager.broken
+    assert broken.name == "b"
+    assert broken.reason.startswith("b-plugins 1.0: register_topology_sections")
+    assert reason in broken.reason
+    said = CliRunner().invoke(main, ["plugins"]).stderr
+    assert f"b cannot be used: {broken.reason}" in said
+
+
+def test_names_of_its_own_are_those_of_a_topology() -> None:
+    public = {*TopologySpec.model_fields, *vars(TopologySpec)}
+    model = {*dir(TopologySpec.__base__), "model_fields", "model_computed_fields"}
+    assert {name for name in public - model if not name.startswith("_")} == OF_TOPOLOGIES
