@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from recd_plugins.errors import RegistryError
 from recd_plugins.registry.loader import Document
+
+_BOOL = TypeAdapter(bool)
 
 
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
@@ -60,7 +64,11 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
 
 
 def _enabled(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("enabled", True) is True
+    """Whether an entry is by the schema, to which ``yes`` is true; what is neither it refuses."""
+    try:
+        return isinstance(entry, dict) and _BOOL.validate_python(entry.get("enabled", True))
+    except ValidationError:
+        return False
 
 
 def _is(entry: Any, name: str, tables: Any) -> bool:
