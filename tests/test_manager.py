@@ -10,6 +10,7 @@ from recd_plugins import hookspecs, load_registry
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import PluginOptions
 from recd_plugins.manager import HOOKS, LISTS, PluginManager, installed_plugin
+from recd_plugins.plugin_modules import modules_of_files
 
 PLUGIN = '''
 from recd_plugins.hookspecs import hookimpl
@@ -95,6 +96,13 @@ def test_files_of_one_name_in_two_folders_are_two_modules(folder):
     assert "acme.first" in first
     assert "acme.second" in second
     assert "acme.first" not in second
+
+
+def test_a_file_with_a_dot_in_its_name_is_found_by_other_processes(folder):
+    write(folder, "one.v2.py", PLUGIN.format(name="acme.one"))
+    found = PluginManager(folder).plugins["preprocessing"]["acme.one"].cls
+    assert modules_of_files([found]) == {found.__module__: folder / "one.v2.py"}
+    assert found.__module__.endswith("_one_v2")
 
 
 def test_a_class_stays_the_same_when_its_folder_is_loaded_again(folder):

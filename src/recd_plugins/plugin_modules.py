@@ -135,7 +135,8 @@ def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
 
 
 def _module_name(file: Path, stem: str) -> str:
-    return f"{_PREFIX}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{stem}"
+    digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
+    return f"{_PREFIX}{digest}_{stem.replace('.', '_')}"  # a dot would stand for a package
 
 
 def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
