@@ -83,6 +83,7 @@ def test_a_section_that_null_says_nothing_of_is_refused_with_what_to_write() -> 
         ("model.embedding_dim.x=3", "model.embedding_dim is one value"),
         ("sharding[0].use=torchrec.rowwise", "did you mean torchrec.row_wise?"),
         ("converter.options.group=auto", "unknown option of recd.ikjt; did you mean groups?"),
+        ("preprocessing[0].features=[3]", "input should be a valid string, got 3"),
     ],
 )
 def test_what_is_wrong_names_the_setting(setting: Any, message: str) -> None:
@@ -101,3 +102,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         "seed: is no setting; write KEY=VALUE, as training.learning_rate=0.05, and settings behind "
         "what else the command takes"
     )
+
+
+def test_a_setting_that_drops_one_before_it_is_refused() -> None:
+    with pytest.raises(RegistryError) as raised:
+        with_settings("training.schedule.warmup=5", "training.schedule=null")
+    assert str(raised.value) == "training.schedule=null: drops training.schedule.warmup=5; keep one"
+    registry = with_settings("training.schedule=null", "training.schedule.warmup=5")
+    assert registry.training.schedule is not None, "the other way round both say something"

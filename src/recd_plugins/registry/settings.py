@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -36,8 +36,11 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
                 "is no setting; write KEY=VALUE, as training.learning_rate=0.05, and settings "
                 "behind what else the command takes"
             )
-        elif location in given:
-            wrong = f"is set twice, first by {given[location]}; keep one"
+        elif inner := [key for key in given if key[: len(location)] == location]:
+            is_same = inner[0] == location
+            wrong = (
+                f"{'is set twice, first by' if is_same else 'drops'} {given[inner[0]]}; keep one"
+            )
         else:
             try:
                 value = read_value(text, setting, location)
@@ -50,7 +53,13 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
             problems.append(Problem(str(setting), 0, "", wrong))
     if problems:
         raise RegistryError(problems)
-    return replace(document, data=data, given=given)
+    # What stood below a setting is gone, and with it the lines that told of it.
+    lines = {at: line for at, line in document.lines.items() if not _is_below(at, given)}
+    return replace(document, data=data, lines=lines, given=given)
+
+
+def _is_below(location: Location, given: Collection[Location]) -> bool:
+    return any(location[:depth] in given for depth in range(1, len(location)))
 
 
 def _location(key: str) -> Location | None:
