@@ -72,3 +72,20 @@ def test_what_others_leave_is_for_choosers_alone(tmp_path: Path) -> None:
     assert shardings(tmp_path, [rest, OTHER], "a.new") == [
         {"use": "a.new", "tables": ["*"], "options": {}}
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "own", "expected"),
+    [
+        (FIRST, {}, {}),
+        (FIRST, {"tables": ["t_4"]}, {"tables": ["t_4", "t_1", "t_2"]}),
+        ({"use": "a.chooser"}, {"tables": ["t_4"]}, {}),
+    ],
+)
+def test_a_chooser_that_is_there_takes_the_tables_of_the_first(
+    tmp_path: Path, first: dict[str, Any], own: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """What stands in a file once: in another entry it would be there twice."""
+    mine = {"use": "acme", "options": {"x": 1}}
+    found = shardings(tmp_path, [first, THIRD, {**mine, **own}], "acme", chooses=True)
+    assert found == [THIRD, {**mine, **expected, "enabled": True}]

@@ -17,7 +17,8 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
     """The document with the plugin ``name`` in place of its first ``sharding`` entry.
 
     An entry of that plugin for the same ``tables``, enabled or not, says its options; without one
-    they are the plugin's defaults.
+    they are the plugin's defaults. A chooser stands in a file once: one that is there already takes
+    the first entry's tables besides its own.
 
     Args:
         document: of a registry file.
@@ -45,6 +46,11 @@ def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
         )
     tables = entries[first].get("tables")
     other = next((i for i, entry in enumerate(entries) if _is(entry, name, tables)), None)
+    if other is None and chooses:
+        enabled = [i for i, entry in enumerate(entries) if _enabled(entry)]
+        other = next((i for i in enabled if entries[i].get("use") == name), None)
+        if other is not None:
+            entries[other] = _with_tables(entries[other], tables)
     if other is None and tables is None and not chooses and sum(map(_enabled, entries)) > 1:
         raise RegistryError(
             [
@@ -77,6 +83,16 @@ def _is(entry: Any, name: str, tables: Any) -> bool:
         and entry.get("use") == name
         and _in_any_order(entry.get("tables")) == _in_any_order(tables)
     )
+
+
+def _with_tables(entry: dict[str, Any], tables: Any) -> dict[str, Any]:
+    """A chooser's entry that takes these too; without tables it takes all that others leave."""
+    own = entry.get("tables")
+    if tables is None:
+        return {key: value for key, value in entry.items() if key != "tables"}
+    if isinstance(own, list) and isinstance(tables, list):
+        return {**entry, "tables": [*own, *tables]}
+    return entry
 
 
 def _in_any_order(tables: Any) -> Any:
