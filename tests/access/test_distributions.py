@@ -125,6 +125,19 @@ def test_a_histogram_of_reuse(path: Path) -> None:
     assert (reads < 1.01).mean() == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("(8+: 0.002", "(8+: 0.000"), ("(2, 8]: 0.", "(2, 3]: 0.000\n(3, 8]: 0.")],
+    ids=["the last", "one between"],
+)
+def test_a_bin_without_a_share_has_no_rows(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "reuse.txt").write_text(TEXT.replace(old, new))
+    access = from_reuse_histogram("t", read_reuse_histograms(tmp_path / "reuse.txt")["trace.pt"])
+    assert len(access.rows) == 20_000
+    assert access.length == pytest.approx(380)
+    assert (np.diff(access.accesses) <= 0).all()
+
+
 def test_its_shape_stays_at_another_size(path: Path) -> None:
     histogram = read_reuse_histograms(path)["other.pt"]
     whole = from_reuse_histogram("t", histogram)

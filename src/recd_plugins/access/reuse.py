@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +72,7 @@ def from_reuse_histogram(
     A bin has as many rows as the file says, where these can have its accesses. Where the file's
     share of rows, of three digits, cannot be true, it has as many as have them at the geometric
     mean of its bounds, as far as rounding allows. Within a bin reads fall from its upper bound to
-    its lower, so that they sum to the bin's.
+    its lower, so that they sum to the bin's. A bin whose share of accesses is 0.000 has no rows.
 
     Args:
         table: its name.
@@ -88,6 +88,14 @@ def from_reuse_histogram(
     Raises:
         DataError: ``num_embeddings`` are less than the rows that are read.
     """
+    read = histogram.share_of_accesses > 0
+    histogram = replace(
+        histogram,
+        lower=histogram.lower[read],
+        upper=histogram.upper[read],
+        share_of_rows=histogram.share_of_rows[read],
+        share_of_accesses=histogram.share_of_accesses[read],
+    )
     rows, means = _bins(histogram)
     if read_rows is None:
         read_rows = histogram.unique_rows
@@ -141,13 +149,12 @@ def _remaining(
     edges[0], edges[-1] = read_rows + 1, 0
     for index in range(len(rows)):
         part = slice(edges[index + 1], edges[index])
-        if rows[index]:
-            remaining[part] = below[index] + rows[index] * _filled(
-                (at[part] - starts[index]) / rows[index],
-                histogram.lower[index],
-                histogram.upper[index],
-                means[index],
-            )
+        remaining[part] = below[index] + rows[index] * _filled(
+            (at[part] - starts[index]) / rows[index],
+            histogram.lower[index],
+            histogram.upper[index],
+            means[index],
+        )
     return remaining
 
 
