@@ -202,6 +202,7 @@ WRONG = [
     ('section="audits"', 'section="Audits"', "are words in lower case, as in 'audit', not 'Aud"),
     ('section="audits"', 'section="model_config"', "model_config is recd-plugins' own; take ano"),
     ('section="audits"', 'section="wrapper"', "wrapper is recd-plugins' own; take another name"),
+    ('section="audits"', 'section="wrap"', "wrap is recd-plugins' own; take another name or"),
     ('section="audits"', 'section="cache"', "cache is recd-plugins' own; take another name or"),
     ('section="audits"', 'section="training"', "training is recd-plugins' own; take another"),
     ('name="audit"', 'name="dataset"', "dataset is recd-plugins' own; take another name or"),

@@ -20,8 +20,8 @@ OTHER_SECTIONS = frozenset({"version", "model", "training"})
 #: Those, and the ones of the kinds of recd-plugins itself.
 OWN_SECTIONS = OTHER_SECTIONS | {kind.section for kind in KINDS}
 
-# ``wrapper`` is what the schema calls wrappers of the dataset.
-_TAKEN = OWN_SECTIONS | {kind.name for kind in KINDS} | {"wrapper"}
+# ``wrapper`` is what the schema calls wrappers of the dataset, which stand under ``wrap``.
+_TAKEN = OWN_SECTIONS | {kind.name for kind in KINDS} | {"wrap", "wrapper"}
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS = re.compile(r"\w+(\.\w+)+")
 
