@@ -280,6 +280,12 @@ def test_two_packages_of_one_name_stop_only_who_uses_it(site: Site) -> None:
     assert "sound.keep" in PluginManager().plugins["preprocessing"]
 
 
+def test_a_class_that_a_package_lists_twice_is_told_so(site: Site) -> None:
+    site.install("acme", PLUGIN.replace("[Keep]", "[Keep, Keep]"))
+    said = refused(site, "acme.keep")
+    assert "they are one class, which is listed twice: leave it out of one list" in said
+
+
 @pytest.mark.parametrize("name", ["acme", "acme-plugins"])
 def test_a_package_is_left_out(site: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     site.install("acme", "import no_such_module")

@@ -230,10 +230,7 @@ class PluginManager:
                 call_hook(hooks, "register_commands", origin, answers=False, cli=cli)
 
     def register_topology_sections(self) -> dict[str, type[BaseModel]]:
-        """What installed packages have in topology files, by name.
-
-        Of two that have one name the second is in ``broken`` then, as one whose sections are wrong.
-        """
+        """What installed packages have in topology files, by name; the first of two has one."""
         self._load()
         sections: dict[str, type[BaseModel]] = {}
         for hooks, origin, package in self._modules.values():
@@ -390,11 +387,13 @@ def _clash(kind: str, name: str, found: list[Registered]) -> PluginError:
     first, second = found[:2]
     return PluginError(
         f"two {kind} plugins are named {name}: {qualified(first.cls)} from {first.origin} and "
-        f"{qualified(second.cls)} from {second.origin}; {_remedy(first.origin, second.origin)}"
+        f"{qualified(second.cls)} from {second.origin}; {_remedy(first, second)}"
     )
 
 
-def _remedy(*origins: str) -> str:
-    if files := [origin for origin in origins if origin.endswith(".py")]:
+def _remedy(first: Registered, second: Registered) -> str:
+    if first.cls is second.cls:
+        return "they are one class, which is listed twice: leave it out of one list"
+    if files := [each.origin for each in (first, second) if each.origin.endswith(".py")]:
         return f"remove {files[-1]}, or rename its plugin"
     return "rename one, or leave one out (--without NAME)"
