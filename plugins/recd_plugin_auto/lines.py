@@ -35,4 +35,5 @@ def _pattern(name: str, names: Sequence[str], others: Collection[str]) -> str:
 def entry_line(offer: Offer, patterns: Sequence[str]) -> str:
     """An item of the section ``sharding``."""
     options = f", options: {offer.written}" if offer.options else ""
-    return f"  - {{use: {offer.use}, tables: {json.dumps(list(patterns))}{options}}}"
+    tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no pairs for an emoji
+    return f"  - {{use: {offer.use}, tables: {tables}{options}}}"

@@ -46,7 +46,10 @@ class Offer:
     @property
     def written(self) -> str:
         """The options as a registry file has them."""
-        options = (f"{name}: {json.dumps(value)}" for name, value in self.options.items())
+        options = (
+            f"{name}: {json.dumps(value, ensure_ascii=False)}"
+            for name, value in self.options.items()
+        )
         return f"{{{', '.join(options)}}}"
 
     def as_json(self) -> dict[str, Any]:
