@@ -67,7 +67,7 @@ WRONG = {
     "return []": r"run returned \[\]; expected Figures, at least one",
     "return [5]": r"run returned \[5\]; expected Figures",
     "return [Figure.of('a', [1], unit='s', better='faster')]": "of which higher",
-    "return [Figure.of('a', [float('nan')], unit='s', better='lower')]": "run returned a as nan",
+    "return [Figure.of('a', [float('nan')], unit='s', better='lower')]": ": a: a sample is nan",
     "return [Figure('a', 1, 's', 'lower', 2, 1, float('inf'))]": "run returned max of a as inf",
     "return [Figure('a', 1, 's', 'lower', 1, 1, 1, goal=float('nan'))]": "goal of a as nan",
     "return [Figure('a', 'x', 's', 'lower', 1, 1, 1)]": "run returned a as 'x'; expected a finite",

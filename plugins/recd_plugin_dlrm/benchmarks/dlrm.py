@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from recd_plugins.api import RecdError, SetupError
-from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size, largest
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.benchmarks.dlrm_operators.measure import Job, Measured
@@ -86,7 +86,7 @@ def _figures(name: str, found: dict[str, Measured], paper_ms: float | None) -> I
     pairs = zip(ours.losses, plain.losses, strict=True)
     yield Figure.of(
         f"{name}_loss_max_rel_diff",
-        [max(abs(one - other) / other for one, other in pairs)],
+        [largest(abs(one - other) / other for one, other in pairs)],
         unit="ratio",
         better="lower",
         goal=_LOSS_GOAL,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.api import RecdError
-from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size, largest
 
 if TYPE_CHECKING:
     pass
@@ -70,7 +70,9 @@ def run(size: Size, *, only: str | None = None) -> Findings:
             _add(found, drift.figures(), drift.details(), [])
     if losses:
         found.figures.append(
-            Figure.of("loss_max_abs_diff", [max(losses)], unit="loss", better="lower", goal=1e-6)
+            Figure.of(
+                "loss_max_abs_diff", [largest(losses)], unit="loss", better="lower", goal=1e-6
+            )
         )
     return found
 

@@ -28,6 +28,7 @@ from recd_plugins.testing.benchmark import (
     Findings,
     Size,
     keep_freed_memory,
+    largest,
 )
 
 SUMMARY = "stock trainers with three lines changed against what they were, and dedup(loader)"
@@ -199,7 +200,7 @@ def _read(size: Size, found: Findings) -> None:
 
 
 def _apart(one: list[float], other: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+    return largest(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def _ratios(ours: list[float], stock: list[float]) -> list[float]:

@@ -20,7 +20,7 @@ from recd_plugin_scars.benchmarks.trainers import Job, Side, Trained, measure
 from recd_plugin_scars.planning import CachePlan, TableLoad, TableTraffic
 from recd_plugins.api.distributed import Ranks
 from recd_plugins.api.registry import TrainingSpec
-from recd_plugins.testing.benchmark import Detail, Figure
+from recd_plugins.testing.benchmark import Detail, Figure, largest
 
 # Rates that do not amplify rounding: losses are compared.
 TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)
@@ -159,7 +159,7 @@ class Cells:
         """The largest difference of the loss of any side and step from that of the plain one."""
         plain = np.array(self.trained[PLAIN][0].losses)
         runs = [run for side in self.trained.values() for run in side]
-        return max(float(np.abs(np.array(run.losses) - plain).max()) for run in runs)
+        return largest(float(np.abs(np.array(run.losses) - plain).max()) for run in runs)
 
     def speeds(self, side: str) -> list[float]:
         """Samples a second over the plain side, by turn."""

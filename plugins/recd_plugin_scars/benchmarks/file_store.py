@@ -19,7 +19,7 @@ from recd_plugin_scars.runtime.spec import MappedFile
 from recd_plugins.api import RecdError
 from recd_plugins.api.access import TableAccess, zipf
 from recd_plugins.api.registry import TrainingSpec
-from recd_plugins.testing.benchmark import Detail, Figure
+from recd_plugins.testing.benchmark import Detail, Figure, largest
 
 #: Of the table over the memory that all of a process may use.
 TIMES_MEMORY = 4
@@ -96,7 +96,7 @@ class FileStoreFigures:
     def loss_max_abs_diff(self) -> float:
         """The largest difference of the losses of the sides, in any step of any turn."""
         pairs = zip(self.plain, self.ours, strict=True)
-        return max(
+        return largest(
             float(np.abs(np.array(plain.losses) - np.array(ours.losses)).max())
             for plain, ours in pairs
         )

@@ -12,7 +12,7 @@ from recd_plugin_scars.benchmarks.cells import PlannedBatches, criteo_shape, pre
 from recd_plugin_scars.benchmarks.criteo import ScaledCriteo
 from recd_plugin_scars.benchmarks.trainers import Job, Side, Trained, measure
 from recd_plugins.api.distributed import Ranks, backend_for
-from recd_plugins.testing.benchmark import Detail, Figure
+from recd_plugins.testing.benchmark import Detail, Figure, largest
 
 HOST, CACHED, UVM = "host", "cached", "uvm"
 _SIDES: Mapping[str, Side] = {
@@ -74,7 +74,7 @@ class OnDevice:
                 differences.append(float(np.abs(losses).max()))
         return [
             *figures,
-            Figure.of("loss_max_abs_diff", [max(differences)], unit="loss", better="lower"),
+            Figure.of("loss_max_abs_diff", [largest(differences)], unit="loss", better="lower"),
         ]
 
     def details(self) -> list[Detail]:

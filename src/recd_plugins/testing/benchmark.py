@@ -42,6 +42,7 @@ __all__ = [
     "Size",
     "in_turn",
     "keep_freed_memory",
+    "largest",
     "machine",
     "movielens",
     "processor_seconds",
@@ -86,7 +87,14 @@ class Figure:
         paper: float | str | None = None,
         goal: float | None = None,
     ) -> Figure:
-        """The median of ``samples``."""
+        """The median of ``samples``.
+
+        Raises:
+            ValueError: a sample is no finite number.
+        """
+        for sample in samples:
+            if not math.isfinite(sample):
+                raise ValueError(f"{figure}: a sample is {sample!r:.80}; expected finite numbers")
         return cls(
             figure,
             statistics.median(samples),
@@ -128,6 +136,11 @@ class Benchmark(Protocol):
 
     def run(self, size: Size, **options: Any) -> list[Figure] | Findings:
         """Measure."""
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest number; NaN is the largest of all, which ``max`` overlooks behind another."""
+    return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,14 @@ def test_figures(report: dict[str, Any]) -> None:
         assert [row[0] for row in detail["rows"]] == ["ours", "plain"]
         for row in detail["rows"]:
             assert sum(row[1:-1]) == pytest.approx(row[-1])
+
+
+def test_a_loss_that_is_none_is_seen() -> None:
+    """Also behind another that differs."""
+    ours = Measured([1.0], [1.0], losses=[0.5, math.nan])
+    found = {"ours": ours, "plain": Measured([1.0], [1.0], losses=[0.4, 0.5])}
+    with pytest.raises(ValueError, match="dlrm_loss_max_rel_diff: a sample is nan"):
+        list(bench._figures("dlrm", found, None))
 
 
 def test_plot(report: dict[str, Any], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side
 from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.ranks import Measured
-from recd_plugins.testing.benchmark import Detail, Figure
+from recd_plugins.testing.benchmark import Detail, Figure, largest
 
 _LOST = ("lookup", "gemm", "other", "all_to_all", "all_reduce")
 HEADINGS = [
@@ -207,4 +207,5 @@ class CellFigures:
     def _loss_diff(self) -> float:
         """The largest difference of the losses of one step, in the steps before turns."""
         curves = [found.losses for found in self._found.values() if found.losses]
-        return max(max(step) - min(step) for step in zip(*(c[:4] for c in curves), strict=False))
+        steps = zip(*(c[:4] for c in curves), strict=False)
+        return largest(largest(step) - min(step) for step in steps)

@@ -28,7 +28,7 @@ from recd_plugin_recd.benchmarks.trainer_ablation.variants import (
     largest_batch,
 )
 from recd_plugins.api.planning import STAGES
-from recd_plugins.testing.benchmark import Detail, Figure
+from recd_plugins.testing.benchmark import Detail, Figure, largest
 
 #: Goal, and the paper's speedup at the same batch and with larger batches (figure 9).
 GOALS: Mapping[str, tuple[float, float, float]] = {
@@ -114,7 +114,7 @@ class Ablation:
         found = [self._of(variant) for variant in SAME_SAMPLES]
         curves = [each.losses[: 2 * each.num_batches] for each in found]
         steps = zip(*curves, strict=True)
-        return max(max(losses) - min(losses) for losses in steps)
+        return largest(largest(losses) - min(losses) for losses in steps)
 
     def time_table(self) -> Detail:
         """Figures 8 and 9 in numbers."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from difflib import unified_diff
 
 import pytest
 from hypothesis import settings
 from tests.benchmarks.tiny import tiny
 
+from recd_plugin_recd.benchmarks import drop_in
 from recd_plugin_recd.benchmarks.drop_in_parts.ranks import (
     Job,
+    Measured,
     losses_one_rounding_off,
     measure,
 )
 from recd_plugin_recd.benchmarks.drop_in_parts.three_lines import (
     NAMES,
+    Side,
     changed,
     changes,
     diff,
     source,
 )
 from recd_plugin_recd.benchmarks.drop_in_parts.trainers.session_data import Size
+from recd_plugins.testing.benchmark import Findings
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -75,3 +80,13 @@ def test_one_rounding_is_another_trainer() -> None:
     stock = run_on_ranks(measure, 2, job)[0]["stock"].losses
     assert losses != stock
     assert losses == pytest.approx(stock, abs=1e-5)
+
+
+def test_a_loss_that_is_none_is_seen() -> None:
+    """Also behind another that differs."""
+    ours = Measured([1.0], [1.0], losses=[0.5, math.nan])
+    stock = Measured([1.0], [1.0], losses=[0.4, 0.5])
+    job = Job("golden", Size(64, 20, 1000, 16, 16), 12, 1, 1)
+    sides: dict[Side, Measured] = {"stock": stock, "ours": ours}
+    with pytest.raises(ValueError, match="golden_loss_max_abs_diff: a sample is nan"):
+        drop_in._trained("golden", job, sides, [0.4, 0.5], Findings([], [], []))

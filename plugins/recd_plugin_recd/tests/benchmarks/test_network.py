@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -133,6 +134,16 @@ def made_up(milliseconds: float, predicted: float | None, stock: float = 100.0) 
         losses=[0.7],
         predicted_seconds=None if predicted is None else predicted / 1e3,
     )
+
+
+def test_a_loss_that_is_none_is_seen() -> None:
+    """Also behind another that differs."""
+    _, sides = chosen("small", "stock,auto")
+    measured = {side.name: made_up(100, None) for side in sides}
+    for name, each in measured.items():
+        each.losses = [0.6, math.nan] if name == "IKJT, auto" else [0.7, 0.7]
+    with pytest.raises(ValueError, match="2x1_200mbit_loss_max_abs_diff: a sample is nan"):
+        list(CellFigures(CELL, sides, measured).figures())
 
 
 def test_cells_that_were_measured_are_reported_by_themselves(tmp_path: Path) -> None:

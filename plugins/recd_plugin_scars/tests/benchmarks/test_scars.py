@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -105,6 +106,14 @@ def test_what_is_moved_is_what_was_predicted(cells: Cells) -> None:
     assert cells.trained["coalesced"][0].miss_rate == 1
 
 
+def test_a_loss_that_is_none_is_seen_on_every_side(cells: Cells) -> None:
+    """Not overlooked where the plain side's is a number."""
+    for side, (run, *_) in cells.trained.items():
+        losses = [*run.losses[:-1], math.nan]
+        trained = {**cells.trained, side: [replace(run, losses=losses)]}
+        assert math.isnan(replace(cells, trained=trained).loss_max_abs_diff), side
+
+
 def test_every_lookup_of_the_plain_side_is_counted_both_ways(cells: Cells) -> None:
     (plain,) = cells.trained["plain"]
     num_bytes = SMALL.num_batches * cells.batch_size * 26 * 4 * EMBEDDING_DIM
@@ -205,6 +214,8 @@ def test_the_file_store_is_compared_with_the_faster_mapping() -> None:
     speedup, difference = found.figures()
     assert (speedup.figure, speedup.value, speedup.min) == ("file_store_speedup", 5.0, 4.0)
     assert difference.value == 0.5
+    ours[1].losses[0] = math.nan
+    assert math.isnan(found.loss_max_abs_diff)
     assert workload.rows * 256 == 4 * workload.memory
     assert [row[0] for row in found.details()[0].rows] == ["mapped, MADV_RANDOM", "file store"]
 
