@@ -19,6 +19,7 @@ from recd_plugin_recd.benchmarks.network.grid import Cell, Side
 from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.ranks import PROGRESS, Job, Measured
 from recd_plugin_recd.benchmarks.network.workloads import rows_of_a_step, write_registries
+from recd_plugins import __version__
 from recd_plugins.api import DataError, SetupError
 from recd_plugins.api.files import write_json
 from recd_plugins.testing.benchmark import Size
@@ -61,14 +62,16 @@ class MeasuredCells:
 
     Args:
         path: of the file that it is read from, where it is there, and written to.
+        size: that cells are measured in; None where they are only read, of whatever size.
 
     Raises:
-        DataError: the file is none of this kind.
+        DataError: the file is none of this kind, or of another size or version.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, size: Size | None = None) -> None:
         self._path = path
-        self._found = _read(path)
+        self._size = size
+        self._found = _read(path, size)
 
     def names(self) -> list[str]:
         """Of all cells."""
@@ -90,7 +93,7 @@ class MeasuredCells:
         """
         self._found = {
             cell: {**sides, **self._found.get(cell, {})}
-            for cell, sides in {**self._found, **_read(self._path)}.items()
+            for cell, sides in {**self._found, **_read(self._path, self._size)}.items()
         }
         known = self._found.setdefault(cell.name, {})
         for name, each in found.items():
@@ -101,7 +104,8 @@ class MeasuredCells:
                 cell: {side: asdict(replace(each, traces=[])) for side, each in sides.items()}
                 for cell, sides in self._found.items()
             }
-            write_json(self._path, values)
+            made = {"size": self._size, "version": __version__}
+            write_json(self._path, {**made, "cells": values})
 
 
 def measure_cells(
@@ -119,7 +123,7 @@ def measure_cells(
     """
     if (why := unavailable()) is not None:
         raise SetupError(f"recd bench network: {why}")
-    measured = MeasuredCells(path)
+    measured = MeasuredCells(path, size)
     stock_sides = [side for side in sides if side.group == "stock"]
     with tempfile.TemporaryDirectory() as folder:
         for cell in cells:
@@ -204,17 +208,25 @@ def _follow(cell: Cell, programs: Sequence[subprocess.Popen[bytes]], logs: Path)
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _read(path: Path | None) -> dict[str, dict[str, Measured]]:
-    """Nothing where there is no file."""
+def _read(path: Path | None, size: Size | None) -> dict[str, dict[str, Measured]]:
+    """Nothing where there is no file; of another size or version, an error."""
     if path is None or not path.exists():
         return {}
     try:
-        cells = json.loads(path.read_text(encoding="utf-8"))
-        return {cell: _sides(values) for cell, values in cells.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        of, version = kept["size"], kept["version"]
+        found = {cell: _sides(values) for cell, values in kept["cells"].items()}
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise DataError(
-            f"{path} has no cells of recd bench network ({error}); name another file"
+            f"{path} has no cells of recd bench network that say of which size and version they "
+            f"are ({error!r}); name another file"
         ) from error
+    if size is not None and (of, version) != (size, __version__):
+        raise DataError(
+            f"{path} has cells of --size {of} by recd-plugins {version}, and these would be of "
+            f"--size {size} by {__version__}; name another file with --cells"
+        )
+    return found
 
 
 def _sides(values: Mapping[str, Any]) -> dict[str, Measured]:

@@ -149,7 +149,7 @@ def test_a_loss_that_is_none_is_seen() -> None:
 def test_cells_that_were_measured_are_reported_by_themselves(tmp_path: Path) -> None:
     """A grid that is not done: no side is everywhere, one cell has no prediction."""
     path = tmp_path / "cells.json"
-    grid = MeasuredCells(path)
+    grid = MeasuredCells(path, "small")
     first = {
         "stock planner": made_up(100, 129),
         "KJT, joint": made_up(90, 60),
@@ -198,8 +198,8 @@ def test_what_is_in_the_file_is_not_measured_again(
 ) -> None:
     sides, measured = found
     path = tmp_path / "cells.json"
-    MeasuredCells(path).add(CELL, {"stock planner": measured["stock planner"]})
-    MeasuredCells(path).add(CELL, measured)
+    MeasuredCells(path, "tiny").add(CELL, {"stock planner": measured["stock planner"]})
+    MeasuredCells(path, "tiny").add(CELL, measured)
     again = MeasuredCells(path)
     without_traces = {name: replace(each, traces=[]) for name, each in measured.items()}
     assert again.of(CELL) == without_traces
@@ -214,9 +214,24 @@ def test_what_is_in_the_file_is_not_measured_again(
         MeasuredCells(path)
 
 
+def test_cells_of_another_size_or_version_are_not_taken_for_these(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    MeasuredCells(path, "small").add(CELL, {"stock planner": made_up(100, 100)})
+    assert MeasuredCells(path).names() == [CELL.name]
+    with pytest.raises(DataError, match=r"cells.json has cells of --size small .*; name another"):
+        MeasuredCells(path, "reference")
+    kept = json.loads(path.read_text())
+    path.write_text(json.dumps({**kept, "version": "0.0.1"}))
+    with pytest.raises(DataError, match=r"by recd-plugins 0.0.1, and these would be"):
+        MeasuredCells(path, "small")
+    path.write_text(json.dumps(kept["cells"]))  # as earlier versions wrote it
+    with pytest.raises(DataError, match="no cells .* that say of which size"):
+        MeasuredCells(path)
+
+
 def test_two_benchmarks_with_one_file_keep_what_both_measured(tmp_path: Path) -> None:
     path = tmp_path / "cells.json"
-    one, other = MeasuredCells(path), MeasuredCells(path)
+    one, other = MeasuredCells(path, "tiny"), MeasuredCells(path, "tiny")
     auto, planner = made_up(50, 50), made_up(100, 100)
     one.add(CELL, {"IKJT, auto": auto})
     other.add(Cell("rm1", "2x1", "unshaped"), {"stock planner": planner})
