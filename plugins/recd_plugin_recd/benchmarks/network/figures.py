@@ -205,7 +205,7 @@ class CellFigures:
         return [found.link_bytes / rate / seconds for seconds in found.seconds]
 
     def _loss_diff(self) -> float:
-        """The largest difference of the losses of one step, in the steps before turns."""
-        curves = [found.losses for found in self._found.values() if found.losses]
-        steps = zip(*(c[:4] for c in curves), strict=False)
+        """The largest difference of the losses of one step, in two rounds of the batches."""
+        sides = [found for found in self._found.values() if found.losses]
+        steps = zip(*(each.losses[: 2 * each.num_batches] for each in sides), strict=True)
         return largest(largest(step) - min(step) for step in steps)

@@ -72,6 +72,7 @@ class Measured:
             of gloo's messages.
         payload_between: of what we count, that which leaves a node, as gloo sends it; likewise.
         predicted_between: the same as it was predicted.
+        num_batches: that go round, of one rank.
         losses: by step, the mean over ranks.
         predicted_seconds: by the costs of the ranks as they were measured at the start.
         traces: of one step, by rank.
@@ -86,6 +87,7 @@ class Measured:
     link_payload: float = 0.0
     payload_between: float = 0.0
     predicted_between: float | None = None
+    num_batches: int = 0
     losses: list[float] = field(default_factory=list)
     predicted_seconds: float | None = None
     traces: list[LinkTrace] = field(default_factory=list)
@@ -116,6 +118,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     gc.freeze()
     for name, side in sides.items():
         counted = _from_every_rank(side.sent(job.ranks_per_node), world_size)
+        found[name].num_batches = len(side.batches)
         found[name].payload = sum(rank.payload for rank in counted)
         found[name].link_bytes = max(rank.link for rank in counted)
         nodes = world_size // job.ranks_per_node

@@ -131,19 +131,24 @@ def made_up(milliseconds: float, predicted: float | None, stock: float = 100.0) 
         seconds=[milliseconds / 1e3] * 3,
         stock_seconds=[stock / 1e3] * 3,
         processor_seconds=[0.1] * 3,
-        losses=[0.7],
+        num_batches=1,
+        losses=[0.7] * 2,
         predicted_seconds=None if predicted is None else predicted / 1e3,
     )
 
 
-def test_a_loss_that_is_none_is_seen() -> None:
-    """Also behind another that differs."""
+def test_losses_of_two_rounds_are_compared() -> None:
     _, sides = chosen("small", "stock,auto")
-    measured = {side.name: made_up(100, None) for side in sides}
-    for name, each in measured.items():
-        each.losses = [0.6, math.nan] if name == "IKJT, auto" else [0.7, 0.7]
+    measured = {side.name: replace(made_up(100, None), num_batches=4) for side in sides}
+    for each in measured.values():
+        each.losses = [0.7] * 12
+    measured["IKJT, auto"].losses[7:] = [0.6, 0.9, 0.9, 0.9, 0.9]
+    figures = CellFigures(CELL, sides, measured)
+    named = {figure.figure: figure.value for figure in figures.figures()}
+    assert named["papercal_2x1_200mbit_loss_max_abs_diff"] == pytest.approx(0.1)
+    measured["IKJT, auto"].losses[:2] = [0.6, math.nan]  # behind another that differs
     with pytest.raises(ValueError, match="2x1_200mbit_loss_max_abs_diff: a sample is nan"):
-        list(CellFigures(CELL, sides, measured).figures())
+        list(figures.figures())
 
 
 def test_cells_that_were_measured_are_reported_by_themselves(tmp_path: Path) -> None:
