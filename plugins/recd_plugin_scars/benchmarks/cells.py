@@ -164,7 +164,7 @@ class Cells:
     def speeds(self, side: str) -> list[float]:
         """Samples a second over the plain side, by turn."""
         pairs = zip(self.trained[PLAIN], self.trained[side], strict=True)
-        return [_step(plain) / _step(other) for plain, other in pairs]
+        return [plain.step_seconds / other.step_seconds for plain, other in pairs]
 
     def figures(self) -> list[Figure]:
         """All figures."""
@@ -234,7 +234,7 @@ class Cells:
         ]
         rows: list[list[str | float]] = []
         for side, runs in self.trained.items():
-            first, seconds = runs[0], statistics.median(_step(run) for run in runs)
+            first, seconds = runs[0], statistics.median(run.step_seconds for run in runs)
             moved: list[str | float] = (
                 [first.bytes_read / self.steps / 1e6, first.bytes_written / self.steps / 1e6]
                 if first.bytes
@@ -248,6 +248,7 @@ class Cells:
                     first.traffic.unique_rows / self.steps or "",
                     first.traffic.misses / self.steps if first.traffic.unique_rows else "",
                     1e3 * seconds,
+                    self.batch_size / seconds,
                 ]
             )
         return [Detail(BYTES_TABLE, headings, rows)]
@@ -294,10 +295,6 @@ def measure_cells(workload: Workload, threads: int | None = None) -> Cells:
 def _prepared(workload: Workload, criteo: ScaledCriteo) -> PlannedBatches:
     shape = criteo_shape(criteo, workload.bottom, workload.top)
     return prepare(criteo, workload.num_batches, workload.warmup, shape)
-
-
-def _step(run: Trained) -> float:
-    return statistics.median(run.seconds)
 
 
 def _name(side: str) -> str:

@@ -107,7 +107,7 @@ class FileStoreFigures:
         return [
             Figure.of(
                 "file_store_speedup",
-                [_step(plain) / _step(ours) for plain, ours in pairs],
+                [plain.step_seconds / ours.step_seconds for plain, ours in pairs],
                 unit="ratio",
                 better="higher",
                 goal=6,
@@ -126,7 +126,7 @@ class FileStoreFigures:
         workload, traffic = self.workload, self.ours[0].traffic
         rows: list[list[str | float]] = []
         for side, runs in ((self.baseline, self.plain), (OURS, self.ours)):
-            seconds = statistics.median(map(_step, runs))
+            seconds = statistics.median(run.step_seconds for run in runs)
             rows.append([side, 1e3 * seconds, workload.batch_size / seconds])
         rows[0] += [traffic.lookups / workload.num_batches, ""]
         rows[1] += [traffic.unique_rows / workload.num_batches]
@@ -167,7 +167,7 @@ def measure_file_store(workload: FileWorkload, folder: Path) -> FileStoreFigures
             workload, num_batches=_PROBED, warmup=1, batch_size=workload.batch_size // _SMALLER
         )
         probe = _job(few, access, folder, 0)
-        probed = {side: _step(_run(limit, probe, side, folder)) for side in BASELINES}
+        probed = {side: _run(limit, probe, side, folder).step_seconds for side in BASELINES}
         for turn in range(workload.turns):
             job = _job(workload, access, folder, turn)
             plain.append(_run(limit, job, faster(probed), folder))
@@ -213,7 +213,3 @@ def _run(limit: MemoryLimit, job: Job, side: FileSide, folder: Path) -> Trained:
         return limit.run(process.train_file_store, job, limit)
     file = folder / "mapped"
     return limit.run(process.train_mapped, job, limit, file, side == "mapped, MADV_RANDOM")
-
-
-def _step(run: Trained) -> float:
-    return statistics.median(run.seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -63,7 +62,7 @@ class OnDevice:
                 figures.append(
                     Figure.of(
                         f"speedup_{name.replace(' ', '_')}_batch_{batch_size}",
-                        [_step(sides[HOST]) / _step(run)],
+                        [sides[HOST].step_seconds / run.step_seconds],
                         unit="ratio",
                         better="higher",
                         paper="up to 6" if name == CACHED else None,
@@ -82,8 +81,8 @@ class OnDevice:
         rows: list[list[str | float]] = [
             [
                 f"{name}, batch {batch_size}",
-                1e3 * _step(run),
-                batch_size / self.workload.scale / _step(run),
+                1e3 * run.step_seconds,
+                batch_size / self.workload.scale / run.step_seconds,
                 run.bytes / len(run.losses) / 1e6 if run.bytes else "",
             ]
             for batch_size, sides in self.trained.items()
@@ -133,7 +132,3 @@ def _with_share(job: Job, share: float) -> Job:
         job,
         hot_rows={table: rows[: round(share * len(rows))] for table, rows in job.hot_rows.items()},
     )
-
-
-def _step(run: Trained) -> float:
-    return statistics.median(run.seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from recd_plugin_scars.benchmarks.model import (
     host_model,
     sharded_model,
 )
-from recd_plugin_scars.runtime.kernel import cache_traffic
+from recd_plugin_scars.runtime.kernel import cache_traffic, cached_kernels
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
 from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.api.batches import ModelInput
@@ -108,7 +109,7 @@ class Trained:
 
     Attributes:
         losses: of every batch.
-        seconds: of the steps after the warm-up.
+        seconds: of the steps after the warm-up; what is left to write then is in the last.
         bytes_read, bytes_written: of the backing store in all steps; of ``stock`` and ``uvm``,
             whose bytes nobody counts, 0.
         traffic: of all steps and tables; of a ``cache``.
@@ -124,6 +125,11 @@ class Trained:
     def bytes(self) -> int:
         """Both ways."""
         return self.bytes_read + self.bytes_written
+
+    @property
+    def step_seconds(self) -> float:
+        """The mean of timed steps: a median leaves out bursts of rows that are written back."""
+        return statistics.fmean(self.seconds)
 
     @property
     def miss_rate(self) -> float:
@@ -210,9 +216,13 @@ def train_sharded(job: Job, side: Side, ready: Callable[[], None] | None = None)
     if ready is not None:
         ready()
     timer = _Timer(job)
-    for _ in range(len(job.ids)):
+    for left in reversed(range(len(job.ids))):
         timer.start()
-        timer.add(pipeline.progress(around)[0])
+        loss = pipeline.progress(around)[0]
+        if not left:
+            for kernel in cached_kernels(dmp):
+                kernel.drain()
+        timer.add(loss)
     counts = sum(cache_traffic(dmp).values(), CacheTraffic())
     # Files are gone then, whatever still holds the tables.
     close_kernels(dmp)

@@ -152,6 +152,10 @@ class _Cached(RowKernel):
         """
         self._rows.flush()
 
+    def drain(self) -> None:
+        """Return when rows that left fast memory are in the backing store; changed ones stay."""
+        self._mover.drain()
+
     @property
     def store(self) -> BackingStore:
         """Where all rows are."""

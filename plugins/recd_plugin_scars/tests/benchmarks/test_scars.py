@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +16,14 @@ import torch
 from click.testing import CliRunner
 from tests.benchmarks.tiny import measured
 
-from recd_plugin_scars.benchmarks import memory_limit, scars, theory
+from recd_plugin_scars.benchmarks import (
+    file_store,
+    file_store_process,
+    memory_limit,
+    scars,
+    theory,
+    trainers,
+)
 from recd_plugin_scars.benchmarks.cells import (
     SIDES,
     Cells,
@@ -26,10 +34,12 @@ from recd_plugin_scars.benchmarks.criteo import CARDINALITIES, EMBEDDING_DIM, Sc
 from recd_plugin_scars.benchmarks.file_store import FileStoreFigures, FileWorkload, faster
 from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit, NoMemoryLimitError
 from recd_plugin_scars.benchmarks.model import Initial
-from recd_plugin_scars.benchmarks.paper_tables import DeviceWorkload, measure_on_device
+from recd_plugin_scars.benchmarks.paper_tables import DeviceWorkload, OnDevice, measure_on_device
 from recd_plugin_scars.benchmarks.sizes import SIZES
 from recd_plugin_scars.benchmarks.trainers import Trained
 from recd_plugin_scars.planning import CachePlan, TableLoad
+from recd_plugin_scars.runtime.mapped_file import FileStore
+from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugin_scars.tests.benchmarks.memory_limit_cases import allocate
 from recd_plugins.access.distributions import zipf
@@ -222,7 +232,6 @@ def test_the_file_store_is_compared_with_the_faster_mapping() -> None:
 
 def test_a_table_larger_than_memory_trains_the_same(tmp_path: Path) -> None:
     """Without the limit, which not every machine can set."""
-    from recd_plugin_scars.benchmarks import file_store, file_store_process
 
     class NoLimit(MemoryLimit):
         def set(self) -> None:
@@ -239,6 +248,55 @@ def test_a_table_larger_than_memory_trains_the_same(tmp_path: Path) -> None:
     assert ours.traffic.misses > 0
     assert set_by == [1 << 20, 1 << 20]
     assert not list(tmp_path.iterdir())
+
+
+def test_bursts_of_writes_count_in_speeds() -> None:
+    """A step that waits for what others have left to write: the median knows nothing of it."""
+    steady, bursts = (
+        Trained([0.5], seconds, 0, 0, CacheTraffic())
+        for seconds in ([2.0, 2.0, 2.0], [1.0, 1.0, 4.0])
+    )
+    workload = FileWorkload(1 << 20, 1 << 18, 8, 2, 3, 1, turns=1)
+    speedup, _ = FileStoreFigures(workload, {"mapped": 1.0}, [steady], [bursts]).figures()
+    assert speedup.value == 1.0
+    cells = Cells(SMALL, {"plain": [steady], "both": [bursts]}, {}, 8, 3, {})
+    assert cells.speeds("both") == [1.0]
+    sides = {"host": steady, "cached": bursts}
+    on_device = OnDevice(DeviceWorkload(8), {8: sides}).figures()
+    assert [each.value for each in on_device] == [1.0, 0.0]
+
+
+def test_what_is_left_to_write_is_in_the_timed_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoLimit(MemoryLimit):
+        def set(self) -> None:
+            """Not every machine can."""
+
+    queued, written, at_the_end = [], [], []
+    queue, write, counted = RowMover.write, FileStore.write, trainers.cache_traffic
+
+    def queued_one(mover: RowMover, rows: torch.Tensor, *rest: Any, **options: Any) -> None:
+        queued.append(len(rows))
+        queue(mover, rows, *rest, **options)
+
+    def slow(store: FileStore, rows: torch.Tensor, *rest: Any) -> None:
+        time.sleep(0.1)
+        write(store, rows, *rest)
+        written.append(len(rows))
+
+    def ended(module: torch.nn.Module) -> dict[str, CacheTraffic]:
+        at_the_end.extend([sum(queued), sum(written)])
+        return counted(module)
+
+    monkeypatch.setattr(RowMover, "write", queued_one)
+    monkeypatch.setattr(FileStore, "write", slow)
+    monkeypatch.setattr(trainers, "cache_traffic", ended)
+    workload = FileWorkload(1 << 20, 1 << 17, 64, 3, num_batches=3, warmup=0, turns=1)
+    job = file_store._job(workload, workload.access(), tmp_path, 0)
+    trained = file_store_process.train_file_store(job, NoLimit(tmp_path, "", 1 << 20))
+    assert at_the_end[0] == at_the_end[1] > 0
+    assert sum(trained.seconds) > 0.1
 
 
 def test_a_limit_holds_or_is_said_to_be_missing() -> None:
