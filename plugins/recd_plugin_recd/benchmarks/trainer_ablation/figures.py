@@ -16,7 +16,7 @@ from recd_plugin_recd.benchmarks.trainer_ablation.variants import (
     BATCH_2X,
     BATCH_3X,
     CLUSTERED,
-    COMPILED_BASELINE,
+    COMPILED_CLUSTERED,
     COMPILED_DEDUP,
     DEDUP,
     DEDUP_EMB,
@@ -111,7 +111,7 @@ class Ablation:
         In two rounds of the batches: trained on the same few again and again, a model amplifies
         rounding without end.
         """
-        found = [self._of(variant) for variant in SAME_SAMPLES]
+        found = [self._of(variant) for variant in SAME_SAMPLES if self._has(variant)]
         curves = [each.losses[: 2 * each.num_batches] for each in found]
         steps = zip(*curves, strict=True)
         return largest(largest(losses) - min(losses) for losses in steps)
@@ -185,8 +185,8 @@ class Ablation:
         yield self._figure("speedup_over_best_baseline", self._speedups(DEDUP, best))
         if self._has(INDEX_DEDUP):
             yield self._figure("speedup_over_index_dedup", self._speedups(DEDUP, INDEX_DEDUP))
-        if self._has(COMPILED_BASELINE):
-            compiled = self._speedups(COMPILED_DEDUP, COMPILED_BASELINE)
+        if self._has(COMPILED_CLUSTERED):
+            compiled = self._speedups(COMPILED_DEDUP, COMPILED_CLUSTERED)
             yield self._figure("compiled_speedup", compiled)
 
     def _work(self) -> Iterator[Figure]:
@@ -236,7 +236,6 @@ class Ablation:
     def _rows(self) -> Iterator[tuple[Variant, Measured]]:
         """The variants that train, in the order in which they were measured."""
         known = {v.name: v for v in (*BASELINES, *SAME_SAMPLES, BATCH_2X, BATCH_3X, DIM_2X)}
-        known[COMPILED_DEDUP.name] = COMPILED_DEDUP
         for name, found in self.measured.items():
             if found.failure is None:
                 yield known[name], found

@@ -66,13 +66,21 @@ DIM_2X = Variant("2x embedding dim", dim=2)
 INDEX_DEDUP = Variant("TorchRec's index dedup", side="baseline", sharders="index_dedup")
 #: Nothing is deduplicated; what the sharders' kernels for CPU gain is here.
 PLUGIN_SHARDERS = Variant("plain, plugins' sharders", side="baseline", sharders="plugins")
-COMPILED_BASELINE = replace(BASELINE, name="baseline, compiled", compiled=True)
+COMPILED_CLUSTERED = replace(CLUSTERED, name="+clustered table, compiled", compiled=True)
 COMPILED_DEDUP = replace(DEDUP, name="+dedup compute, compiled", compiled=True)
 
 #: Trained on the same samples from the same weights.
-SAME_SAMPLES = (CLUSTERED, PLUGIN_SHARDERS, DEDUP_EMB, DEDUP)
+SAME_SAMPLES = (
+    CLUSTERED,
+    PLUGIN_SHARDERS,
+    DEDUP_EMB,
+    DEDUP,
+    INDEX_DEDUP,
+    COMPILED_CLUSTERED,
+    COMPILED_DEDUP,
+)
 #: Stock trainers at the same batch.
-BASELINES = (BASELINE, CLUSTERED, INDEX_DEDUP, COMPILED_BASELINE)
+BASELINES = (BASELINE, CLUSTERED, INDEX_DEDUP, COMPILED_CLUSTERED)
 
 
 def variants(size: Size) -> tuple[Variant, ...]:
@@ -87,7 +95,7 @@ def variants(size: Size) -> tuple[Variant, ...]:
         BATCH_3X,
         DIM_2X,
         INDEX_DEDUP,
-        COMPILED_BASELINE,
+        COMPILED_CLUSTERED,
         COMPILED_DEDUP,
     )
     return chosen if size == "reference" else tuple(v for v in chosen if not v.compiled)
