@@ -56,3 +56,8 @@ def test_it_measures_every_figure(tmp_path: Path) -> None:
     assert figures["over_read_over_its_bound"] <= 1
     (path,) = ingest.plot(json.loads(json.dumps(found)), tmp_path)
     assert "requests for columns" in path.read_text()
+
+
+def test_one_side_whose_counts_differ_is_seen() -> None:
+    assert ingest._equal([True] * 4).value == 1
+    assert ingest._equal([True, True, True, False]).value == 0
