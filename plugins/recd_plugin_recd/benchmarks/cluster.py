@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_recd.papercal_table import TableOptions, write_table
@@ -138,6 +139,8 @@ def _measure(body: str, source: Path, target: Path, memory: str) -> _Run:
         )
         if _num_rows(target) != expected:
             raise RuntimeError(f"{_num_rows(target)} of {expected} rows were written by {body}")
+        if not _is_sorted(target):
+            raise RuntimeError(f"rows are not by session and time, written by {body}")
     except subprocess.CalledProcessError as error:
         raise RuntimeError(error.stderr[-2000:]) from error
     finally:
@@ -148,9 +151,20 @@ def _measure(body: str, source: Path, target: Path, memory: str) -> _Run:
 
 
 def _num_rows(table: Path) -> int:
-    """Rows of a file, or of the files of a folder."""
-    files = table.glob("*.parquet") if table.is_dir() else [table]
-    return sum(pq.read_metadata(file).num_rows for file in files)
+    return sum(pq.read_metadata(file).num_rows for file in _files(table))
+
+
+def _is_sorted(table: Path) -> bool:
+    keys = ["session_id", "ts"]
+    rows = pa.concat_tables(pq.read_table(file, columns=keys) for file in _files(table))
+    sessions, times = (rows[name].to_numpy() for name in keys)
+    later = sessions[1:] > sessions[:-1]
+    return bool((later | (sessions[1:] == sessions[:-1]) & (times[1:] >= times[:-1])).all())
+
+
+def _files(table: Path) -> list[Path]:
+    """A file, or the files of a folder."""
+    return sorted(table.glob("*.parquet")) if table.is_dir() else [table]
 
 
 def _throughput(figure: str, theirs: list[_Run], ours: list[_Run], goal: float | None) -> Figure:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,20 +235,28 @@ def _over_fragments(path: Path, job: Job, turns: int) -> Figure:
         )
     )
 
-    def fragments() -> None:
-        for file in sorted(path.glob("*.parquet")):
-            fragment = form.make_fragment(str(file), pafs.LocalFileSystem())
-            for group in fragment.row_groups:
-                one = fragment.subset(row_group_ids=[group.id])
-                for _ in one.to_batches(
-                    columns=list(job.columns), batch_size=2048, use_threads=False
-                ):
-                    pass
+    def fragments() -> int:
+        # One scan a file that reads nothing ahead: it has the requests of a scan a row group.
+        scans = (
+            form.make_fragment(str(file), pafs.LocalFileSystem()).to_batches(
+                columns=list(job.columns),
+                batch_size=2048,
+                batch_readahead=0,
+                fragment_readahead=0,
+                use_threads=False,
+            )
+            for file in sorted(path.glob("*.parquet"))
+        )
+        return sum(batch.num_rows for batches in scans for batch in batches)
 
-    def ours() -> None:
-        _read(ParquetTable(path, options=options), job.columns)
+    def ours() -> int:
+        return _read(ParquetTable(path, options=options), job.columns)
 
-    pairs = [(_processor_seconds(fragments), _processor_seconds(ours)) for _ in range(turns + 1)]
+    # Of all threads of the process: fragments decode in others.
+    pairs = [
+        tuple(_timed(read, path, time.process_time) for read in (fragments, ours))
+        for _ in range(turns + 1)
+    ]
     return Figure.of(
         "fragments_seconds_over_ours",
         [theirs / mine for theirs, mine in pairs[1:]],
@@ -256,11 +265,15 @@ def _over_fragments(path: Path, job: Job, turns: int) -> Figure:
     )
 
 
-def _processor_seconds(function: Callable[[], None]) -> float:
-    """Of all threads of the process: fragments decode in others."""
-    start = time.process_time()
-    function()
-    return time.process_time() - start
+def _timed(read: Callable[[], int], path: Path, clock: Callable[[], float]) -> float:
+    """Seconds of a read that has all rows of a table."""
+    start = clock()
+    rows = read()
+    spent = clock() - start
+    expected = sum(pq.read_metadata(file).num_rows for file in path.glob("*.parquet"))
+    if rows != expected:
+        raise RuntimeError(f"{path.name}: {rows} of {expected} rows were read")
+    return spent
 
 
 def _in_store(store: Store, tables: Mapping[str, Path], job: Job, turns: int) -> list[Figure]:
@@ -283,7 +296,8 @@ def _in_store(store: Store, tables: Mapping[str, Path], job: Job, turns: int) ->
     for _ in range(turns):
         for name, side in timed.items():
             table = ParquetTable(f"s3://{_BUCKET}/{side.order}", storage, options=side.options)
-            spent.setdefault(name, []).append(_seconds(table, job.columns))
+            read = partial(_read, table, job.columns)
+            spent.setdefault(name, []).append(_timed(read, tables[side.order], time.perf_counter))
         spent.setdefault("pyarrow", []).append(_pyarrow(store, tables["schema"], job.columns))
     return [
         _equal(same),
@@ -302,12 +316,6 @@ def _in_store(store: Store, tables: Mapping[str, Path], job: Job, turns: int) ->
     ]
 
 
-def _seconds(table: ParquetTable, columns: Sequence[str]) -> float:
-    start = time.perf_counter()
-    _read(table, columns)
-    return time.perf_counter() - start
-
-
 def _equal(same: Sequence[bool]) -> Figure:
     """Whether all are: the median of several would say so of most."""
     return Figure.of(
@@ -319,17 +327,21 @@ def _pyarrow(store: Store, path: Path, columns: Sequence[str]) -> float:
     """pyarrow by itself, its own pre-buffering and as many threads as it likes."""
     scheme, _, host = store.endpoint.partition("://")
     files = pafs.S3FileSystem(scheme=scheme, endpoint_override=host, region="us-east-1")
-    start = time.perf_counter()
-    for file in sorted(path.glob("*.parquet")):
-        with pq.ParquetFile(
-            f"{_BUCKET}/{path.name}/{file.name}",
-            filesystem=files,
-            pre_buffer=True,
-            page_checksum_verification=True,
-        ) as opened:
-            for _ in opened.iter_batches(2048, columns=list(columns), use_threads=True):
-                pass
-    return time.perf_counter() - start
+
+    def read() -> int:
+        rows = 0
+        for file in sorted(path.glob("*.parquet")):
+            with pq.ParquetFile(
+                f"{_BUCKET}/{path.name}/{file.name}",
+                filesystem=files,
+                pre_buffer=True,
+                page_checksum_verification=True,
+            ) as opened:
+                batches = opened.iter_batches(2048, columns=list(columns), use_threads=True)
+                rows += sum(batch.num_rows for batch in batches)
+        return rows
+
+    return _timed(read, path, time.perf_counter)
 
 
 def _detail(counts: Mapping[str, Count]) -> Detail:

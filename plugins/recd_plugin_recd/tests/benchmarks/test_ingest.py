@@ -61,3 +61,14 @@ def test_it_measures_every_figure(tmp_path: Path) -> None:
 def test_one_side_whose_counts_differ_is_seen() -> None:
     assert ingest._equal([True] * 4).value == 1
     assert ingest._equal([True, True, True, False]).value == 0
+
+
+def test_a_read_that_lacks_rows_is_no_time(
+    tables: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job, *_) = jobs.draw_jobs()
+    figure = ingest._over_fragments(tables["schema"], job, 1)
+    assert figure.runs == 1
+    monkeypatch.setattr(ingest, "_read", lambda *_: 2047)
+    with pytest.raises(RuntimeError, match="schema: 2047 of 2048 rows were read"):
+        ingest._over_fragments(tables["schema"], job, 1)
