@@ -110,13 +110,7 @@ def _trained(
                 unit="ratio",
                 better="lower",
             ),
-            Figure.of(
-                f"{name}_loss_max_abs_diff",
-                [_apart(stock.losses, ours.losses)],
-                unit="loss",
-                better="lower",
-                goal=1e-6,
-            ),
+            _loss_figure(name, stock, ours),
             Figure.of(
                 f"{name}_loss_max_abs_diff_of_one_rounding",
                 [_apart(stock.losses, rounding)],
@@ -166,6 +160,7 @@ def _nothing_to_dedup(sides: Mapping[Side, Measured], found: Findings) -> None:
             better="lower",
         )
     )
+    found.figures.append(_loss_figure("nothing_to_dedup", stock, ours))
     found.notes.extend(f"nothing_to_dedup: {said}" for said in ours.said)
 
 
@@ -197,6 +192,16 @@ def _read(size: Size, found: Findings) -> None:
                 ],
             )
         )
+
+
+def _loss_figure(name: str, stock: Measured, ours: Measured) -> Figure:
+    return Figure.of(
+        f"{name}_loss_max_abs_diff",
+        [_apart(stock.losses, ours.losses)],
+        unit="loss",
+        better="lower",
+        goal=1e-6,
+    )
 
 
 def _apart(one: list[float], other: list[float]) -> float:

@@ -46,7 +46,7 @@ def test_losses_are_those_of_stock() -> None:
         f"{name}_loss_max_abs_diff{of}"
         for name in ("golden", "dlrm_main", "dlrm_main_qcomms", "hstu", "hstu_pooled")
         for of in ("", "_of_one_rounding")
-    }
+    } | {"nothing_to_dedup_loss_max_abs_diff"}
     assert all(value <= 1e-6 for value in losses.values()), losses
 
 
@@ -90,3 +90,5 @@ def test_a_loss_that_is_none_is_seen() -> None:
     sides: dict[Side, Measured] = {"stock": stock, "ours": ours}
     with pytest.raises(ValueError, match="golden_loss_max_abs_diff: a sample is nan"):
         drop_in._trained("golden", job, sides, [0.4, 0.5], Findings([], [], []))
+    with pytest.raises(ValueError, match="nothing_to_dedup_loss_max_abs_diff: a sample is nan"):
+        drop_in._nothing_to_dedup(sides, Findings([], [], []))
