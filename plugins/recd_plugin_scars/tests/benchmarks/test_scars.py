@@ -27,7 +27,9 @@ from recd_plugin_scars.benchmarks import (
 from recd_plugin_scars.benchmarks.cells import (
     SIDES,
     Cells,
+    Workload,
     criteo_shape,
+    measure_cells,
     prepare,
 )
 from recd_plugin_scars.benchmarks.criteo import CARDINALITIES, EMBEDDING_DIM, ScaledCriteo, draw
@@ -212,6 +214,28 @@ def test_the_sides_of_a_device_run_on_the_cpu_too() -> None:
 
 def _trained(seconds: float, losses: list[float]) -> Trained:
     return Trained(losses, [seconds, 10 * seconds, seconds], 0, 0, CacheTraffic())
+
+
+def test_a_counter_that_says_nothing_is_an_error_of_the_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class NothingCounted:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def __enter__(self) -> NothingCounted:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def run(self, *_: Any) -> list[Trained]:
+            return [_trained(1.0, [0.5])]
+
+    monkeypatch.setattr("recd_plugin_scars.benchmarks.cells.Ranks", NothingCounted)
+    found = measure_cells(Workload(512, 512, num_batches=2, warmup=1, turns=1))
+    errors = {side: found.error(side) for side in found.predicted}
+    assert errors == dict.fromkeys(("plain", "coalesced", "cached", "both", "both, lookahead"), 1)
 
 
 def test_the_file_store_is_compared_with_the_faster_mapping() -> None:
