@@ -128,6 +128,49 @@ def test_sessions_are_grouped_as_they_were(tmp_path: Path, monkeypatch: pytest.M
     assert [path.name for path in tmp_path.iterdir()] == [grouping.name]
 
 
+@needs_network
+def test_the_last_of_two_networks_groups_sessions_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grouping, other = tmp_path / "sched_autogroup_enabled", tmp_path / "recd-net-1-sessions-grouped"
+    monkeypatch.setattr(shaped_network, "_GROUPING", grouping)
+    monkeypatch.setattr(shaped_network, "_NOTES", tmp_path)
+    grouping.write_text("1\n")
+    with ShapedNetwork(1):
+        assert grouping.read_text() == "0\n"
+        other.write_text("0\n")  # of a process that lives, and came second
+    assert grouping.read_text() == "0\n"
+    with ShapedNetwork(1):
+        assert grouping.read_text() == "0\n"
+    assert grouping.read_text() == "0\n"
+    other.rename(tmp_path / "recd-net-0-sessions-grouped")  # it was killed
+    with ShapedNetwork(1):
+        assert grouping.read_text() == "0\n"
+    assert grouping.read_text() == "1\n"
+    assert [path.name for path in tmp_path.iterdir()] == [grouping.name]
+
+
+@needs_network
+def test_what_a_restart_left_is_removed() -> None:
+    """Folders, and files of namespaces that are none any more, of a number that is ours now."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    stale = [
+        folder / f"recd-net-{process}-n0"
+        for process in (gone.pid, os.getpid())
+        for folder in (shaped_network._FILES, shaped_network._NAMESPACES)
+    ]
+    for folder, file in zip(stale[::2], stale[1::2], strict=True):
+        folder.mkdir(parents=True)
+        (folder / "hosts").touch()
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    with ShapedNetwork(1) as network:
+        assert [path.exists() for path in stale] == [False, False, True, True]
+        assert network.counters()[0].sent >= 0
+    assert not any(path.exists() for path in stale)
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [("root", "network namespaces need root"), ("tc", "tc is missing; install iproute2")],

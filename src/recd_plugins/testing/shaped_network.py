@@ -37,17 +37,15 @@ __all__ = ["LinkBytes", "ShapedNetwork", "link_bytes", "unavailable"]
 
 _PREFIX = "recd-net-"
 #: ``ip netns exec`` puts what lies here, by namespace, over the files in /etc.
-_FILES = Path("/etc/netns")
+_FILES, _NAMESPACES = Path("/etc/netns"), Path("/run/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
-# Whether Linux groups processes by session, and notes that it did, for who removes what is left.
+# Whether Linux groups processes by session, and what each network that is there has found.
 _GROUPING, _NOTES = Path("/proc/sys/kernel/sched_autogroup_enabled"), Path("/run")
 _GROUPED = "-sessions-grouped"
 _SUBNET = "10.77.0"
 _PORT = 29517
 #: Of each node.
 INTERFACE = "eth0"
-
-
 # Of a packet: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12.
 _HEADER_BYTES = 66
 
@@ -143,8 +141,8 @@ class ShapedNetwork:
         self._ending = _ended_by_sigterm()
         self._ending.__enter__()
         try:
-            _ungroup_sessions(self._note)
             self._make()
+            _ungroup_sessions(self._note)
         except BaseException:
             self.__exit__()
             raise
@@ -309,16 +307,26 @@ def _ungroup_sessions(note: Path) -> None:
     so, all stays as it is.
     """
     with suppress(OSError):
+        note.write_text("0\n")  # before it is looked at: who ends now leaves it to this network
         if _GROUPING.read_text() == "1\n":
-            note.touch()
+            note.write_text("1\n")
             _GROUPING.write_text("0\n")
 
 
 def _group_again(note: Path) -> None:
-    if note.exists():
+    """Undo it, or leave that to another network that is there."""
+    if not note.exists():
+        return
+    is_grouped = note.read_text() != "0\n"
+    note.unlink(missing_ok=True)
+    if is_grouped:
+        others = (each for each in _notes() if not _is_left(each))
         with suppress(OSError):
-            _GROUPING.write_text("1\n")
-        note.unlink()
+            next(others, _GROUPING).write_text("1\n")
+
+
+def _notes() -> list[Path]:
+    return sorted(_NOTES.glob(f"{_PREFIX}*{_GROUPED}"))
 
 
 def _shape(rate: str) -> tuple[str, ...]:
@@ -349,15 +357,19 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 def _remove_leftovers() -> None:
     """Remove the nodes of processes that are gone, and have sessions grouped as these had."""
-    for note in _NOTES.glob(f"{_PREFIX}*{_GROUPED}"):
-        process = note.name.removeprefix(_PREFIX).removesuffix(_GROUPED)
-        if not Path("/proc", process).exists():
+    for note in _notes():
+        if _is_left(note):
             _group_again(note)
-    for line in _tell("ip", "netns", "list").splitlines():
-        name = line.split()[0]
-        process = name.removeprefix(_PREFIX).partition("-")[0]
-        if name.startswith(_PREFIX) and not Path("/proc", process).exists():
-            _remove(name)
+    for folder in (_NAMESPACES, _FILES):
+        for path in folder.glob(f"{_PREFIX}*"):
+            if _is_left(path):
+                _remove(path.name)
+
+
+def _is_left(path: Path) -> bool:
+    """Whether the process of a namespace or note is gone, be it that ours has its number."""
+    process = path.name.removeprefix(_PREFIX).partition("-")[0]
+    return process == str(os.getpid()) or not Path("/proc", process).exists()
 
 
 def _remove(namespace: str) -> None:
@@ -365,6 +377,7 @@ def _remove(namespace: str) -> None:
     shutil.rmtree(_FILES / namespace, ignore_errors=True)
     with suppress(SetupError):
         _kill(namespace)
+    with suppress(SetupError):
         _tell("ip", "netns", "del", namespace)
 
 
