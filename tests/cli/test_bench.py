@@ -108,6 +108,24 @@ def test_a_benchmark_of_a_plugin_has_its_own_options(folder: Path) -> None:
     assert "a lookup of [ours]" in bench().output
 
 
+def test_options_say_no_and_have_to_be_given(folder: Path) -> None:
+    """A default of True can be turned off, and is what runs without; none is no default."""
+    code = LOOKUP.replace("num_rows: int = 10", "num_rows: int, warm: bool = True")
+    (folder / "acme_bench" / "lookup.py").write_text(code)
+    shown = " ".join(bench("lookup", "--help").output.split())
+    assert "--warm / --no-warm" in shown
+    assert "_empty" not in shown
+    done = bench("lookup")
+    assert done.exit_code == 2
+    assert "Missing option '--num-rows'" in done.output
+    for given, warm in (([], True), (["--no-warm"], False), (["--warm"], True)):
+        done = bench("lookup", "--num-rows", "3", "--json", "r.json", *given)
+        assert done.exit_code == 0, done.output
+        report = json.loads((folder / "r.json").read_text())
+        told = {"num_rows": 3, "warm": warm, "kind": None, "cold": False}
+        assert report["workload"] == f"small {told}"
+
+
 def test_a_package_of_benchmarks_alone_is_listed(folder: Path) -> None:
     listed = CliRunner().invoke(main, ["--plugins-dir", "plugins", "plugins"]).output
     assert f"{Path('plugins') / 'acme.py'}\n  brings benchmarks\n" in listed

@@ -130,11 +130,17 @@ def _option(parameter: inspect.Parameter, kind: Any, words: str | None) -> click
         (kind,) = (each for each in get_args(kind) if each is not type(None))
     flag = f"--{parameter.name.replace('_', '-')}"
     if kind is bool:
-        return click.Option([flag], is_flag=True, help=words)
+        no = "" if parameter.default is False else f"/--no-{flag[2:]}"
+        return click.Option([flag + no], is_flag=True, help=words, **_default(parameter))
     if get_origin(kind) is Literal:
         kind = click.Choice(get_args(kind))
-    default = parameter.default
-    return click.Option([flag], type=kind, default=default, show_default=True, help=words)
+    return click.Option([flag], type=kind, help=words, **_default(parameter))
+
+
+def _default(parameter: inspect.Parameter) -> dict[str, Any]:
+    if parameter.default is parameter.empty:
+        return {"required": True}
+    return {"default": parameter.default, "show_default": parameter.default is not False}
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 A benchmark is a module that the hook ``register_benchmarks`` names, with ``SUMMARY``,
 ``workload(size)`` and ``run(size)``. Further parameters of both, by keyword, become options of
-``recd bench``, of the types that ``run`` is annotated with; ``HELP`` says what they are. With
+``recd bench``, of the types that ``run`` is annotated with; ``HELP`` says what they are. One
+without a default has to be given, and a bool of True has ``--no-NAME``. With
 ``plot(result, folder)`` it draws what it found::
 
     from recd_plugins.testing.benchmark import Figure, Size, seconds
