@@ -32,7 +32,7 @@ def workload(
     device: Device = "cpu",
 ) -> str:
     """The input in words."""
-    parts = _parts(only, theory, device)
+    parts = _parts(only, theory, device, scale)
     if device != "cpu":
         work = _device_workload(size, scale)
         batches = ", ".join(map(str, work.batch_sizes))
@@ -61,7 +61,7 @@ def run(
 ) -> Findings:
     """All parts, or one of them; on CUDA the speeds of the paper's tables."""
     # Imported here: `recd bench` reads this module for its summary.
-    parts = _parts(only, theory, device)
+    parts = _parts(only, theory, device, scale)
     found = Findings([], [], [])
     if device != "cpu":
         from recd_plugin_scars.benchmarks.paper_tables import measure_on_device
@@ -153,7 +153,14 @@ def _add(
     found.notes.extend(notes)
 
 
-def _parts(only: str | None, theory: bool, device: str) -> tuple[str, ...]:
+def _parts(only: str | None, theory: bool, device: str, scale: int | None) -> tuple[str, ...]:
+    parts = _asked(only, theory, device)
+    if scale is not None and {"traffic", "device"}.isdisjoint(parts):
+        raise RecdError(f"--scale {scale} is of the part traffic, not of {parts[0]}: leave it out")
+    return parts
+
+
+def _asked(only: str | None, theory: bool, device: str) -> tuple[str, ...]:
     if device != "cpu":
         _check_device(device)
         if only is not None or theory:

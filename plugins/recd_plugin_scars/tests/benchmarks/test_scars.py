@@ -233,6 +233,14 @@ def test_a_counter_that_says_nothing_is_an_error_of_the_prediction(
             ["--only", "traffic", "--scale", "0"],
             "--scale 0: give 1 for tables as large as Criteo's, or up to 8192",
         ),
+        (
+            ["--only", "file", "--scale", "8"],
+            "--scale 8 is of the part traffic, not of file: leave it out",
+        ),
+        (
+            ["--theory", "--scale", "8"],
+            "--scale 8 is of the part traffic, not of theory: leave it out",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_said(arguments: list[str], message: str) -> None:
