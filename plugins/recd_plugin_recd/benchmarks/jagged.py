@@ -44,7 +44,6 @@ def workload(size: Size) -> str:
 def run(size: Size) -> list[Figure]:
     """Measure: speed-up over padding, and peak memory over padding's and the result's."""
     keep_freed_memory()
-    torch.set_num_threads(1)
     lengths, rows = _history(_num_rows(size))
     figures = []
     for width in _WIDTHS:

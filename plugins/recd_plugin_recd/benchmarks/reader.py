@@ -28,7 +28,7 @@ from recd_plugin_recd.preprocessing import SigridHash
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.api import Converter
 from recd_plugins.api.batches import Preprocess
-from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory
+from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory, one_thread
 
 SUMMARY = "rows a second from Parquet to hashed tensors, clustered list_dict over interleaved lists"
 
@@ -76,7 +76,7 @@ class _Side:
 
 def run(size: Size) -> list[Figure]:
     """Measure."""
-    with tempfile.TemporaryDirectory() as folder:
+    with one_thread(), tempfile.TemporaryDirectory() as folder:
         paths = write_tables(Path(folder), read_rows(size), READ_TABLES)
         sides = {
             "interleaved": _side(paths["interleaved"], KjtConverter, {}),

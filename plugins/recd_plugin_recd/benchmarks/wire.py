@@ -16,7 +16,7 @@ from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 from recd_plugins.api import Converter, Rows
 from recd_plugins.api.batches import ModelInput, Placement, lower
 from recd_plugins.api.ingestion import decode, encode
-from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory
+from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory, one_thread
 
 SUMMARY = "bytes of a row from reader to trainer, KJT over IKJT"
 
@@ -46,11 +46,12 @@ class _Sent:
     decoding: list[float] = field(default_factory=list)
 
     def add(self, model_input: ModelInput) -> None:
-        start = time.thread_time()
-        buffer = encode(model_input)
-        encoded = time.thread_time()
-        decode(buffer)
-        self.decoding.append(time.thread_time() - encoded)
+        with one_thread():
+            start = time.thread_time()
+            buffer = encode(model_input)
+            encoded = time.thread_time()
+            decode(buffer)
+            self.decoding.append(time.thread_time() - encoded)
         self.encoding.append(encoded - start)
         self.size.append(buffer.nbytes)
 

@@ -28,6 +28,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,6 +47,7 @@ __all__ = [
     "largest",
     "machine",
     "movielens",
+    "one_thread",
     "processor_seconds",
     "report",
     "seconds",
@@ -171,10 +173,24 @@ def in_turn(
 
 
 def processor_seconds(function: Callable[[Input], object], item: Input) -> float:
-    """Time of one call without that of other work on the machine."""
-    start = time.thread_time()
-    function(item)
-    return time.thread_time() - start
+    """Time of one call in this thread, without that of other work on the machine."""
+    with one_thread():
+        start = time.thread_time()
+        function(item)
+        return time.thread_time() - start
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A context in which torch computes in the thread that calls it, whose time is all then."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def keep_freed_memory() -> bool:
