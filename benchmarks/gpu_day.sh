@@ -4,7 +4,8 @@
 #   benchmarks/gpu_day.sh [FOLDER]     results as JSON in FOLDER (gpu_day), a summary in
 #                                      FOLDER/summary.json
 #
-# A step that has its result is not run again, so the same command goes on where it was stopped.
+# A step that has its result is not run again, so the same command goes on where it was stopped; it
+# exits with 1 as long as a result is there of one that failed.
 # Environment: PYTHON of an environment with the CUDA builds (python), MINUTES for all (40), SIZE of
 # the benchmarks (reference), DEVICE (cuda; cpu tries the script out where there is none).
 set -u
@@ -26,11 +27,17 @@ cuda_tests() {
 step() {
   local name=$1 limit=$2 left=$((ends - SECONDS)) started=$SECONDS rc=0
   shift 2
-  if [ -e "$folder/$name" ]; then echo "$name: done before"; return; fi
+  if [ -e "$folder/$name" ]; then
+    if [ ! -e "$folder/$name.failed" ]; then echo "$name: done before"; return; fi
+    echo "$name: failed before; remove $folder/$name to run it again"
+    failed=1
+    return
+  fi
   if [ "$left" -lt 30 ]; then echo "$name: no time left"; failed=1; return; fi
   timeout "$((limit < left ? limit : left))" "$@" > "$folder/$name.log" 2>&1 || rc=$?
   # Tests that failed are a result; a step that wrote none, or ran out of time, is tried again.
   if [ -e "$folder/$name.part" ] && [ "$rc" -lt 2 ]; then
+    if [ "$rc" = 0 ]; then rm -f "$folder/$name.failed"; else touch "$folder/$name.failed"; fi
     mv "$folder/$name.part" "$folder/$name"
   fi
   [ "$rc" = 0 ] || failed=1
