@@ -236,7 +236,7 @@ def _over_fragments(path: Path, job: Job, turns: int) -> Figure:
     )
 
     def fragments() -> int:
-        # One scan a file that reads nothing ahead: it has the requests of a scan a row group.
+        # One scan a file that reads nothing ahead: faster than one a row group, on its requests.
         scans = (
             form.make_fragment(str(file), pafs.LocalFileSystem()).to_batches(
                 columns=list(job.columns),

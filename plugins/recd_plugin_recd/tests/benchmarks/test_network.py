@@ -230,7 +230,7 @@ def test_cells_of_another_size_or_version_are_not_taken_for_these(tmp_path: Path
     with pytest.raises(DataError, match=r"by recd-plugins 0.0.1, and these would be"):
         MeasuredCells(path, "small")
     path.write_text(json.dumps(kept["cells"]))  # as earlier versions wrote it
-    with pytest.raises(DataError, match="no cells .* that say of which size"):
+    with pytest.raises(DataError, match=r"no cells .* that say of which size"):
         MeasuredCells(path)
 
 
