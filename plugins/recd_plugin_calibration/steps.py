@@ -32,7 +32,7 @@ from recd_plugins.api.planning import (
     with_plugins,
     work_of_step,
 )
-from recd_plugins.api.registry import Registry, load_registry
+from recd_plugins.api.registry import Registry
 from recd_plugins.api.training import Job, Side, StepProfile, assemble
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")
@@ -240,8 +240,7 @@ def _profile_sides(
 def _profile_side(
     rank: int, world_size: int, job: Job, side: Side, sizes: Sequence[int], rounds: int
 ) -> tuple[dict[int, StageTimes], ShardingPlan]:
-    registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
-    registry = registry.with_training({**job.overrides, "batch_size": max(sizes)})
+    registry = job.load().with_training({"batch_size": max(sizes)})
     device = device_of_rank(job.device)
     parts = assemble(registry, side, device)
     profiles = {size: StepProfile(device, warmup=0) for size in sizes}

@@ -30,7 +30,7 @@ from recd_plugins.api.ingestion import (
     read_task,
 )
 from recd_plugins.api.model import build_model
-from recd_plugins.api.registry import Registry, load_registry
+from recd_plugins.api.registry import Registry
 from recd_plugins.api.training import Job, assemble, peak_bytes
 
 _ROUNDS = 5
@@ -170,8 +170,7 @@ def _mean(makings: Sequence[MakingTimes]) -> MakingTimes:
 def _train(rank: int, world_size: int, job: Job) -> Training:
     silence_upstream()
     device = device_of_rank(job.device)
-    registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
-    registry = without_stores(registry.with_training(job.overrides))
+    registry = without_stores(job.load())
     parts = assemble(registry, "plugins", device)
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with parts.prepared.dataloader(rank=rank, world_size=world_size, device=device) as loader:

@@ -41,6 +41,7 @@ def study_readers(
         plugins_dir=plugins_dir,
         overrides=overrides,
         device=choose_device(registry),
+        text=registry.text,
     )
     reading, trained, block = measure(registry, job, show)
     return ReaderPlan(

@@ -25,7 +25,7 @@ from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
 from recd_plugins.api.model import build_model, tables_of
 from recd_plugins.api.planning import TopologySpec, fit_costs, steps_in_turns
-from recd_plugins.api.registry import Registry, load_registry
+from recd_plugins.api.registry import Registry
 from recd_plugins.api.training import Job, assemble, calibration_job, write_topology
 
 # Of the registry's batch size.
@@ -115,8 +115,7 @@ def _steps(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], device: torch.device
 ) -> dict[int, float]:
     """Median seconds of a step by batch size."""
-    registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
-    registry = registry.with_training({**job.overrides, "batch_size": max(sizes)})
+    registry = job.load().with_training({"batch_size": max(sizes)})
     registry = replace(registry, cache=(), wrappers=())
     parts = assemble(registry, "plugins", device)
     seconds: dict[int, list[float]] = {size: [] for size in sizes}

@@ -69,7 +69,7 @@ def evaluate(
     from recd_plugins.api.distributed import choose_device, torchrun_rank
     from recd_plugins.api.training import TrainedJob, on_ranks, worse_than_base_rate
 
-    job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read))
+    job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read), read.text)
     alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
     found = on_ranks(read, on_rank, job, alike)
     if torchrun_rank() not in (None, 0):

@@ -95,6 +95,7 @@ def predict(
             given,
             settings,
             choose_device(read),
+            read.text,
             table=table,
             output=output,
             kind=kind,

@@ -288,7 +288,7 @@ def run(
             if result.test is not None
         ]
         if trainer.rank == 0:
-            report["registry"] = registry.read_text(encoding="utf-8")
+            report["registry"] = trainer.registry.text
             report["settings"] = set_to
             try:
                 # Before what is printed, which may find no room where it goes.

@@ -172,7 +172,7 @@ def _check_tables(registry: Registry, names: list[str]) -> None:
         if not any(fnmatchcase(name, pattern) for name in names)
     ]
     if unmatched:
-        document = read_yaml(registry.path)  # once more: it knows the lines
+        document = read_yaml(registry.path, text=registry.text)  # it knows the lines
         raise RegistryError(
             [
                 document.problem(

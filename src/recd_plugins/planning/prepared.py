@@ -200,6 +200,7 @@ class Registry(parsed.Registry):
         further: entries of the kinds that have no attribute here, by kind.
         offering: shardings that a chooser may choose among; none without one.
         unloaded: why packages could not be loaded, which may have more; none without a chooser.
+        text: of the file, as it was read; None where there is none.
     """
 
     @property
@@ -254,6 +255,7 @@ def load_registry(
     plugins_dir: str | Path | None = None,
     sharding: str | None = None,
     settings: Sequence[str] = (),
+    text: str | None = None,
 ) -> Registry:
     """Read a registry file, find its plugins and check all of it. Reads no data.
 
@@ -263,10 +265,13 @@ def load_registry(
         sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
             place of that entry's.
         settings: values in place of the file's, each as ``training.learning_rate=0.05``.
+        text: what the file held when it was read before, in place of what it holds now.
 
     Raises:
         RegistryError: everything that is wrong with the file, with lines.
         PluginError: an installed plugin does not load.
     """
-    read = read_registry(Path(path), plugins_dir=plugins_dir, sharding=sharding, settings=settings)
+    read = read_registry(
+        Path(path), plugins_dir=plugins_dir, sharding=sharding, settings=settings, text=text
+    )
     return Registry(**vars(read))

@@ -21,7 +21,7 @@ def check_dataset(registry: Registry, settings: Sequence[str] = ()) -> None:
         RegistryError: something is; names each line.
     """
     if mistakes := registry.dataset.mistakes():
-        document = with_settings(read_yaml(registry.path), settings)
+        document = with_settings(read_yaml(registry.path, text=registry.text), settings)
         raise RegistryError(
             [document.problem(("dataset", "options", *option), what) for option, what in mistakes]
         )

@@ -31,13 +31,14 @@ def read_registry(
     sharding: str | None = None,
     settings: Sequence[str] = (),
     needs_data: bool = True,
+    text: str | None = None,
 ) -> Registry:
     """The registry of a file: ``recd_plugins.load_registry``.
 
     Without ``needs_data`` the file may leave out the sections ``dataset`` and ``converter``, both,
-    where it has no other that is about their rows.
+    where it has no other that is about their rows. With ``text``, what it held, it is not read.
     """
-    document = with_settings(read_yaml(path), settings)
+    document = with_settings(read_yaml(path, text=text), settings)
     manager = PluginManager(plugins_dir)
     if sharding is not None:
         document = with_sharding(document, sharding, chooses=is_chooser(manager, sharding))
@@ -81,6 +82,7 @@ def read_registry(
     shardings: Any = manager.plugins["sharding"].values() if choosers else ()
     return Registry(
         path=path,
+        text=document.text,
         # Without sections of kinds: it travels to readers, who know this class alone.
         spec=RegistrySpec(version=spec.version, model=model, training=spec.training),
         dataset=data.get("dataset", NoDataset()),

@@ -42,13 +42,15 @@ _LONGEST_MESSAGE = 1500
 class Document:
     """A YAML mapping as dicts, lists and scalars, with the 1-based line of every key and item.
 
-    ``given`` has what was said elsewhere than in the file, as it was written there.
+    ``given`` has what was said elsewhere than in the file, as it was written there; ``text`` is the
+    file.
     """
 
     path: str
     data: dict[str, Any]
     lines: dict[Location, int]
     given: dict[Location, str] = field(default_factory=dict)
+    text: str = field(default="", repr=False)
 
     def problem(self, location: Location, message: str) -> Problem:
         """``message`` about ``location`` or, where that is not in the file, what encloses it."""
@@ -69,12 +71,18 @@ def render(location: Location) -> str:
     return text
 
 
-def read_yaml(path: Path, *, first: str = "`version: 1`, `dataset:` and `converter:`") -> Document:
+def read_yaml(
+    path: Path,
+    *,
+    first: str = "`version: 1`, `dataset:` and `converter:`",
+    text: str | None = None,
+) -> Document:
     """Parse a file whose top level is a mapping. Tags are refused: data only, never code.
 
     Args:
         path: of the file.
         first: what such a file starts with, in words.
+        text: what it held when it was read before, in place of what it holds now.
 
     Raises:
         RegistryError: the file cannot be read, is no YAML, holds more than ``bounds`` allow, has a
@@ -86,7 +94,9 @@ def read_yaml(path: Path, *, first: str = "`version: 1`, `dataset:` and `convert
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = BoundedComposer
     try:
-        root = yaml.compose(read_small_file(path).decode("utf-8"))
+        if text is None:
+            text = read_small_file(path).decode("utf-8")
+        root = yaml.compose(text)
     except IsADirectoryError as error:
         raise _error(name, 0, "is a folder, no registry file; name the file") from error
     except OSError as error:
@@ -112,7 +122,7 @@ def read_yaml(path: Path, *, first: str = "`version: 1`, `dataset:` and `convert
     data = reading.value(root, (), ())
     if reading.problems:
         raise RegistryError(reading.problems)
-    return Document(name, data, reading.lines)
+    return Document(name, data, reading.lines, text=text)
 
 
 def read_value(text: str, name: str, location: Location) -> Any:

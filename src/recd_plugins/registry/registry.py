@@ -58,6 +58,7 @@ class Registry:
     further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
     offering: tuple[type[Sharding], ...] = ()
     unloaded: tuple[str, ...] = ()
+    text: str | None = field(default=None, repr=False)
 
     @property
     def model(self) -> ModelSpec | None:

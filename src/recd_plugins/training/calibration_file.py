@@ -32,7 +32,13 @@ def calibration_job(
     }
     registry = registry.with_training(overrides)
     registry.dataset.prepare()
-    job = Job(registry.path, plugins_dir=plugins_dir, overrides=overrides, device=spec.device)
+    job = Job(
+        registry.path,
+        plugins_dir=plugins_dir,
+        overrides=overrides,
+        device=spec.device,
+        text=registry.text,
+    )
     return registry, job
 
 

@@ -83,6 +83,7 @@ class Callbacks:
         world_size: ranks.
         step_samples: rows of a step, of all ranks.
         settings: values in place of the file's, for those who note it.
+        text: of the registry file.
     """
 
     def __init__(
@@ -94,8 +95,9 @@ class Callbacks:
         *,
         step_samples: int = 0,
         settings: Sequence[str] = (),
+        text: str = "",
     ) -> None:
-        self._path = path
+        self._path, self._text = path, text
         self._step_samples = step_samples
         self._settings = tuple(settings)
         self._called = tuple(called)
@@ -108,9 +110,6 @@ class Callbacks:
 
         On rank 0, says which of them no callback takes.
         """
-        text = ""
-        if self._called:  # else nobody reads it, and it need not be a file
-            text = self._path.read_text(encoding="utf-8", errors="replace")
         for each in self._called:
             start = RunStart(
                 rank=self._rank,
@@ -120,7 +119,7 @@ class Callbacks:
                 tables=tuple(tables),
                 claimed=each.claimed,
                 step_samples=self._step_samples,
-                registry=text,
+                registry=self._text,
                 settings=self._settings,
             )
             self._call(each, "on_start", start)

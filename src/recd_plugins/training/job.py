@@ -31,6 +31,7 @@ class Job:
         topology: of the ranks, as they were measured; None for what the registry names.
         lasting: whether tables may go on with files that an earlier run kept, and leave theirs;
             False of the sides of a comparison, which start from the same weights.
+        text: what the registry file held when the run began; None where the rank is to read it.
     """
 
     registry: Path
@@ -45,6 +46,7 @@ class Job:
     log_every: float | None = None
     topology: TopologySpec | None = None
     lasting: bool = True
+    text: str | None = None
 
     def load(self) -> Registry:
         """The registry, with what the job sets."""
@@ -53,6 +55,7 @@ class Job:
             plugins_dir=self.plugins_dir,
             sharding=self.sharding,
             settings=self.settings,
+            text=self.text,
         )
         return read.with_training(self.overrides)
 

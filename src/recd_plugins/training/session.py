@@ -119,9 +119,12 @@ def session(
         RecdError: the registry, the machine or the data is not as it should be.
     """
     first, *others = shardings or (None,)
-    for sharding in others:
-        load_registry(path, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     registry = load_registry(path, plugins_dir=plugins_dir, sharding=first, settings=settings)
+    text = registry.text
+    for sharding in others:
+        load_registry(
+            path, plugins_dir=plugins_dir, sharding=sharding, settings=settings, text=text
+        )
     registry = registry.with_training(overrides)
     device = choose_device(registry)
     check_ingestion(registry)
@@ -138,6 +141,7 @@ def session(
         settings=tuple(settings),
         log_every=log_every,
         lasting=lasting,
+        text=text,
     )
     training = registry.training
     limits = hang_limits(registry)

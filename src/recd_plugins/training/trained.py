@@ -53,6 +53,7 @@ class TrainedJob:
         overrides: fields of its ``training:`` section to set.
         settings: values in place of the file's, as ``load_registry`` takes them.
         device: ``cpu`` or ``cuda``.
+        text: what the registry file held when the command read it; None where the rank is to.
     """
 
     registry: Path
@@ -61,10 +62,13 @@ class TrainedJob:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     device: str = "cpu"
+    text: str | None = None
 
     def load(self) -> Registry:
         """The registry, with what the job sets."""
-        read = load_registry(self.registry, plugins_dir=self.plugins_dir, settings=self.settings)
+        read = load_registry(
+            self.registry, plugins_dir=self.plugins_dir, settings=self.settings, text=self.text
+        )
         return read.with_training(self.overrides)
 
     def prepare(self) -> None:

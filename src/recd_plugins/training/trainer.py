@@ -155,6 +155,7 @@ class _Run:
             self._world_size,
             step_samples=self._step_samples,
             settings=(*self._job.settings, *overrides),
+            text=self._registry.text or "",
         )
 
     def _kept(self) -> Checkpoints | None:
