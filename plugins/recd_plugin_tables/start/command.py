@@ -85,7 +85,7 @@ def init(
     decimal: str | None,
     query: str | None,
     table_name: str | None,
-    force: bool,
+    force: bool | None,
 ) -> None:
     """Write the registry of a table of yours to FILE: every column stands in it, with a comment.
 
@@ -98,7 +98,7 @@ def init(
     recd run my.yaml
     recd predict my.yaml new.parquet -o scores.parquet
     """
-    if file.exists() and not force:
+    if file.exists() and force is False:
         raise RecdError(f"{file} exists already; --force replaces it")
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
@@ -124,8 +124,21 @@ def init(
         found = survey(source, ())
     guesses = _guess(found, wanted)
     text = registry_text(guesses, location=table, file=file, source=how, test=test)
+    if force is None:  # of `recd run`
+        _check_same(file, text, table)
     write_text(file, text)
     _say(guesses, file, positive_said=positive_from is not None)
+
+
+def _check_same(file: Path, text: str, table: str) -> None:
+    """Refuse a file that is there and is another than what would be written."""
+    if file.exists() and file.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
+        name = shlex.quote(str(file))
+        raise RecdError(
+            f"{file} exists already, and is not what is written for {table} now: it was edited, or "
+            f"is of another table or other options. recd run {name} trains it as it is; or remove "
+            "it, or have recd init write one of another name"
+        )
 
 
 def _options(kind: Any, values: dict[str, Any]) -> Any:

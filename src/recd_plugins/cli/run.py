@@ -167,7 +167,6 @@ def run(
     _warn_of_mismatch()
     plugins_dir: Path | None = ctx.obj
     columns = {"label": label_column, "session": session_column, "time": time_column}
-    registry = registry_of(ctx, registry, columns)
     several = len(shardings) > 1
     if resume and (compare or several):
         raise click.UsageError(
@@ -190,6 +189,7 @@ def run(
     for asked_for, _ in reports:
         if dry_run:
             raise click.UsageError(f"{asked_for.flag} is about a run; leave out --dry-run")
+    registry = registry_of(ctx, registry, columns)
     for sharding in shardings or (None,):
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.

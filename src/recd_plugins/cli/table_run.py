@@ -24,7 +24,8 @@ def registry_of(ctx: click.Context, given: Path, columns: dict[str, str | None])
         columns: options about the columns of a table, None where they are not given.
 
     Raises:
-        RecdError: the table is not as it should be, or nothing installed takes one.
+        RecdError: the table is not as it should be, nothing installed takes one, or a file of this
+            name was edited or is of another table.
     """
     named = {name: column for name, column in columns.items() if column is not None}
     is_registry = given.suffix.lower() in _REGISTRY or not (named or _is_table(given))
@@ -42,7 +43,8 @@ def registry_of(ctx: click.Context, given: Path, columns: dict[str, str | None])
         raise RecdError(f"{given}: nothing installed makes a registry of a table")
     # Of `.`, too.
     file = _FOLDER / f"{given.resolve().name.partition('.')[0] or 'table'}.yaml"
-    ctx.invoke(start, table=str(given), file=file, force=True, **named)
+    # None: a file that is there has to be what is written.
+    ctx.invoke(start, table=str(given), file=file, force=None, **named)
     return file
 
 

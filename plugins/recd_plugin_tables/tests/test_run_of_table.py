@@ -1,0 +1,48 @@
+"""`recd run TABLE`: the registry that is written for it, up to what a dry run shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugin_tables.tests.helpers import clicks
+from recd_plugins.cli import main
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for year in ("2024", "2025"):
+        Path(year).mkdir()
+        pq.write_table(clicks(), f"{year}/clicks.parquet")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["run", *arguments])
+
+
+def test_a_file_that_is_there_is_kept_or_refused() -> None:
+    made = Path(".recd/clicks.yaml")
+    for _ in range(2):
+        done = run("2024/clicks.parquet", "--dry-run")
+        assert done.exit_code == 0, done.output
+    text = made.read_text()
+    assert "2024/clicks.parquet" in text
+    refused = run("2025/clicks.parquet", "--dry-run")
+    assert refused.exit_code == 1
+    assert "not what is written for 2025/clicks.parquet now" in refused.output.replace("\n", " ")
+    made.write_text(edited := text.replace("epochs: 1", "epochs: 2"))
+    assert edited != text
+    refused = run("2024/clicks.parquet", "--dry-run")
+    assert refused.exit_code == 1
+    assert "recd run .recd/clicks.yaml trains it as it is" in refused.output.replace("\n", " ")
+    assert made.read_text() == edited
+    assert run(str(made), "--dry-run").exit_code == 0
+
+
+def test_nothing_is_written_for_a_command_that_is_refused() -> None:
+    assert run("2024/clicks.parquet", "--resume", "--compare").exit_code == 2
+    assert not Path(".recd").exists()
