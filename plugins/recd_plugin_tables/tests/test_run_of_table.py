@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from recd_plugin_tables.sources.kind import FILE_FORMATS
 from recd_plugin_tables.tests.helpers import clicks
 from recd_plugins.cli import main
+from recd_plugins.registry.loader import names_table
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +50,26 @@ def test_a_file_that_is_there_is_kept_or_refused() -> None:
 def test_nothing_is_written_for_a_command_that_is_refused() -> None:
     assert run("2024/clicks.parquet", "--resume", "--compare").exit_code == 2
     assert not Path(".recd").exists()
+
+
+def test_every_format_is_told_from_a_registry() -> None:
+    suffixes = [suffix for each in FILE_FORMATS for suffix in each.suffixes]
+    assert all(names_table(f"Clicks{suffix}".upper()) for suffix in suffixes)
+    assert names_table("clicks.ddb")
+    assert names_table("clicks.lance/")
+    assert not names_table("registry.yaml")
+
+
+def test_compressed_text_is_a_table() -> None:
+    table = clicks().drop_columns("history")
+    with pa.CompressedOutputStream("rows.csv.gz", "gzip") as file:
+        pc_csv.write_csv(table, file)
+    done = run("rows.csv.gz", "--dry-run")
+    assert done.exit_code == 0, done.output
+    assert Path(".recd/rows.yaml").exists()
+
+
+def test_a_url_stays_one() -> None:
+    done = run("nosuch://bucket/clicks.parquet")
+    assert done.exit_code == 1
+    assert "nosuch://bucket/clicks.parquet" in done.output.replace("\n", "")

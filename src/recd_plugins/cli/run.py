@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=RunCommand)
-@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("given", metavar="REGISTRY", type=click.Path())
 @SETTINGS
 @click.option(
     "--label", "label_column", metavar="COLUMN", help="Of a table: what is to be predicted."
@@ -130,7 +130,7 @@ if TYPE_CHECKING:
 def run(
     ctx: click.Context,
     /,
-    registry: Path,
+    given: str,
     settings: tuple[str, ...],
     label_column: str | None,
     session_column: str | None,
@@ -189,7 +189,7 @@ def run(
     for asked_for, _ in reports:
         if dry_run:
             raise click.UsageError(f"{asked_for.flag} is about a run; leave out --dry-run")
-    registry = registry_of(ctx, registry, columns)
+    registry = registry_of(ctx, given, columns)
     for sharding in shardings or (None,):
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.

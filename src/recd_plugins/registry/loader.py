@@ -29,9 +29,13 @@ _TAGS = {
     for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value")
 }
 
-#: What names of tables end with, which people hand over in place of a registry file.
-TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".arrow", ".feather")
-
+# What names of tables end with, which people hand over in place of a registry file; text may be
+# compressed.
+_TABLES = (
+    *(".parquet", ".pq", ".parq", ".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json"),
+    *(".arrow", ".arrows", ".feather", ".ipc", ".duckdb", ".ddb", ".lance"),
+)
+_COMPRESSED = (".gz", ".zst", ".bz2")
 
 _LONGEST_KEY = 255
 # Of a message, which may quote what is wrong.
@@ -71,6 +75,14 @@ def render(location: Location) -> str:
     return text
 
 
+def names_table(name: str) -> bool:
+    """Whether a name is that of a table, which `recd init` makes a registry of, or a URL."""
+    plain = name.lower().rstrip("/")
+    for suffix in _COMPRESSED:
+        plain = plain.removesuffix(suffix)
+    return "://" in name or plain.endswith(_TABLES)
+
+
 def read_yaml(
     path: Path,
     *,
@@ -89,7 +101,7 @@ def read_yaml(
             key twice, a tag, or a value that means different things to different readers.
     """
     name = str(path)
-    if path.suffix.lower() in TABLE_SUFFIXES:
+    if names_table(name):
         raise _error(name, 0, f"is a table, no registry file; recd init {name} my.yaml writes one")
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = BoundedComposer
