@@ -13,6 +13,8 @@ from recd_plugins.api.commands import (
     OUTPUT,
     OUTPUT_FOLDER,
     SETTINGS,
+    check_apart,
+    check_output,
     chosen_checkpoint,
     silence_upstream,
 )
@@ -53,6 +55,7 @@ from recd_plugins.api.files import write_json
     help="Write the vectors of items and users here, as items.parquet and users.parquet.",
 )
 @CHECKPOINT
+@click.option("--force", is_flag=True, help="Replace vectors that are there.")
 @click.option("--json", "json_path", type=OUTPUT, metavar="FILE", help="Write the figures here.")
 @click.pass_obj
 def rank_command(
@@ -67,6 +70,7 @@ def rank_command(
     seed: int,
     vectors_to: Path | None,
     checkpoint: str,
+    force: bool,
     json_path: Path | None,
 ) -> None:
     """Rank all items for each positive row of the test split, by a checkpoint. KEY=VALUE
@@ -75,12 +79,16 @@ def rank_command(
     \b
     recd rank registry.yaml --user user_id --seen history_seen
     """
-    from recd_plugin_ranking.full_ranking import Rules, rank
+    from recd_plugin_ranking.full_ranking import VECTORS, Rules, rank
     from recd_plugins.api.registry import load_registry
 
     silence_upstream()
     registry = load_registry(registry_path, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(registry, checkpoint)
+    if vectors_to is not None:
+        for file in (vectors_to / name for name in VECTORS):
+            check_apart(file, registry, chosen)
+            check_output(file, force)
     rules = Rules(item or "", user, seen, most, sampled, seed)
     found = rank(registry, rules, chosen, vectors_to)
     for name, value in found.items():

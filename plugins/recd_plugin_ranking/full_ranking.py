@@ -17,10 +17,13 @@ from recd_plugin_ranking.items import Items, item_of_rows, lists_of
 from recd_plugin_ranking.ranks import figures, means
 from recd_plugins.api import RecdError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
+from recd_plugins.api.files import new_file
 from recd_plugins.api.reading import RowTable, rows_of_split
 from recd_plugins.api.registry import Registry, did_you_mean
 from recd_plugins.api.training import whole_model
 
+#: Files of vectors.
+VECTORS = ("items.parquet", "users.parquet")
 _QUERIES = 256
 
 
@@ -55,7 +58,7 @@ def rank(
             can rank by the items of one feature alone.
         rules: say what is ranked.
         checkpoint: of a run of it.
-        vectors_to: a folder that gets ``items.parquet`` and ``users.parquet``.
+        vectors_to: a folder that gets ``VECTORS``, in place of those that are there.
 
     Raises:
         RecdError: the model cannot rank, or not by this feature, a feature is not there, the
@@ -93,10 +96,11 @@ def rank(
             num_queries += len(rows)
             of_users.append(_named(rows, rules, users))
     if vectors_to is not None:
-        vectors_to.mkdir(parents=True, exist_ok=True)
-        named = pa.table({"item": items.ids, "vector": _column(vectors)})
-        pq.write_table(named, vectors_to / "items.parquet")
-        pq.write_table(pa.concat_tables(of_users), vectors_to / "users.parquet")
+        of_items = pa.table({"item": items.ids, "vector": _column(vectors)})
+        items_to, users_to = (vectors_to / name for name in VECTORS)
+        with new_file(items_to) as items_file, new_file(users_to) as users_file:
+            pq.write_table(of_items, items_file)
+            pq.write_table(pa.concat_tables(of_users), users_file)
     return {**means(parts), "num_queries": num_queries, "num_items": len(items)}
 
 

@@ -188,3 +188,28 @@ def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained,
     assert figures["hr_at_5"] == figures["recall_at_5"] == known / 4
     assert figures["mrr"] <= known / 4
     assert figures["gauc"] <= known / 4
+
+
+def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
+    path, checkpoint = trained["sampled_softmax"]
+    table = path.parent / "clicks.parquet"
+    setting = f"dataset.options.test_path={table}"
+    arguments = ["rank", str(path), setting, "--checkpoint", str(checkpoint), "--vectors"]
+
+    def output_of(folder: Path, *more: str) -> str:
+        return CliRunner().invoke(main, [*arguments, str(folder), *more]).output.replace("\n", "")
+
+    kept = tmp_path / "users.parquet"
+    kept.write_text("mine")
+    assert f"{kept} exists already" in output_of(tmp_path)
+    assert not (tmp_path / "items.parquet").exists()
+    assert kept.read_text() == "mine"
+    output_of(tmp_path, "--force")
+    assert pq.read_table(kept).column_names == ["item", "vector"]
+    assert len(pq.read_table(tmp_path / "items.parquet")) == ITEMS
+    data = tmp_path / "data"
+    data.mkdir()
+    pq.write_table(pq.read_table(table), data / "day.parquet")
+    arguments[2] = f"dataset.options.test_path={data}"
+    assert "would be written over or into" in output_of(data, "--force")
+    assert [each.name for each in data.iterdir()] == ["day.parquet"]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from recd_plugin_scoring.commands.apart import check_apart
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     CHECKPOINT,
     OUTPUT_FOLDER,
     SETTINGS,
+    check_apart,
     chosen_checkpoint,
     silence_upstream,
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from recd_plugin_scoring.commands.apart import check_apart
 from recd_plugin_scoring.score_format import check_keep, format_of
 from recd_plugins.api import DataError
 from recd_plugins.api.commands import (
@@ -15,6 +14,7 @@ from recd_plugins.api.commands import (
     OUTPUT,
     RANKS,
     SETTINGS,
+    check_apart,
     check_output,
     chosen_checkpoint,
     overrides,

@@ -186,6 +186,18 @@ def check_output(output: Path, force: bool) -> None:
             raise RecdError(f"{output} is the {name} too; name another file")
 
 
+def check_apart(output: Path, registry: Registry, *made_from: Path) -> None:
+    """Refuse an output in place of, or in a folder of, what it is made from or was trained on.
+
+    Raises:
+        RecdError: names which.
+    """
+    options = (value for _, value in registry.dataset.options)
+    for path in (*made_from, *(value for value in options if isinstance(value, Path))):
+        if output.resolve().is_relative_to(path.resolve()):
+            raise RecdError(f"{output}: would be written over or into {path}; name another file")
+
+
 def topology_options(command: _Command) -> _Command:
     """The ranks to plan for."""
     for option in (
