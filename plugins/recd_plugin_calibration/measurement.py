@@ -40,7 +40,7 @@ class Calibrated(Measurement):
         from recd_plugins.api.training import calibration_job, write_topology
 
         registry, job = calibration_job(
-            question.registry, question.plugins_dir, question.spec, path
+            question.registry, question.plugins_dir, question.spec, path, question.batch_size
         )
         found = calibrate(registry, job, question.spec)
         measured = question.spec.model_copy(update={"costs": found.costs})

@@ -8,15 +8,16 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_calibration.steps import CalibrationPoint, calibrate, fit
-from recd_plugins.api import Work
+from recd_plugins.api import RecdError, Work
 from recd_plugins.api.planning import (
     STAGES,
     StageCosts,
     StageTimes,
+    TopologySpec,
     predict_stages,
     this_machine,
 )
-from recd_plugins.api.registry import load_registry
+from recd_plugins.api.registry import Registry, load_registry
 from recd_plugins.api.training import Job, calibration_job, write_topology
 from recd_plugins.cli import main
 from recd_plugins.planning.machines import machine_of
@@ -116,6 +117,22 @@ def test_this_machine_is_measured_whatever_topology_the_file_names(tmp_path: Pat
     for each in (registry, job.load()):
         spec = machine_of(each.training)
         assert (spec.nodes, spec.ranks_per_node) == (1, 2)
+
+
+def test_the_batch_size_of_the_command_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, int] = {}
+
+    def stop(registry: Registry, job: Job, _: TopologySpec) -> None:
+        found.update(own=registry.training.batch_size, ranks=job.load().training.batch_size)
+        raise RecdError("stop")
+
+    monkeypatch.setattr("recd_plugin_calibration.steps.calibrate", stop)
+    output = str(tmp_path / "here.yaml")
+    command = ["plan", str(on_two_nodes(tmp_path)), "--calibrate", output, "--batch-size", "8"]
+    CliRunner().invoke(main, command)
+    assert found == {"own": 8, "ranks": 8}
 
 
 def test_a_calibration_run(tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ class CachePlanMode(PlanMode):
         from recd_plugin_scars.planning.calibrate import calibrate_cache
 
         question.say("training a few steps, and moving rows, to see what they cost")
-        spec, found = calibrate_cache(question.registry, question.plugins_dir, question.spec, path)
+        spec, found = calibrate_cache(
+            question.registry, question.plugins_dir, question.spec, path, question.batch_size
+        )
         return spec, found.text()
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:

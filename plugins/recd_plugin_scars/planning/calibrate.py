@@ -63,14 +63,20 @@ class CacheCalibration:
 
 
 def calibrate_cache(
-    registry: Registry, plugins_dir: Path | None, spec: TopologySpec, path: Path
+    registry: Registry,
+    plugins_dir: Path | None,
+    spec: TopologySpec,
+    path: Path,
+    batch_size: int | None = None,
 ) -> tuple[TopologySpec, CacheCalibration]:
     """Train on as many ranks as ``spec`` has, move rows, and write ``spec`` to ``path`` with it.
+
+    A rank has ``batch_size`` rows at most, those of the file without it.
 
     Raises:
         RecdError: there is such a file already, or training does not go.
     """
-    registry, job = calibration_job(registry, plugins_dir, spec, path)
+    registry, job = calibration_job(registry, plugins_dir, spec, path, batch_size)
     with torch.device("meta"):
         tables = tables_of(build_model(registry, registry.dataset.schema()))
     dim = max(table.embedding_dim for table in tables)

@@ -16,9 +16,15 @@ from recd_plugins.training.job import Job
 
 
 def calibration_job(
-    registry: Registry, plugins_dir: Path | None, spec: TopologySpec, path: Path
+    registry: Registry,
+    plugins_dir: Path | None,
+    spec: TopologySpec,
+    path: Path,
+    batch_size: int | None = None,
 ) -> tuple[Registry, Job]:
     """``registry`` with as many ranks as ``spec`` has and its data there, and what trains it.
+
+    With ``batch_size`` rows of a rank in place of those of the file.
 
     Raises:
         RecdError: ``path``, which is to be written, exists already, or the data cannot be had.
@@ -30,6 +36,8 @@ def calibration_job(
         "checkpoint": {},
         "topology": None,  # which may be of other ranks than those of this machine
     }
+    if batch_size is not None:
+        overrides["batch_size"] = batch_size
     registry = registry.with_training(overrides)
     registry.dataset.prepare()
     job = Job(
