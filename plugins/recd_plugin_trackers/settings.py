@@ -14,7 +14,7 @@ def config_of(start: RunStart) -> dict[str, Any]:
 
     try:
         found = YAML(typ="safe").load(start.registry)
-    except YAMLError:  # it may have been changed since the run began
+    except YAMLError:  # of a start that a program made
         found = None
     values = found if isinstance(found, dict) else {}
     return {**values, "settings": list(start.settings)}

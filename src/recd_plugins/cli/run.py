@@ -213,6 +213,8 @@ def run(
     }
     overrides = {name: value for name, value in options.items() if value is not None}
     set_to = [*settings, *(f"training.{name}={value}" for name, value in overrides.items())]
+    if not several:  # else figures stand under their names
+        set_to += [f"--sharding {name}" for name in shardings]
     if compare or several or dry_run:
         overrides |= {"checkpoint": {}, "validation": None}
     shown: list[RenderableType]

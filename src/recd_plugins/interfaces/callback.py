@@ -33,7 +33,8 @@ class RunStart:
             kind claims none.
         step_samples: rows of a step, of all ranks.
         registry: the text of the registry file.
-        settings: values in its place, ``KEY=VALUE``, as ``recd run`` takes them.
+        settings: values in its place, ``KEY=VALUE``, as ``recd run`` takes them, and
+            ``--sharding NAME``.
     """
 
     rank: int

@@ -147,14 +147,18 @@ class _Run:
         self._measurement = Measurement(parts, device, self._first_step, breakdown=job.breakdown)
 
     def _watching(self) -> Callbacks:
-        overrides = (f"training.{name}={value}" for name, value in self._job.overrides.items())
+        job = self._job
+        settings = [*job.settings]
+        settings += [f"training.{name}={value}" for name, value in job.overrides.items()]
+        if job.sharding is not None:
+            settings.append(f"--sharding {job.sharding}")
         return Callbacks(
             self._registry.path,
             callbacks_of(self._registry, self._parts.tables) if self._own else [],
             self._rank,
             self._world_size,
             step_samples=self._step_samples,
-            settings=(*self._job.settings, *overrides),
+            settings=settings,
             text=self._registry.text or "",
         )
 

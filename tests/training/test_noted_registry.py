@@ -1,4 +1,4 @@
-"""A registry file that is edited while a run goes on is that of the next run."""
+"""What a run notes of its registry: the file that it began with, and what was set besides."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ REGISTRY = """version: 1
 dataset: {{use: {dataset}, options: {{rows: 64, test_rows: 0, sparse: {{user: 90}}}}}}
 converter: {{use: recd.kjt}}
 callbacks: [{{use: trackers.jsonl, options: {{path: {folder}/run.jsonl}}}}]
+sharding: [{{use: torchrec.table_wise, tables: ["*"]}}]
 model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
 training: {{batch_size: 16, ranks: 1, steps: 3, device: cpu}}
 """
@@ -82,5 +83,17 @@ def test_what_is_wrong_with_it_is_told_by_its_lines(tmp_path: Path) -> None:
     path = write(tmp_path)
     text = path.read_text()
     path.write_text("\n\n\n" + text)
-    with pytest.raises(RegistryError, match=r"registry.yaml:6 training.batch_size: "):
+    with pytest.raises(RegistryError, match=r"registry.yaml:7 training.batch_size: "):
         load_registry(path, text=text.replace("batch_size: 16", "batch_size: 0"))
+
+
+def test_another_sharding_is_noted(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    run_on_ranks(train, 1, Job(path, overrides={"steps": 1}, sharding="torchrec.row_wise"))
+    first, *_ = map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines())
+    assert first["settings"] == ["training.steps=1", "--sharding torchrec.row_wise"]
+    report = tmp_path / "f.json"
+    command = ["run", str(path), "--dry-run", "--sharding", "torchrec.row_wise"]
+    done = CliRunner().invoke(main, [*command, "--json", str(report)])
+    assert done.exit_code == 0, done.output
+    assert json.loads(report.read_text())["settings"] == ["--sharding torchrec.row_wise"]
