@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.errors import RegistryError
-from recd_plugins.planning.prepared import load_registry
+from recd_plugins.errors import Problem, RecdError, RegistryError
+from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.registry.check_dataset import check_dataset
+from recd_plugins.registry.loader import read_yaml
 
 
 @click.command()
@@ -27,9 +28,8 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
     """
     try:
         registry = load_registry(path, plugins_dir=ctx.obj)
-        check_dataset(registry)
-        if registry.training.topology is not None:
-            load_topology(registry.training.topology)
+        if found := _problems(registry):
+            raise RegistryError(found)
     except RegistryError as error:
         if not as_json:
             raise
@@ -41,3 +41,21 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
         click.echo(json.dumps({"ok": True, "entries": entries, "problems": []}, indent=2))
     else:
         click.echo(f"{path}: {entries} entries, ok")
+
+
+def _problems(registry: Registry) -> list[Problem]:
+    """What does not suit the data, and what is wrong with the topology."""
+    problems: list[Problem] = []
+    try:
+        check_dataset(registry)
+    except RegistryError as error:
+        problems += error.problems
+    try:
+        if registry.training.topology is not None:
+            load_topology(registry.training.topology)
+    except RegistryError as error:  # of its file
+        problems += error.problems
+    except RecdError as error:
+        document = read_yaml(registry.path, text=registry.text)
+        problems.append(document.problem(("training", "topology"), str(error)))
+    return problems
