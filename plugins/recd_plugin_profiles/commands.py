@@ -127,9 +127,8 @@ def registry_command(
 @click.option(
     "--exponent",
     type=ABOVE_0,
-    default=1.0,
-    show_default=True,
-    help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.",
+    help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.  "
+    "[default: 1.0]",
 )
 @click.option("--shift", type=_AT_LEAST_0, default=0.0, help="Of zipf-mandelbrot.", metavar="Q")
 @click.option(
@@ -144,7 +143,7 @@ def distribution_command(
     form: str,
     rows: int,
     length: float,
-    exponent: float,
+    exponent: float | None,
     shift: float,
     scale: float | None,
     cap: float | None,
@@ -170,6 +169,9 @@ def distribution_command(
         )
     if shift and form != "zipf-mandelbrot":
         raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
+    if exponent is not None and scale is not None:
+        raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
+    exponent = 1.0 if exponent is None else exponent
     check_output(output, force)
     drawn = None if in_order else seed
     with in_memory(rows):

@@ -145,6 +145,10 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
         ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of"),
         ([*ZIPF, "-o", "p", "--cap", "0.01"], "lower the length, or raise the cap"),
         (["distribution", "half-normal", *ZIPF[2:], "-o", "p"], "half-normal needs --scale"),
+        (
+            ["distribution", "half-normal", *ZIPF[2:], "-o", "p", "--scale=3", "--exponent=2"],
+            "--exponent is for zipf and zipf-mandelbrot, not for half-normal",
+        ),
         (["reuse", "missing.txt", "--table", "t", "-o", "p"], "missing.txt: cannot be read"),
         (["show", "missing"], "missing: no such file"),
     ],
