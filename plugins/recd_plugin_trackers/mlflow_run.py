@@ -78,18 +78,18 @@ class MlFlow(Tracker):
         self._client.set_terminated(self._id, _STATUS[how])
 
 
-#: Letters of a parameter that every store of MLflow takes.
+#: Letters of a parameter, and of its name, that every store of MLflow takes.
 _LONGEST = 250
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Values by where they stand, in characters that MLflow takes."""
+    """Values by where they stand, under names that MLflow takes: it reads / as that of a path."""
     items: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         items = [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         items = [(f"{name}.{index}", item) for index, item in enumerate(value)]
     if not items:
-        kept = "".join(c if c.isalnum() or c in "_-./ " else "_" for c in name)
+        kept = "".join(c if c.isalnum() or c in "_-. " else "_" for c in name)[:_LONGEST]
         return {kept: str(value)}
     return {key: text for key, item in items for key, text in _flat(item, key).items()}

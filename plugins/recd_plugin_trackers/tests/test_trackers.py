@@ -302,6 +302,10 @@ def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
 def test_names_of_parameters() -> None:
     value = {"a": [{"b": 1}, {"c d*": [1, 2]}], "e": {}}
     assert _flat(value) == {"a.0.b": "1", "a.1.c d_": "[1, 2]", "e": "{}"}
+    columns = {"https://a/": 1, "../b": 2, "long" * 90: 3}
+    (url, parent, long) = _flat({"columns": columns})
+    assert (url, parent) == ("columns.https___a_", "columns..._b")
+    assert len(long) == 250
 
 
 @pytest.mark.parametrize(("name", "module"), [("wandb", "wandb"), ("mlflow", "mlflow.tracking")])
