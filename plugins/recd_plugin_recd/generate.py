@@ -13,6 +13,7 @@ from recd_plugins.api.commands import (
     AT_LEAST_1,
     COUNT_FROM_0,
     OUTPUT_FOLDER,
+    new_place,
     progress_bars,
 )
 from recd_plugins.api.files import put, scratch_folder
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("folder", type=OUTPUT_FOLDER)
+@click.argument("folder", type=OUTPUT_FOLDER, callback=new_place)
 @click.option("--rows", type=AT_LEAST_1, default=65_536, show_default=True)
 @click.option(
     "--shape",

@@ -31,6 +31,8 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     recd report monday.json
     recd report monday.json tuesday.json -o both.html
     """
+    if runs[0].is_dir():
+        raise RecdError(f"{runs[0]}: is a folder; name a file that recd run --json wrote")
     from recd_plugin_reports.runs import read_runs
 
     path = output or runs[0].with_suffix(".html")

@@ -57,6 +57,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["plan", "registry.yaml", "--plot", "registry.yaml"],
             "registry.yaml ends in none of .png",
         ),
+        (["generate", "."], ". is no name for something new; write one, as table"),
+        (["cluster", "registry.yaml", ".."], ".. is no name for something new"),
+        (["criteo", "convert", "registry.yaml", "."], ". is no name for something new"),
+        (["report", "."], ".: is a folder; name a file that recd run --json wrote"),
         (["run", "registry.yaml", "--json", "s3://bucket/j"], "s3://bucket/j is a URL; it is writ"),
         (
             ["cluster", "registry.yaml", "--check", "--force"],

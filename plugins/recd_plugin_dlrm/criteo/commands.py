@@ -13,6 +13,7 @@ from recd_plugins.api.commands import (
     OUTPUT,
     OUTPUT_FOLDER,
     OUTPUT_PATH,
+    new_place,
     progress_bars,
 )
 
@@ -24,7 +25,7 @@ def criteo() -> None:
 
 @criteo.command()
 @click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("target", metavar="DST", type=OUTPUT_PATH)
+@click.argument("target", metavar="DST", type=OUTPUT_PATH, callback=new_place)
 @click.option(
     "--bad-lines",
     type=click.Choice(["error", "skip"]),

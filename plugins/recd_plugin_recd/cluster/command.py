@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import OUTPUT_FOLDER, progress_bars
+from recd_plugins.api.commands import OUTPUT_FOLDER, new_place, progress_bars
 from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _refuse_what_is_about_writing() -> None:
 
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
-@click.argument("target", type=OUTPUT_FOLDER, metavar="DST", required=False)
+@click.argument("target", type=OUTPUT_FOLDER, metavar="DST", required=False, callback=new_place)
 @command_options.session
 @command_options.timestamp
 @click.option(

@@ -142,6 +142,14 @@ CHECKPOINT = click.option(
 )
 
 
+def new_place(_: click.Context, __: click.Parameter, value: Path | None) -> Path | None:
+    """Refuse `.` and `..`, where what is made could not get its name: a callback of click."""
+    if value is not None and value.name in ("", ".."):
+        like = value / "table"
+        raise click.BadParameter(f"{value} is no name for something new; write one, as {like}")
+    return value
+
+
 def _not_under_torchrun(_: click.Context, __: click.Parameter, value: int | None) -> int | None:
     from recd_plugins.distributed.launch import torchrun_rank
 
