@@ -189,9 +189,12 @@ def check_output(output: Path, force: bool) -> None:
     if output.exists() and not force:
         raise RecdError(f"{output} exists already; name another file, or replace it with --force")
     for name, value in click.get_current_context().params.items():
-        is_path = isinstance(value, Path) and value is not output
-        if is_path and output.exists() and value.exists() and value.samefile(output):
-            raise RecdError(f"{output} is the {name} too; name another file")
+        several = isinstance(value, tuple)
+        for path in value if several else (value,):
+            is_path = isinstance(path, Path) and path is not output
+            if is_path and output.exists() and path.exists() and path.samefile(output):
+                among = "one of the" if several else "the"
+                raise RecdError(f"{output} is {among} {name} too; name another file")
 
 
 def check_apart(output: Path, registry: Registry, *made_from: Path) -> None:
