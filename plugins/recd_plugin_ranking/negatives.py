@@ -239,8 +239,9 @@ class NegativesReader(Reader):
                 "ranking.negatives, or start anew"
             )
         inner = state["inner"]
-        if "log" not in inner["data"] and "log" in (own := self._inner.state_dict()["data"]):
+        if isinstance(self._expand, RequestRows) and "log" not in inner["data"]:
             # Of a version that did not note it.
-            inner = {**inner, "data": {**inner["data"], "log": own["log"]}}
+            log = self._inner.state_dict()["data"]["log"]
+            inner = {**inner, "data": {**inner["data"], "log": log}}
         self._inner.load_state_dict(inner)
         self._epoch = state["epoch"]

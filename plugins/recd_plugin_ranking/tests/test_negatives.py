@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from recd_plugin_ranking.negatives import Negatives
 from recd_plugin_ranking.tests.click_cases import clicks
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.errors import DataError, SetupError
-from recd_plugins.interfaces import Dataset, Reader
+from recd_plugins.interfaces import Dataset, DatasetWrapper, Reader, Rows
 from recd_plugins.testing.contracts import DatasetContract
 
 
@@ -212,3 +213,43 @@ def test_in_request_remembers_whose_rows_it_read(tmp_path):
     reader("log.parquet", 1).load_state_dict(earlier)
     with pytest.raises(DataError, match=r"other data than positive rows.*: log was"):
         reader("log.parquet", 2).load_state_dict(state)
+
+
+class Counts(Reader):
+    """Another reader, whose state is in words of its own."""
+
+    def __init__(self, inner: Reader) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __iter__(self) -> Iterator[Rows]:
+        return iter(self.inner)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"counted": self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state["counted"])
+
+
+class Counted(DatasetWrapper):
+    """Hand out what the inner dataset does."""
+
+    name = "test.counted"
+
+    def reader(self, **options: Any) -> Reader:
+        return Counts(self.inner.reader(**options))
+
+
+def test_it_goes_on_over_a_reader_whose_state_is_of_any_shape(path):
+    inner = SessionParquet(SessionParquet.Options(path=path))
+    counted = Counted(Counted.Options()).over(inner, None)  # type: ignore[arg-type]
+    whole, first, resumed = (
+        around(counted).reader(rank=0, world_size=1, batch_size=15, split="train") for _ in range(3)
+    )
+    next(iter(first))
+    resumed.load_state_dict(first.state_dict())
+    expected = [rows.data for rows in whole]
+    assert [rows.data for rows in resumed] == expected[1:]
