@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -132,15 +133,32 @@ def test_a_folder_that_another_run_writes(folder: Path) -> None:
     assert being_written.exists()
 
 
+def changed_progress(folder: Path, **fields: object) -> dict[str, Any]:
+    """What the newest checkpoint says of its run, with other values in some fields."""
+    path = folder / "checkpoints" / "step-000000004" / "progress.json"
+    progress = json.loads(path.read_text(encoding="utf-8")) | fields
+    path.write_text(json.dumps(progress), encoding="utf-8")
+    reseal(path.parent)
+    return progress
+
+
 def test_a_position_that_is_none_of_the_data(folder: Path) -> None:
-    newest = folder / "checkpoints" / "step-000000004"
-    progress = json.loads((newest / "progress.json").read_text(encoding="utf-8"))
-    progress["reader"]["history"] = "none"
-    (newest / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
-    reseal(newest)
+    reader = changed_progress(folder)["reader"]
+    changed_progress(folder, reader={**reader, "history": "none"})
     refused = recd(folder, "--resume")
     assert refused.exit_code == 1
     assert "reader of progress.json, step 4: is no position of this data" in refused.stderr
+
+
+def test_what_a_trainer_without_curves_saved_goes_on(folder: Path) -> None:
+    progress = changed_progress(folder, losses=[])
+    assert recd(folder, "--resume", "--steps", "6", "--json", str(folder / "r.json")).exit_code == 0
+    losses = json.loads((folder / "r.json").read_text(encoding="utf-8"))["losses"]
+    assert losses[:4] == [None] * 4
+    assert all(isinstance(loss, float) for loss in losses[4:])
+    assert len(losses) == 6
+    saved = folder / "checkpoints" / "step-000000006" / "progress.json"
+    assert json.loads(saved.read_text(encoding="utf-8"))["losses"] == progress["losses"] == []
 
 
 def test_figures_are_printed_where_their_file_cannot_be(

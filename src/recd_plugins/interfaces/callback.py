@@ -152,7 +152,8 @@ class RunEnd:
     Attributes:
         rank: of this process.
         step: optimizer steps done.
-        losses: by step, the mean over ranks, those before a checkpoint too.
+        losses: by step, the mean over ranks, those before a checkpoint too; NaN where nobody kept
+            them.
     """
 
     rank: int

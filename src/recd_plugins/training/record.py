@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ class Record:
         every: steps between them.
 
     Attributes:
-        losses: the mean over ranks of each step that was looked at.
+        losses: the mean over ranks of each step that was looked at; NaN before a checkpoint of a
+            trainer that kept none.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Record:
         self._every = every
         self._saved_step = start.step
         self._pending: list[Tensor] = []
-        self.losses = list(start.losses)
+        self.losses = list(start.losses) or [math.nan] * start.step
 
     def add(self, loss: Tensor) -> None:
         """The loss of a step; the last ones are looked at now and then."""
@@ -103,11 +105,12 @@ class Record:
             return
         self.look()
         curve = None if self._validation is None else self._validation.curve
+        losses = [] if self.losses and math.isnan(self.losses[0]) else self.losses
         with activity.doing("saving a checkpoint", long=True):
             self._finite.check_state(self._dmp, self._optimizer, progress.step)
             check_positions(self._reads, progress)
             states = self._callbacks.states()
             self._checkpoints.save(
-                self._dmp, self._optimizer, progress.with_states(self.losses, states, curve)
+                self._dmp, self._optimizer, progress.with_states(losses, states, curve)
             )
         self._saved_step = progress.step

@@ -28,7 +28,8 @@ class Result:
             empty for a run too short to tell.
         ids_looked_up: ids that enter embedding lookups in one step, on all ranks; likewise None.
         peak_memory_bytes: while training, of the rank that needs most.
-        losses: by step, the mean over ranks, from the run's first step, resumed or not.
+        losses: by step, the mean over ranks, from the run's first step, resumed or not; NaN where
+            the trainer that it goes on from kept none.
         train: quality of what training steps predicted before they learned from their samples, of
             the newest ones since the run was started or resumed; earlier epochs may have trained on
             them. None where it was resumed at its end.
