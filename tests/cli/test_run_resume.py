@@ -150,15 +150,19 @@ def test_a_position_that_is_none_of_the_data(folder: Path) -> None:
     assert "reader of progress.json, step 4: is no position of this data" in refused.stderr
 
 
-def test_what_a_trainer_without_curves_saved_goes_on(folder: Path) -> None:
-    progress = changed_progress(folder, losses=[])
-    assert recd(folder, "--resume", "--steps", "6", "--json", str(folder / "r.json")).exit_code == 0
+def test_unknown_losses_stay_so_and_the_best_stays_where_nobody_validates(folder: Path) -> None:
+    best = {"metric": "auc", "mode": "max", "steps": [2, 4], "values": [0.9, 0.8]}
+    progress = changed_progress(folder, losses=[], validation=best)
+    assert recd(folder, "--resume", "--steps", "7", "--json", str(folder / "r.json")).exit_code == 0
     losses = json.loads((folder / "r.json").read_text(encoding="utf-8"))["losses"]
     assert losses[:4] == [None] * 4
     assert all(isinstance(loss, float) for loss in losses[4:])
-    assert len(losses) == 6
-    saved = folder / "checkpoints" / "step-000000006" / "progress.json"
-    assert json.loads(saved.read_text(encoding="utf-8"))["losses"] == progress["losses"] == []
+    assert len(losses) == 7
+    kept = sorted((folder / "checkpoints").glob("step-*"))
+    assert [path.name[-1] for path in kept] == ["2", "6", "7"]
+    saved = json.loads((kept[-1] / "progress.json").read_text(encoding="utf-8"))
+    assert saved["losses"] == progress["losses"] == []
+    assert saved["validation"] == best
 
 
 def test_figures_are_printed_where_their_file_cannot_be(

@@ -58,6 +58,17 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert Validation(spec(metric="auc"), validation.curve).curve.values == []
 
 
+def test_a_curve_by_another_figure_is_left_behind_and_said() -> None:
+    before = ValidationCurve("auc", "max", [2, 4], [0.9, 0.8])
+    assert Validation(spec(metric="auc"), before).curve is before
+    other = Validation(spec(), before)
+    assert other.curve == ValidationCurve("normalized_entropy", "min")
+    assert "the best checkpoint by auc, of step 2, goes when newer ones come" in other.left
+    nothing = ValidationCurve("auc", "max"), None
+    assert [Validation(spec(), curve).left for curve in nothing] == ["", ""]
+    assert Validation(spec(metric="auc"), before).left == ""
+
+
 def test_a_line_of_figures() -> None:
     validation = Validation(spec(metric="gauc", mode="max"))
     validation.add(2, measured(0.9, 0.75))

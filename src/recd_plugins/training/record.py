@@ -59,6 +59,8 @@ class Record:
         self._callbacks = callbacks
         self._interrupts = interrupts
         self._validation = validation
+        # Goes along where nobody validates now, so that the best checkpoint stays.
+        self._curve = start.validation
         self._checkpoints = checkpoints
         self._every = every
         self._saved_step = start.step
@@ -104,7 +106,7 @@ class Record:
         if self._checkpoints is None or progress.step == self._saved_step:
             return
         self.look()
-        curve = None if self._validation is None else self._validation.curve
+        curve = self._curve if self._validation is None else self._validation.curve
         losses = [] if self.losses and math.isnan(self.losses[0]) else self.losses
         with activity.doing("saving a checkpoint", long=True):
             self._finite.check_state(self._dmp, self._optimizer, progress.step)

@@ -177,6 +177,8 @@ class _Run:
         if not self._own or spec is None:
             return None
         validation = Validation(spec, self._progress.validation)
+        if validation.left:
+            self._say(validation.left)
         if validation.stops:
             self._say(f"{validation.report()}: there is nothing to train")
         return validation

@@ -93,13 +93,23 @@ class Validation:
 
     Attributes:
         curve: so far.
+        left: words on a curve that is left behind; none where none is.
     """
 
     def __init__(self, spec: ValidationSpec, before: ValidationCurve | None = None) -> None:
         self._spec = spec
         self.curve = ValidationCurve(spec.metric, spec.best)
-        if before is not None and (before.metric, before.mode) == (spec.metric, spec.best):
+        self.left = ""
+        if before is None:
+            return
+        if (before.metric, before.mode) == (spec.metric, spec.best):
             self.curve = before
+        elif before.best_step is not None:
+            self.left = (
+                f"validations by {before.metric} are left behind, as training.validation goes by "
+                f"{spec.metric} now: the best checkpoint by {before.metric}, of step "
+                f"{before.best_step}, goes when newer ones come; copy it to keep it"
+            )
 
     def due(self, step: int) -> bool:
         """Whether it is time after this step, and not done."""
