@@ -29,6 +29,6 @@ SCORES = (
 )
 #: What it may change with ``--allow``: the state fits, and what is learnt from there is another.
 ALLOWABLE = (
-    *("training.learning_rate", "training.dense_learning_rate", "training.eps", "training.seed"),
+    *("training.learning_rate", "training.dense_learning_rate", "training.eps"),
     *("training.schedule", "training.wire", "converter", "preprocessing", "model.bag_pooling"),
 )
