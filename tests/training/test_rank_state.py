@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.training.checkpoint_cases import Trainer
 
 from recd_plugins.errors import PluginError
 from recd_plugins.generators import GeneratorState, seed_generators
 from recd_plugins.interfaces import Plugin
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.progress import Progress
 from recd_plugins.training.rank_state import (
@@ -51,6 +54,24 @@ def test_generators_go_on_where_they_were() -> None:
     del state["generator torch"]
     with pytest.raises(DamagedError, match=r"ranks\.npz: has no state of generators \('torch'\)"):
         put_back_generators(state)
+
+
+def loaded(rank: int, world_size: int, folder: Path) -> tuple[list[Any], list[Any]]:
+    """A rank's own buffer and draws after a checkpoint, and after a new trainer has loaded it."""
+    trainer, again = Trainer(world_size), Trainer(world_size)
+    trainer.dmp.module.register_buffer("seen", torch.tensor(rank + 0.5))
+    again.dmp.module.register_buffer("seen", torch.tensor(0.0))
+    seed_generators(rank)
+    Checkpoints(folder, keep=1).save(trainer.dmp, trainer.optimizer, Progress(1))
+    expected = draws()
+    Checkpoints(folder, keep=1).load(again.dmp, again.optimizer)
+    return [rank + 0.5, expected], [again.dmp.module.seen.item(), draws()]
+
+
+def test_a_trainer_that_loads_a_checkpoint_goes_on_with_what_each_rank_had(tmp_path: Path) -> None:
+    (one, one_loaded), (other, other_loaded) = run_on_ranks(loaded, 2, tmp_path)
+    assert (one_loaded, other_loaded) == (one, other)
+    assert one != other
 
 
 def check_position(rank: int, world_size: int, readers: list[Any]) -> None:

@@ -71,6 +71,7 @@ from recd_plugins.training.identity import check_resumable, identity_text
 from recd_plugins.training.rank_state import (
     buffers_of_rank_0,
     of_all_ranks,
+    put_back,
     rank_state,
     read_rank_state,
 )
@@ -183,8 +184,9 @@ class Checkpoints:
         """Load the newest whole checkpoint into model and optimizer; without any, the first step.
 
         A collective call. The number of ranks and the plan may differ from those of the run that
-        saved the checkpoint. One that is damaged is named on stderr and set aside, and the one
-        before it is taken.
+        saved the checkpoint. On as many ranks as that had, generators of random numbers go on where
+        each rank's were, and buffers are those that it had. One that is damaged is named on stderr
+        and set aside, and the one before it is taken.
 
         Raises:
             RecdError: the checkpoint does not fit the model or is of another run, or none is whole,
@@ -278,6 +280,8 @@ class Checkpoints:
                 f"{path}: cannot be loaded into this model and optimizer ({reason}); {advice}, or "
                 "remove this checkpoint to go on from the one before"
             ) from error
+        if not scores:
+            together(lambda: put_back(dmp, read_rank_state(path)))
         return progress
 
     def _differences(self, path: Path) -> list[str]:

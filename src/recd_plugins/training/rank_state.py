@@ -102,12 +102,13 @@ def check_positions(plugin: Plugin, progress: Progress) -> None:
             )
 
 
-def put_back_buffers(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> None:
-    """Have buffers be what this rank's were.
+def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> None:
+    """Have buffers be what this rank's were, and generators be where they were.
 
     Raises:
-        DamagedError: ``state`` has one that the model does not have so.
+        DamagedError: ``state`` has a buffer that the model does not have so, or no generators.
     """
+    put_back_generators(state)
     buffers = dict(_dense_buffers(dmp.module))
     for name, array in state.items():
         if not name.startswith(_BUFFER):

@@ -40,11 +40,7 @@ from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.measurement import Measurement
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.progress_bar import ProgressLine, progress_bar
-from recd_plugins.training.rank_state import (
-    buffers_of_rank_0,
-    put_back_buffers,
-    put_back_generators,
-)
+from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
 from recd_plugins.training.record import Record
 from recd_plugins.training.result import Result
 from recd_plugins.training.stall_report import StallReport
@@ -121,7 +117,6 @@ class _Run:
         if checkpoints is not None:
             self._progress = checkpoints.load(parts.dmp, parts.optimizer)
             self._rank_state = checkpoints.rank_state(self._progress.step)
-            put_back_buffers(parts.dmp, self._rank_state)
         self._first_step = self._progress.step
         activity.start(self._first_step)
         self._say_what_is_trained()
