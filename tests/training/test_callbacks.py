@@ -173,6 +173,10 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == (
         "the state of test.gone is left behind: no entry uses it now\n"
     )
+    earlier = {"test.notes": [{}], "test.notes#2": [{}]}  # by place, of an earlier version
+    callbacks(notes := called(Notes)).start(Progress(3, callbacks=earlier), 5, TABLES)
+    assert "the state of test.notes is left behind" in capsys.readouterr().err
+    assert len(notes.entry.plugin.seen) == 1
     with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, and the ch"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 
@@ -211,7 +215,7 @@ def test_states_of_all_ranks() -> None:
 
 
 PLUGINS = '''
-from recd_plugins.api import Callback, Kind, Sharding, hookimpl
+from recd_plugins.api import Callback, Kind, PluginOptions, Sharding, hookimpl
 
 class Watch(Callback):
     """Watch tables."""
@@ -224,6 +228,10 @@ class Both(Sharding, Callback):
 class Look(Callback):
     """Look on."""
     name = "acme.look"
+    class Options(PluginOptions):
+        place: str = ""
+    def load_state_dict(self, states):
+        self.states = states
 
 @hookimpl
 def register_kinds():
@@ -253,14 +261,55 @@ def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> No
     registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
     tables = [Table(name, (name,), 9, 4, pooled=True) for name in ("t_user", "t_item")]
     found = callbacks_of(registry, tables)
-    assert [(each.key, each.entry.field, each.claimed) for each in found] == [
+    assert [(each.entry.plugin.name, each.entry.field, each.claimed) for each in found] == [
         ("acme.both", "sharding[0]", ("t_item",)),
         ("acme.look", "callbacks[0]", ()),
-        ("acme.look#2", "callbacks[2]", ()),
+        ("acme.look", "callbacks[2]", ()),
         ("acme.watch", "watch[0]", ("t_user", "t_item")),
     ]
+    assert len({each.key for each in found}) == 4
     assert isinstance(found[0].entry.plugin, Sharding)
     (tmp_path / "r.yaml").write_text(REGISTRY.replace("t_*", "t_nobody"))
     registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
     with pytest.raises(RegistryError, match=r"r.yaml:9 watch\[0\].tables: t_nobody matches no tab"):
         callbacks_of(registry, tables)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "taken", "left"),
+    [
+        ("ab", "ba", {"b": "b", "a": "a"}, False),
+        ("ab", "b", {"b": "b"}, True),
+        ("a", "ba", {}, True),  # nobody knows whose it was
+        ("ab", "ac", {"a": "a"}, True),
+        ("a", "b", {"b": "a"}, False),  # the one that there is was given other options
+        ("aa", "aa", {"a": "a"}, False),
+    ],
+)
+def test_an_entry_goes_on_from_the_state_of_its_options(
+    before: str,
+    now: str,
+    taken: dict[str, str],
+    left: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+
+    def called_of(places: str) -> list[Called]:
+        looks = [f"{{use: acme.look, options: {{place: {place}}}}}" for place in places]
+        (tmp_path / "r.yaml").write_text(
+            "version: 1\ndataset: {use: dlrm.random, options: {rows: 4, sparse: {user: 9}}}\n"
+            f"converter: {{use: recd.kjt}}\ncallbacks: [{', '.join(looks)}]\n"
+        )
+        registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
+        return callbacks_of(registry, TABLES)
+
+    saved = {each.key: [{"of": at}] for each, at in zip(called_of(before), before, strict=True)}
+    found = called_of(now)
+    callbacks(*found).start(Progress(3, callbacks=saved), 5, TABLES)
+    plugins: Any = {at: each.entry.plugin for each, at in zip(found, now, strict=True)}
+    got = {at: each.states[0]["of"] for at, each in plugins.items() if hasattr(each, "states")}
+    assert got == taken
+    assert ("the state of acme.look is left behind" in capsys.readouterr().err) == left

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Called:
 
     Attributes:
         entry: of the registry file.
-        key: of its state in a checkpoint: its name, and of entries with that name which it is.
+        key: of its state in a checkpoint: its name, or what tells it from others of that name.
         claimed: names of features or tables that the entry is for.
     """
 
@@ -59,18 +60,29 @@ def callbacks_of(registry: Registry, tables: Iterable[Table]) -> list[Called]:
         "feature": (*schema.sparse, *schema.dense),
         "table": tuple(table.name for table in tables),
     }
-    found: list[Called] = []
+    found: list[tuple[Entry[Callback], tuple[str, ...]]] = []
     for kind in registry.kinds.values():
         matched = names[kind.claimed] if kind.claimed else ()
         if kind.claimed and kind.name in registry.further:
             registry.claim(kind.name, matched)  # for its errors; nobody else may ask
         for entry in registry.entries(kind.name):
             if isinstance(entry.plugin, Callback):
-                name = entry.plugin.name
-                before = sum(each.entry.plugin.name == name for each in found)
-                key = f"{name}#{before + 1}" if before else name
-                found.append(Called(entry, key, tuple(filter(entry.matches, matched))))
-    return found
+                found.append((entry, tuple(filter(entry.matches, matched))))
+    count = Counter(entry.plugin.name for entry, _ in found)
+    called: dict[str, Called] = {}
+    for entry, claimed in found:
+        key = entry.plugin.name if count[entry.plugin.name] == 1 else _key_of_several(entry)
+        while key in called:  # one that is equal
+            key += "'"
+        called[key] = Called(entry, key, claimed)
+    return list(called.values())
+
+
+def _key_of_several(entry: Entry[Callback]) -> str:
+    """By options, not by place: entries may come and go before a run goes on from a checkpoint."""
+    options = entry.plugin.options.model_dump(mode="json")
+    said = json.dumps([options, entry.patterns], sort_keys=True)
+    return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
 class Callbacks:
@@ -110,6 +122,9 @@ class Callbacks:
 
         On rank 0, says which of them no callback takes.
         """
+        gone = set(progress.callbacks)
+        # Without those of an earlier version that counted several of one name.
+        saved = {key: of for key, of in progress.callbacks.items() if f"{key}#2" not in gone}
         for each in self._called:
             start = RunStart(
                 rank=self._rank,
@@ -123,11 +138,14 @@ class Callbacks:
                 settings=self._settings,
             )
             self._call(each, "on_start", start)
-            if (states := progress.callbacks.get(each.key)) is not None:
-                self._call(each, "load_state_dict", states)
-        gone = progress.callbacks.keys() - {each.key for each in self._called}
+            # One that is alone now may have been one of several.
+            for key in (each.key, _key_of_several(each.entry)):
+                if (states := saved.get(key)) is not None:
+                    gone.discard(key)
+                    self._call(each, "load_state_dict", states)
+                    break
         if gone and self._rank == 0:
-            names = ", ".join(sorted(gone))
+            names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
             click.echo(f"the state of {names} is left behind: no entry uses it now", err=True)
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
