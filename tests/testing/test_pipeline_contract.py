@@ -31,6 +31,7 @@ class TestLoop(PipelineContract):
     ("fault", "test"),
     [
         ("adds_up_gradients", "test_trains_as_a_plain_loop"),
+        ("zeroes_late", "test_trains_as_a_plain_loop"),
         ("is_one_behind", "test_trains_as_a_plain_loop"),
         ("is_stale", "test_trains_as_a_plain_loop"),
         ("skips", "test_trains_every_batch_of_a_short_iterator"),

@@ -20,9 +20,10 @@ class TrainPipeline(Protocol):
     def progress(self, dataloader_iter: Iterator[Any], /) -> Any:
         """One step: ``zero_grad``, forward, backward, ``optimizer.step``.
 
-        Where ``model.training`` is false, the forward pass alone. Batches are trained in the order
-        of the iterator, each with the weights that the step before left; some may be taken ahead.
-        Another iterator may come when one has ended.
+        ``zero_grad`` is called in the same call, before the backward pass: there tables take the
+        learning rate of the step. Where ``model.training`` is false, the forward pass alone.
+        Batches are trained in the order of the iterator, each with the weights that the step before
+        left; some may be taken ahead. Another iterator may come when one has ended.
 
         Returns:
             What the model returned besides its loss, of the batch that was trained.

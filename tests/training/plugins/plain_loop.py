@@ -58,13 +58,15 @@ class PlainLoop:
             next(batches, None)
         if self.fault == "breaks":
             raise ValueError("no batch")
-        if self.fault != "adds_up_gradients":
+        if self.fault not in ("adds_up_gradients", "zeroes_late"):
             self.optimizer.zero_grad()
         loss, output = self.model(batch.to(self.device))
         if self.model.training or self.fault == "always_trains":
             loss.backward()
             if self.fault != "trains_nothing":
                 self.optimizer.step()
+            if self.fault == "zeroes_late":
+                self.optimizer.zero_grad()
             if self.fault == "steps_twice":
                 self.optimizer.step()
         if self.fault == "trains_twice":

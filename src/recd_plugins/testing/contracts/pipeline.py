@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -21,10 +23,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.pipeline import pipeline_of
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Pipeline, TrainPipeline
+from recd_plugins.planning.machines import default_topology
 from recd_plugins.plugin_modules import load_file, modules_of_files
 from recd_plugins.registry import TrainingSpec
+from recd_plugins.registry.training_spec import ScheduleSpec
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.values.model_input import ModelInput
 
@@ -35,7 +40,8 @@ _Splits = Sequence[tuple[int, bool]]
 class PipelineContract(PluginContract):
     """Tests of a train pipeline: override the fixture ``plugin``.
 
-    A model is trained by it on two ranks, on CPU, and by a plain loop.
+    A model is trained by it on two ranks, on CPU, and by a plain loop; learning rates fall step by
+    step.
     """
 
     def test_trains_as_a_plain_loop(self, plugin: Pipeline) -> None:
@@ -78,28 +84,37 @@ def _train(
     plugin: Pipeline | None = pickle.loads(pickled)
     device, training = torch.device("cpu"), TrainingSpec(learning_rate=0.5)
     torch.manual_seed(0)
+    model, sharders = _Model(), stock_sharders(training)
+    # Ids of one travel, and it learns in the backward pass; the other may be on every rank.
+    travels = {"t_user": ParameterConstraints(sharding_types=["table_wise"])}
+    planner = EmbeddingShardingPlanner(topology=default_topology(2), constraints=travels)
     dmp = DistributedModelParallel(
-        _Model(),
+        model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=device,
-        sharders=stock_sharders(training),
+        plan=planner.collective_plan(model, sharders, dist.group.WORLD),
+        sharders=sharders,
     )
     optimizer = build_optimizer(dmp, training)
     pipeline: TrainPipeline = _Loop(dmp, optimizer)
     if plugin is not None:
         pipeline = pipeline_of(plugin, dmp, optimizer, device)
-    outputs = []
+    rates = LearningRates(optimizer, ScheduleSpec(decay="linear", steps=20))
+    outputs: list[list[tuple[Tensor, ...]]] = []
     for number, (batches, trained) in enumerate(splits):
         dmp.train(trained)
         with torch.set_grad_enabled(trained):
-            outputs.append(list(_outputs(pipeline, _batches(rank, number, batches))))
+            done = sum(map(len, outputs))
+            of_split = _outputs(pipeline, _batches(rank, number, batches), rates, done)
+            outputs.append(list(of_split))
     return outputs, {name: _local(value) for name, value in dmp.state_dict().items()}
 
 
 def _outputs(
-    pipeline: TrainPipeline, batches: Iterator[ModelInput]
+    pipeline: TrainPipeline, batches: Iterator[ModelInput], rates: LearningRates, done: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    while True:
+    for step in count(done):
+        rates.set(step)
         try:
             output = pipeline.progress(batches)
         except StopIteration:
