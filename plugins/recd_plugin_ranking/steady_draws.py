@@ -1,18 +1,19 @@
-"""Random draws that come from a count of steps: a run that is resumed draws what it would have."""
+"""Random draws by seed and step: a run that is resumed draws what it would have."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-# An odd number, so that streams of steps lie far apart.
-_STRIDE = 0x4F1BBCDCBFA53E0B
+# Odd numbers, so that streams of steps, and the steps of seeds, lie far apart.
+_STRIDE, _SEED_STRIDE = 0x4F1BBCDCBFA53E0B, 0x1E3779B97F4A7C15
 
 
 class SteadyDraws(nn.Module):
     """Generators of one place of a model, another one at each step.
 
-    The step is a buffer, so that checkpoints have it. Every rank draws the same.
+    The step is a buffer, so that checkpoints have it. It counts from a number of torch's seed, by
+    which the model is made. Every rank draws the same.
 
     Args:
         stream: a number of this place.
@@ -22,7 +23,8 @@ class SteadyDraws(nn.Module):
         super().__init__()
         self._stream = stream
         self.step: Tensor
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        first = torch.initial_seed() * _SEED_STRIDE % (1 << 62)
+        self.register_buffer("step", torch.tensor(first, dtype=torch.int64))
 
     def next(self, device: torch.device) -> torch.Generator:
         """The generator of the step that follows; evaluation does not count."""

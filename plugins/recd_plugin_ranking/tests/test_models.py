@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from recd_plugin_ranking.sasrec import SasRec
 from recd_plugin_ranking.softmax import Candidates, log_of_presence, losses_among, shares
-from recd_plugin_ranking.steady_draws import SteadyDropout
+from recd_plugin_ranking.steady_draws import SteadyDraws, SteadyDropout
 from recd_plugin_ranking.two_tower import TwoTower
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import ModelFeatures
@@ -107,6 +107,18 @@ def test_dropout_draws_by_the_step_that_is_saved():
     resumed.load_state_dict(again.state_dict())
     assert torch.equal(resumed(ones), masks[1])
     assert torch.equal(first.eval()(ones), ones)
+
+
+def test_the_seed_that_a_model_is_made_by_tells_what_it_draws():
+    def draws(seed: int) -> list[list[float]]:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            made = SteadyDraws(1)
+        return [torch.rand(4, generator=made.next(torch.device("cpu"))).tolist() for _ in range(9)]
+
+    seeds = (0, 1, 2, (1 << 63) - 1)
+    assert len({str(each) for seed in seeds for each in draws(seed)}) == 9 * len(seeds)
+    assert draws(1) == draws(1)
 
 
 def test_a_history_sees_nothing_behind_a_place():
