@@ -4,11 +4,18 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.distributed import other_module_cases as cases
 from tests.planning.test_planner import prepared, registry
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
 from torchrec.distributed.itep_embeddingbag import ITEPEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
@@ -123,6 +130,40 @@ def test_sharders_of_a_trainer_go_before_torchrecs() -> None:
     # Inside it is exact, as deduplicated batches need.
     assert type(found._ebc_sharder) is ExactEmbeddingBagCollectionSharder
     assert type(mine._ebc_sharder) is EmbeddingBagCollectionSharder
+
+
+def test_torchrecs_sharders_in_base_take_what_was_said() -> None:
+    ready, said = prepared(registry(wire="fp16")), {"learning_rate": 0.5}
+    without_base = {each.module_type: each for each in build_sharders(ready, fused_params=said)}
+    for sharder in build_sharders(ready, get_default_sharders(), fused_params=said):
+        if DECIDED[name_of(sharder.module_type)]:
+            for found, expected in zip(
+                inside_of(sharder), inside_of(without_base[sharder.module_type]), strict=True
+            ):
+                assert type(found) is type(expected)
+                assert found.fused_params == expected.fused_params
+                assert found.qcomm_codecs_registry.keys() == expected.qcomm_codecs_registry.keys()
+
+
+def inside_of(sharder: Any) -> list[Any]:
+    """A sharder, and the one of what is inside."""
+    names = ("_ebc_sharder", "_e_sharder", "_embedding_collection_sharder")
+    return [sharder, *(getattr(sharder, name) for name in names if hasattr(sharder, name))]
+
+
+def test_an_optimizer_inside_and_one_of_the_file_are_refused() -> None:
+    mine = FeatureProcessedEmbeddingBagCollectionSharder(
+        EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD})
+    )
+    with pytest.raises(SetupError, match="optimizer: sgd, and the trainer's fused_params name"):
+        build_sharders(prepared(registry()), [mine], defaults={"learning_rate": 0.1})
+
+
+def test_codecs_inside_and_those_of_the_file_are_refused() -> None:
+    codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))
+    mine = FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs)
+    with pytest.raises(SetupError, match=r"training.wire is fp16, and the sharders have a qcomm_"):
+        build_sharders(prepared(registry(wire="fp16")), [mine])
 
 
 def test_processors_that_may_see_more_than_a_row_get_all_rows() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -63,24 +63,39 @@ class Lent:
                 f"the {stock.__name__} in base has a sharded_module_order_overwrite, which cannot "
                 "be joined with the exact sharder: leave it away"
             )
-        lent: dict[str, Any] = {
-            "fused_params": sharder.fused_params,
-            "qcomm_codecs_registry": sharder.qcomm_codecs_registry,
-        }
-        said: dict[str, Any] = {
+        lent = cls.of(sharder)
+        said = {
             "fused_params": fused_params,
             "qcomm_codecs_registry": qcomm_codecs_registry,
         }
         for name, value in said.items():
-            if value and lent[name]:
+            if value and getattr(lent, name):
                 raise SetupError(
                     f"{name} is an argument of sharders() and of the {stock.__name__} in base: "
                     "leave one of the two away"
                 )
+        return lent.or_else(fused_params, qcomm_codecs_registry)
+
+    @classmethod
+    def of(cls, sharder: Any) -> Lent:
+        """The arguments of one of TorchRec's two sharders, or of one of its others."""
         return cls(
-            **{name: said[name] or value for name, value in lent.items()},
+            sharder.fused_params,
+            sharder.qcomm_codecs_registry,
             # Private, torchrec 1.6 to 1.9.
-            use_index_dedup=getattr(sharder, "_use_index_dedup", False),
+            getattr(sharder, "_use_index_dedup", False),
+        )
+
+    def or_else(
+        self,
+        fused_params: Mapping[str, Any] | None,
+        qcomm_codecs_registry: Codecs | None,
+    ) -> Lent:
+        """The same, with these where it has none."""
+        return replace(
+            self,
+            fused_params=self.fused_params or fused_params,
+            qcomm_codecs_registry=self.qcomm_codecs_registry or qcomm_codecs_registry,
         )
 
     def check_optimizer(self, registry: Registry, *, file_counts: bool) -> None:
@@ -115,3 +130,16 @@ class Lent:
         """
         chosen = self.fused_params or {}
         return dict(chosen) if "optimizer" in chosen else {**params, **chosen}
+
+
+def check_base(base: object) -> None:
+    """Refuse what is no list of sharders, before anything of it is changed."""
+    if not isinstance(base, Sequence):
+        raise SetupError(f"sharders takes a list of sharders as base, not {base!r:.80}")
+    for index, each in enumerate(base):
+        if isinstance(each, type):
+            raise SetupError(
+                f"base[{index}] is the class {each.__name__}: give an instance, {each.__name__}()"
+            )
+        if not isinstance(each, ModuleSharder):
+            raise SetupError(f"base[{index}] is {each!r:.80}, and no ModuleSharder")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,6 +62,7 @@ from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.feature_processors import keep_form, why_all_rows_processed
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.int8 import why_plain_codecs
+from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.managed_collision import (
     ExactManagedCollisionCollectionSharder,
     mend_managed_collision,
@@ -71,7 +72,6 @@ from recd_plugins.distributed.mean_pooling import mean_pooled
 from recd_plugins.distributed.plain_kernels import plain_updates, why_plain_kernels
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.distributed.wire import with_gradients
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
 
@@ -100,6 +100,7 @@ def other_sharders(
     base: Sequence[ModuleSharder[nn.Module]],
     bags: EmbeddingBagCollectionSharder,
     sequences: EmbeddingCollectionSharder,
+    with_said: Callable[[Lent], Lent],
 ) -> list[ModuleSharder[nn.Module]]:
     """TorchRec's default sharders but for its EmbeddingBagCollection and EmbeddingCollection.
 
@@ -111,6 +112,7 @@ def other_sharders(
         base: sharders that a trainer has; they go before TorchRec's of the same module type.
         bags: shards the EmbeddingBagCollection inside a module.
         sequences: shards the EmbeddingCollection inside a module.
+        with_said: adds to the arguments of one in ``base`` what was said apart from it.
     """
     codecs = bags.qcomm_codecs_registry
     around: list[ModuleSharder[nn.Module]] = [
@@ -123,42 +125,52 @@ def other_sharders(
     for sharder in default:
         if type(sharder).__name__ == "PECEmbeddingCollectionSharder":  # since TorchRec 1.9
             around.append(type(sharder)(sequences, qcomm_codecs_registry=codecs))
+    own = [_with_exact(sharder, bags, sequences, with_said) for sharder in base]
     by_type: dict[type[nn.Module], Any] = {
-        sharder.module_type: sharder for sharder in (*default, *around, *base)
+        sharder.module_type: sharder for sharder in (*default, *around, *own)
     }
     return [
-        _fitting(sharder, bags, sequences)
+        _fitting(sharder)
         for module_type, sharder in by_type.items()
         if module_type not in (EmbeddingBagCollection, EmbeddingCollection)
     ]
 
 
-def _fitting(
+def _with_exact(
     sharder: ModuleSharder[nn.Module],
     bags: EmbeddingBagCollectionSharder,
     sequences: EmbeddingCollectionSharder,
-) -> ModuleSharder[nn.Module]:
-    """A copy whose modules get batches of one form, and whose inner sharders are exact."""
-    fitting: Any = copy.copy(sharder)
-    # Private, torchrec 1.6 to 1.9: the sharders of what is inside.
+    with_said: Callable[[Lent], Lent],
+) -> Any:
+    """A copy of a trainer's sharder, with exact ones inside, and with what was said."""
+    found: Any = copy.copy(sharder)
+    # Private, torchrec 1.6 to 1.9: the sharders of what is inside, and the codecs.
     for name in ("_ebc_sharder", "_e_sharder"):
-        if hasattr(fitting, name):
-            setattr(fitting, name, _exact(getattr(fitting, name), bags, sequences))
+        inner = getattr(found, name, None)
+        if type(inner) not in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
+            continue
+        lent = with_said(Lent.of(inner))
+        params, codecs = dict(lent.fused_params or {}), lent.qcomm_codecs_registry
+        exact: Any = (
+            type(bags)(params, codecs)
+            if type(inner) is EmbeddingBagCollectionSharder
+            else type(sequences)(params, codecs, lent.use_index_dedup)
+        )
+        setattr(found, name, exact)
+        found._qcomm_codecs_registry = codecs
+    if type(found) is FusedEmbeddingBagCollectionSharder:  # its modules bring their optimizer
+        codecs = with_said(Lent(None, found.qcomm_codecs_registry)).qcomm_codecs_registry
+        found._qcomm_codecs_registry = codecs
+    return found
+
+
+def _fitting(sharder: ModuleSharder[nn.Module]) -> ModuleSharder[nn.Module]:
+    """A copy whose modules get batches of one form."""
+    fitting: Any = copy.copy(sharder)
     if type(getattr(fitting, "_mc_sharder", None)) is ManagedCollisionCollectionSharder:
         fitting._mc_sharder = ExactManagedCollisionCollectionSharder()
     fitting.shard = partial(_shard, copy.copy(fitting))
     return fitting
-
-
-def _exact(
-    inner: Any, bags: EmbeddingBagCollectionSharder, sequences: EmbeddingCollectionSharder
-) -> Any:
-    if type(inner) is EmbeddingBagCollectionSharder:
-        return type(bags)(inner.fused_params, with_gradients(inner.qcomm_codecs_registry))
-    if type(inner) is EmbeddingCollectionSharder:
-        codecs = with_gradients(inner.qcomm_codecs_registry)
-        return type(sequences)(inner.fused_params, codecs, inner._use_index_dedup)
-    return inner
 
 
 def _shard(

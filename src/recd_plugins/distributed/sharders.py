@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,7 @@ from recd_plugins.distributed.entry_constraints import (
     entry_constraints,
 )
 from recd_plugins.distributed.int8 import ADDED_ON_THE_WAY, check_chosen, check_int8, int8_of
-from recd_plugins.distributed.lent import Lent
+from recd_plugins.distributed.lent import Lent, check_base
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
 from recd_plugins.distributed.rank_agreement import entries_named
@@ -238,7 +239,7 @@ def build_sharders(
     ``Prepared.sharders`` describes the arguments and errors.
     ``defaults`` are FBGEMM's parameters in place of those of ``training:``.
     """
-    _check_sharders(base)
+    check_base(base)
     of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
     registry, kernels = prepared.registry, prepared.lookup_kernels
@@ -266,12 +267,20 @@ def build_sharders(
         asked=asked,
         entries=entries,
     )
+    params_said = Lent(fused_params, qcomm_codecs_registry).over(of_training)
+
+    def with_said(own: Lent) -> Lent:
+        own.check_optimizer(registry, file_counts=bool(defaults))
+        lent = own.or_else(params_said, qcomm_codecs_registry)
+        codecs = wire_codecs(registry.training, lent.qcomm_codecs_registry, prepared.tables)
+        return replace(lent, qcomm_codecs_registry=codecs)
+
     unique_bags = [t.name for t in prepared.tables if t.pooled and t.name in prepared.coalesced]
     check_chosen(prepared.chosen, unique_bags, bags.qcomm_codecs_registry)
     sharders: list[ModuleSharder[nn.Module]] = [
         bags,
         sequences,
-        *other_sharders(base, bags, sequences),
+        *other_sharders(base, bags, sequences, with_said),
     ]
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
@@ -383,16 +392,3 @@ def _check_parameters(
                 f"table {name} has the kernel quant, which cannot train; TorchRec's "
                 "row_wise((sizes, device)) chooses it: use row_wise() with even shards"
             )
-
-
-def _check_sharders(base: object) -> None:
-    """Refuse what is no list of sharders, before anything of it is changed."""
-    if not isinstance(base, Sequence):
-        raise SetupError(f"sharders takes a list of sharders as base, not {base!r:.80}")
-    for index, each in enumerate(base):
-        if isinstance(each, type):
-            raise SetupError(
-                f"base[{index}] is the class {each.__name__}: give an instance, {each.__name__}()"
-            )
-        if not isinstance(each, ModuleSharder):
-            raise SetupError(f"base[{index}] is {each!r:.80}, and no ModuleSharder")

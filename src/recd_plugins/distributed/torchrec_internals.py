@@ -121,6 +121,11 @@ INTERNALS = (
         "taking over what a trainer chose",
     ),
     Internal(
+        "torchrec.distributed.types:ModuleSharder",
+        ("_qcomm_codecs_registry",),
+        "taking over what a trainer chose",
+    ),
+    Internal(
         "torchrec.modules.fp_embedding_modules:FeatureProcessedEmbeddingBagCollection",
         ("_feature_processors", "_embedding_bag_collection"),
         "seeing what a feature processor cannot do",
