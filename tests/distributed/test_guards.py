@@ -10,10 +10,17 @@ import pytest
 import torch
 from tests.distributed import guard_cases as cases
 from torch import nn
-from torchrec.distributed.types import ShardingType
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingType,
+)
 
+from recd_plugins.distributed.batch_form import BatchForm
 from recd_plugins.distributed.guards import check_every_parameter_is_trained, guard
 from recd_plugins.distributed.launch import RankError
+from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -158,3 +165,11 @@ def test_sharding_types() -> None:
     assert {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value} <= set(bags)
     assert len(bags) == len(set(bags))
     assert ShardingType.ROW_WISE.value in ExactEmbeddingCollectionSharder().sharding_types("cpu")
+
+
+def test_a_plan_does_not_change_while_a_model_trains() -> None:
+    sharded = object.__new__(ExactShardedEmbeddingBagCollection)
+    vars(sharded).update(form=BatchForm("sparse"))
+    changed = EmbeddingModuleShardingPlan({"a": ParameterSharding("table_wise", "fused", [0])})
+    with pytest.raises(SetupError, match=r"^sparse is sharded exactly, .*\.reshard would"):
+        ExactEmbeddingBagCollectionSharder().reshard(sharded, changed, ShardingEnv(1, 0))

@@ -16,6 +16,7 @@ from torchrec.distributed.embeddingbag import (
 )
 from torchrec.distributed.types import (
     Awaitable,
+    EmbeddingModuleShardingPlan,
     LazyAwaitable,
     ParameterSharding,
     ShardingEnv,
@@ -168,6 +169,22 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""
         with tables_of_row_kernels_stay(self, self.embedding_bags):
             return super()._apply(fn, recurse)
+
+    def update_shards(
+        self,
+        changed_sharding_params: EmbeddingModuleShardingPlan,  # noqa: ARG002
+        env: ShardingEnv,  # noqa: ARG002
+        device: torch.device | None,  # noqa: ARG002
+    ) -> None:
+        """Not here, as TorchRec makes lookups and output dists anew, and nothing of what is exact.
+
+        Raises:
+            SetupError: ``DistributedModelParallel.reshard`` was called.
+        """
+        raise SetupError(
+            f"{self.form.name} is sharded exactly, which DistributedModelParallel.reshard would "
+            "undo in part: shard the model anew by the new plan, and load a checkpoint"
+        )
 
     def create_context(self) -> ExactBagContext:
         """One for each batch."""
