@@ -22,6 +22,7 @@ from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     ShardingEnv,
+    ShardingEnv2D,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.feature_processor_ import PositionWeightedModule
@@ -228,3 +229,16 @@ def test_fused_bags_by_rows_are_refused(
     )
     with pytest.raises(SetupError, match=why):
         sharder.shard(module, params, ShardingEnv(1, 0), torch.device(device))
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences", "fused bags", "managed bags"])
+def test_sharding_in_two_dimensions_is_refused(kind: str) -> None:
+    module = cases.build(kind)
+    sharder = next(
+        each for each in build_sharders(prepared(registry())) if each.module_type is type(module)
+    )
+    params = {name: ParameterSharding("table_wise", "fused", [0]) for name in ("t_a", "t_b")}
+    env = object.__new__(ShardingEnv2D)
+    env.world_size = 2
+    with pytest.raises(SetupError, match=r"^sparse is to be sharded by DMPCollection, over groups"):
+        sharder.shard(module, EmbeddingModuleShardingPlan(params), env, cases.DEVICE, "sparse")

@@ -71,6 +71,7 @@ from recd_plugins.distributed.managed_collision import (
 from recd_plugins.distributed.mean_pooling import mean_pooled
 from recd_plugins.distributed.plain_kernels import plain_updates, why_plain_kernels
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.distributed.sharding_agreement import refuse_two_dimensions
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
@@ -182,6 +183,7 @@ def _shard(
     module_fqn: str | None = None,
 ) -> ShardedModule[Any, Any, Any, Any]:
     name = module_fqn or type(module).__name__
+    refuse_two_dimensions(name, env)
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         _refuse_row_wise_means(name, module, params)
     if isinstance(module, _PRUNED) and not hasattr(torch.ops.fbgemm, "init_address_lookup"):

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from torchrec.distributed.types import ParameterSharding, ShardingEnv
+from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingEnv2D
 
 from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.errors import SetupError
 from recd_plugins.versions import installed_set
 
 
@@ -29,9 +30,10 @@ def check_sharding(
         arguments: of the sharded module, for its name.
 
     Raises:
-        SetupError: plans, optimizers or versions of TorchRec differ.
+        SetupError: plans, optimizers or versions of TorchRec differ, or the sharding is 2D.
     """
     name = arguments.get("module_fqn") or type(module).__name__
+    refuse_two_dimensions(name, env)
     decided = {
         "the versions": installed_set(),
         "the plan": shardings,
@@ -46,3 +48,17 @@ def check_sharding(
         "fused_params": fused_params,
     }
     check_agreement(f"sharding {name}", decided, env.process_group)
+
+
+def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
+    """Refuse a module whose plan is for some ranks, with copies on others.
+
+    Raises:
+        SetupError: ``DMPCollection`` shards it.
+    """
+    if isinstance(env, ShardingEnv2D):
+        raise SetupError(
+            f"{name} is to be sharded by DMPCollection, over groups of {env.world_size} ranks with "
+            "a copy of the tables in each, which these sharders do not know: take "
+            "DistributedModelParallel, over all ranks"
+        )
