@@ -25,7 +25,10 @@ from torchrec.distributed.types import (
     ShardingEnv2D,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.feature_processor_ import (
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
 from torchrec.modules.itep_modules import GenericITEPModule
@@ -174,6 +177,16 @@ def test_processors_that_may_see_more_than_a_row_get_all_rows() -> None:
     module: Any = cases.build("processed by a dict")
     assert why_plain(module) == ""
     module._feature_processors["a"] = Mine(4)
+    assert why_plain(module) == "as its feature processors Mine may look at more than one row"
+
+
+def test_a_collection_of_a_trainers_own_gets_all_rows() -> None:
+    class Mine(PositionWeightedModuleCollection):
+        pass
+
+    module: Any = cases.build("processed")
+    assert why_plain(module) == ""
+    module._feature_processors = Mine({"a": 4, "b": 4})
     assert why_plain(module) == "as its feature processors Mine may look at more than one row"
 
 

@@ -7,6 +7,7 @@ from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddin
 from torchrec.modules.feature_processor_ import (
     FeatureProcessorsCollection,
     PositionWeightedModule,
+    PositionWeightedModuleCollection,
 )
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -18,9 +19,9 @@ def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> st
     A position weight depends on its place in the row alone, and its gradient is the sum over rows.
     """
     processors = module._feature_processors  # private, torchrec 1.6 to 1.9, as in its sharder
-    if isinstance(processors, FeatureProcessorsCollection):
-        return ""
-    others = {type(each) for each in processors.values()} - {PositionWeightedModule}
+    collected = isinstance(processors, FeatureProcessorsCollection)
+    found = {type(processors)} if collected else {type(each) for each in processors.values()}
+    others = found - {PositionWeightedModule, PositionWeightedModuleCollection}
     if not others:
         return ""
     names = ", ".join(sorted(each.__name__ for each in others))
