@@ -17,6 +17,7 @@ from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionS
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -132,7 +133,7 @@ def train(rank: int, world_size: int, kind: str, form: Form, stock: bool) -> Tra
     before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
     reg = registry()
     ready = prepared(reg, model)
-    sharders = ready.sharders()
+    sharders = ready.sharders(own_sharders(kind))
     plan = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE).plan(
         model, sharders
     )
@@ -153,6 +154,17 @@ def train(rank: int, world_size: int, kind: str, form: Form, stock: bool) -> Tra
         rows = dmp.module.rows(raw_ids(is_deduplicated(form, NUM_STEPS)).to(DEVICE)).cpu()
     parameters = {name: p.detach().clone().cpu() for name, p in others.items()}
     return Trained(losses, parameters, rows, type(dmp.module.sparse).__name__)
+
+
+def own_sharders(kind: str) -> list[Any]:
+    """What a trainer adds to the default sharders of TorchRec 1.8."""
+    if kind != "prioritized sequences":
+        return []
+    from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
+
+    mine: Any = PECEmbeddingCollectionSharder()
+    default = {sharder.module_type for sharder in get_default_sharders()}
+    return [] if mine.module_type in default else [mine]
 
 
 def is_deduplicated(form: Form, step: int) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any, get_args
 
 import pytest
@@ -38,6 +39,7 @@ from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     build_sharders,
 )
+from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -87,6 +89,15 @@ def test_modules_train_as_with_torchrecs_sharders(kind: str, form: cases.Form) -
     check_alike(kind, form)
 
 
+@pytest.mark.skipif(
+    find_spec("torchrec.distributed.pec_embedding") is None, reason="TorchRec 1.8 has it"
+)
+def test_sequences_around_those_of_a_trainers_sharder_learn() -> None:
+    check_alike("prioritized sequences", "deduplicated")
+    model = cases.Model("prioritized sequences")
+    assert PooledFeatures.of(model).expanded.keys() == {"a", "b"}
+
+
 @pytest.mark.parametrize("deduplicated", [False, True], ids=["plain", "deduplicated"])
 @pytest.mark.parametrize("kind", ["processed", "managed bags"])
 def test_modules_are_pipelined_as_wholes(kind: str, deduplicated: bool) -> None:
@@ -101,6 +112,7 @@ def check_alike(kind: str, form: cases.Form) -> None:
     for rank in range(2):
         assert ours[rank].losses == pytest.approx(stock[rank].losses, abs=1e-7)
         assert ours[rank].sharded_as.removeprefix("Exact") == stock[rank].sharded_as
+        torch.testing.assert_close(ours[rank].rows, stock[rank].rows, atol=1e-6, rtol=0)
         for name, value in stock[rank].parameters.items():
             torch.testing.assert_close(ours[rank].parameters[name], value, atol=1e-7, rtol=0)
     # A raw id reads the same row on both ranks.

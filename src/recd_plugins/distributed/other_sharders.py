@@ -15,6 +15,7 @@ from torchrec.distributed.fp_embeddingbag import (
     FeatureProcessedEmbeddingBagCollectionSharder,
     ShardedFeatureProcessedEmbeddingBagCollection,
 )
+from torchrec.distributed.fused_embedding import ShardedFusedEmbeddingCollection
 from torchrec.distributed.fused_embeddingbag import (
     FusedEmbeddingBagCollectionSharder,
     ShardedFusedEmbeddingBagCollection,
@@ -46,7 +47,10 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 from torchrec.modules.itep_embedding_modules import (
     ITEPEmbeddingBagCollection,
     ITEPEmbeddingCollection,
@@ -79,6 +83,7 @@ from recd_plugins.model_tables import embedding_modules
 _OF_KJTS = (
     ShardedFeatureProcessedEmbeddingBagCollection,
     ShardedFusedEmbeddingBagCollection,
+    ShardedFusedEmbeddingCollection,
     ShardedITEPEmbeddingBagCollection,
     ShardedITEPEmbeddingCollection,
     ShardedManagedCollisionEmbeddingBagCollection,
@@ -90,6 +95,7 @@ _WITHOUT_ROWS = (
     ShardedFeatureProcessedEmbeddingBagCollection,
 )
 _PRUNED = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection)
+_PRIORITIZED = "PECEmbeddingCollection"  # since TorchRec 1.8
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
@@ -124,7 +130,7 @@ def other_sharders(
     ]
     default = get_default_sharders()
     for sharder in default:
-        if type(sharder).__name__ == "PECEmbeddingCollectionSharder":  # since TorchRec 1.9
+        if type(sharder).__name__ == "PECEmbeddingCollectionSharder":  # default since 1.9
             around.append(type(sharder)(sequences, qcomm_codecs_registry=codecs))
     own = [_with_exact(sharder, bags, sequences, with_said) for sharder in base]
     by_type: dict[type[nn.Module], Any] = {
@@ -146,7 +152,7 @@ def _with_exact(
     """A copy of a trainer's sharder, with exact ones inside, and with what was said."""
     found: Any = copy.copy(sharder)
     # Private, torchrec 1.6 to 1.9: the sharders of what is inside, and the codecs.
-    for name in ("_ebc_sharder", "_e_sharder"):
+    for name in ("_ebc_sharder", "_e_sharder", "_embedding_collection_sharder"):
         inner = getattr(found, name, None)
         if type(inner) not in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
             continue
@@ -289,6 +295,8 @@ def why_plain(module: nn.Module) -> str:
         return why_all_rows_processed(module)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
         return why_all_rows_remapped(module)
+    if isinstance(module, FusedEmbeddingCollection) or type(module).__name__ == _PRIORITIZED:
+        return "as an EmbeddingCollection has rows for ids"
     if isinstance(module, _PRUNED):
         return "as it prunes rows by how often they are looked up"
     if isinstance(module, FusedEmbeddingBagCollection) and clips(module.optimizer_kwargs()):
