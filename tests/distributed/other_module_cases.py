@@ -17,7 +17,11 @@ from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionS
 from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
 from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    get_default_sharders,
+    row_wise,
+)
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -240,6 +244,26 @@ def sharded_inside(rank: int, world_size: int, kind: str) -> tuple[int, str]:
     except ExactnessError as error:
         return differ, str(error)
     return differ, ""
+
+
+def weights_after_processors(rank: int, world_size: int) -> tuple[bool, bool]:
+    """Whether a batch that row-wise tables have looked up has weights, and what is sent of it."""
+    model = Model("processed")
+    sharders = prepared(registry(), model).sharders()
+    (sharder,) = (each for each in sharders if each.module_type is type(model.sparse))
+    plan = construct_module_sharding_plan(
+        model.sparse,
+        {f"t_{feature}": row_wise() for feature in FEATURES},
+        sharder,
+        local_size=world_size,
+        world_size=world_size,
+        device_type=DEVICE.type,
+    )
+    dmp = _shard(model, ShardingPlan({"sparse": plan}), sharders)
+    features = batch(rank, 0, deduplicated=False).to(DEVICE)
+    dmp(features)
+    (sent,), _ = dmp.module.sparse.preprocess_input([features], {})  # as train pipelines do
+    return features.weights_or_none() is not None, sent.weights_or_none() is not None
 
 
 def stock_sharders(reg: Registry) -> list[ModuleSharder[nn.Module]]:

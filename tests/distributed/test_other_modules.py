@@ -192,6 +192,10 @@ def test_processors_that_may_see_more_than_a_row_get_all_rows() -> None:
     assert why_plain(module) == "as its feature processors Mine may look at more than one row"
 
 
+def test_processors_leave_a_batch_without_weights_to_the_modules_after_them() -> None:
+    assert run_on_ranks(cases.weights_after_processors, 1) == [(False, True)]
+
+
 def test_a_collection_of_a_trainers_own_gets_all_rows() -> None:
     class Mine(PositionWeightedModuleCollection):
         pass

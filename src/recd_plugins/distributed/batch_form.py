@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -295,11 +296,18 @@ def fit_batches(
 
 
 def _with_long_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    return with_tensors(features, features.values().long(), features.weights_or_none())
+
+
+def with_tensors(
+    features: KeyedJaggedTensor, values: Tensor, weights: Tensor | None
+) -> KeyedJaggedTensor:
+    """The same rows, of other ids or weights."""
     variable = features.variable_stride_per_key()
     return KeyedJaggedTensor(
         keys=features.keys(),
-        values=features.values().long(),
-        weights=features.weights_or_none(),
+        values=values,
+        weights=weights,
         lengths=features.lengths(),
         offsets=features.offsets_or_none(),
         stride=None if variable else features.stride(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.modules.feature_processor_ import (
@@ -11,6 +14,8 @@ from torchrec.modules.feature_processor_ import (
 )
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed.batch_form import with_tensors
 
 
 def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
@@ -43,6 +48,34 @@ def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
 
     # Found before the class's by its forward and by train pipelines.
     sharded.apply_feature_processors_to_kjt_list = kept
+
+
+def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
+    """Have processors of row-wise tables leave a batch as it is, for the modules after this one.
+
+    Before the input dist TorchRec writes positions into its weights, by which the others multiply.
+    """
+    preprocess, input_dist = sharded.preprocess_input, sharded.input_dist
+
+    def preprocessed(args: list[Any], kwargs: Mapping[str, Any]) -> Any:
+        return preprocess(
+            [_with_own_weights(each) for each in args],
+            {name: _with_own_weights(each) for name, each in kwargs.items()},
+        )
+
+    def distributed(ctx: Any, features: Any) -> Any:
+        # Train pipelines have called the other one.
+        return input_dist(ctx, features if sharded.is_pipelined else _with_own_weights(features))
+
+    # Found before the class's by its forward and by train pipelines.
+    sharded.preprocess_input, sharded.input_dist = preprocessed, distributed
+
+
+def _with_own_weights(features: Any) -> Any:
+    if not isinstance(features, KeyedJaggedTensor):
+        return features
+    weights = features.weights_or_none()
+    return with_tensors(features, features.values(), None if weights is None else weights.clone())
 
 
 def _in_form_of(given: KeyedJaggedTensor, processed: KeyedJaggedTensor) -> KeyedJaggedTensor:

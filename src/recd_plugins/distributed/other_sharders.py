@@ -63,7 +63,11 @@ from torchrec.modules.mc_embedding_modules import (
 from recd_plugins.distributed.batch_form import BatchForm, fit_batches
 from recd_plugins.distributed.clipped_gradients import clips, why_clipped
 from recd_plugins.distributed.compiled import left_uncompiled
-from recd_plugins.distributed.feature_processors import keep_form, why_all_rows_processed
+from recd_plugins.distributed.feature_processors import (
+    keep_batches,
+    keep_form,
+    why_all_rows_processed,
+)
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.int8 import why_plain_codecs
 from recd_plugins.distributed.lent import Lent
@@ -207,6 +211,8 @@ def _shard(
         use_portable_lookups(sharded._lookups)
     if isinstance(sharded, ShardedFeatureProcessedEmbeddingBagCollection):
         keep_form(sharded)
+        if any(each.sharding_type in _ROW_WISE for each in params.values()):
+            keep_batches(sharded)
     if isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
         mend_managed_collision(sharded, device)
     if isinstance(sharded, _OF_KJTS):
