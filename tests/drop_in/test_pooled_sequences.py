@@ -102,6 +102,29 @@ def test_a_pooling_gives_a_vector_a_row() -> None:
         pooled(kjt)
 
 
+def test_ids_stay_beside_their_vectors() -> None:
+    class Ids(nn.Module):
+        def forward(self, *rows: JaggedTensor) -> torch.Tensor:
+            sums = [
+                torch.segment_reduce(each.weights().float(), "sum", lengths=each.lengths())
+                for each in rows
+            ]
+            return torch.stack(sums, dim=1)
+
+    sequences = EmbeddingCollection(collection("a", "b").embedding_configs(), need_indices=True)
+    pooled = PooledSequences(sequences, {"a": Ids(), ("a", "b"): Ids()})
+    stored = cases.KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.arange(5),
+        lengths=torch.tensor([1, 2, 1, 1]),
+        stride_per_key_per_rank=[[2], [2]],
+        inverse_indices=(["a", "b"], torch.tensor([[0, 1, 0], [0, 1, 1]])),
+    )
+    found = pooled(stored)
+    assert found["a"].tolist() == [[0], [3], [0]]
+    assert found["a", "b"].tolist() == [[0, 3], [3, 4], [0, 4]]
+
+
 def test_gradients_of_vectors_in_half_precision_are_summed_in_float32() -> None:
     vectors = torch.ones(1, 8, dtype=torch.bfloat16).requires_grad_()
 

@@ -108,7 +108,9 @@ class _RowsPooled(nn.Module):
         for each, names in self.features.items():
             rows = [
                 JaggedTensor(
-                    values=embeddings[n].values(), lengths=embeddings[n].lengths()[: num_stored[n]]
+                    values=embeddings[n].values(),
+                    weights=embeddings[n].weights_or_none(),
+                    lengths=embeddings[n].lengths()[: num_stored[n]],
                 )
                 for n in names
             ]
