@@ -182,6 +182,15 @@ def test_codecs_inside_and_those_of_the_file_are_refused() -> None:
         build_sharders(prepared(registry(wire="fp16")), [mine])
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_order_of_shardings_is_refused_of_inner_sharders_too(inside: bool) -> None:
+    mine: Any = EmbeddingBagCollectionSharder(sharded_module_order_overwrite=["row_wise"])
+    if inside:
+        mine = FeatureProcessedEmbeddingBagCollectionSharder(mine)
+    with pytest.raises(SetupError, match="the EmbeddingBagCollectionSharder in base has a sharded"):
+        build_sharders(prepared(registry()), [mine])
+
+
 def test_processors_that_may_see_more_than_a_row_get_all_rows() -> None:
     class Mine(PositionWeightedModule):
         pass

@@ -57,12 +57,6 @@ class Lent:
                 f"it in place of the one for {module} in what sharders() returns, without sharding "
                 "and cache entries for its tables"
             )
-        # Private, torchrec 1.8: an argument that the exact sharders do not take.
-        if getattr(sharder, "_sharded_module_order_overwrite", None):
-            raise SetupError(
-                f"the {stock.__name__} in base has a sharded_module_order_overwrite, which cannot "
-                "be joined with the exact sharder: leave it away"
-            )
         lent = cls.of(sharder)
         said = {
             "fused_params": fused_params,
@@ -78,7 +72,16 @@ class Lent:
 
     @classmethod
     def of(cls, sharder: Any) -> Lent:
-        """The arguments of one of TorchRec's two sharders, or of one of its others."""
+        """The arguments of a sharder of TorchRec's in ``base``.
+
+        Raises:
+            SetupError: one is there that the exact sharders do not take.
+        """
+        if getattr(sharder, "_sharded_module_order_overwrite", None):  # private, torchrec 1.8
+            raise SetupError(
+                f"the {type(sharder).__name__} in base has a sharded_module_order_overwrite, which "
+                "cannot be joined with the exact sharder: leave it away"
+            )
         return cls(
             sharder.fused_params,
             sharder.qcomm_codecs_registry,
