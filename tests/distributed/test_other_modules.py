@@ -280,3 +280,26 @@ def test_sharding_in_two_dimensions_is_refused(kind: str) -> None:
     env.world_size = 2
     with pytest.raises(SetupError, match=r"^sparse is to be sharded by DMPCollection, over groups"):
         sharder.shard(module, EmbeddingModuleShardingPlan(params), env, cases.DEVICE, "sparse")
+
+
+def test_arguments_of_fused_bags_that_do_nothing_are_refused() -> None:
+    bags: Any = cases.build("bags")
+    module = FusedEmbeddingBagCollection(
+        tables=bags.embedding_bag_configs(),
+        optimizer_type=torch.optim.SGD,
+        optimizer_kwargs={"lr": 0.02, "momentum": 0.9},
+    )
+    sharder = next(
+        each
+        for each in build_sharders(prepared(registry()))
+        if each.module_type is FusedEmbeddingBagCollection
+    )
+    params = {name: ParameterSharding("table_wise", "fused", [0]) for name in ("t_a", "t_b")}
+    with pytest.raises(SetupError, match=r"^sparse: FBGEMM's kernels of exact_sgd do nothing with"):
+        sharder.shard(
+            module,
+            EmbeddingModuleShardingPlan(params),
+            ShardingEnv(1, 0),
+            torch.device("cpu"),
+            "sparse",
+        )

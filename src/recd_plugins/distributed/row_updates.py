@@ -16,6 +16,7 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from recd_plugins.errors import SetupError
 from recd_plugins.words import shortened
@@ -204,6 +205,33 @@ def check_updates(
             name,
             _ARGUMENTS["learning_rate"].default,
         )
+
+
+def check_update_of_fused_bags(
+    name: str,
+    module: FusedEmbeddingBagCollection,
+    params: Mapping[str, ParameterSharding],
+    device: torch.device | None,
+) -> None:
+    """As ``check_updates``, of a module that brings one optimizer for its tables.
+
+    Args:
+        name: of the module.
+        module: not sharded.
+        params: how each table is sharded.
+        device: of the module.
+
+    Raises:
+        SetupError: names the module, and what to take.
+    """
+    device_type = "cpu" if device is None else device.type
+    fused = _FUSED.get(device_type, _FUSED["cpu"])
+    if all(sharding.compute_kernel not in fused for sharding in params.values()):
+        return  # a dense one, whose optimizer is that of torch
+    given = module.optimizer_kwargs()
+    kind = kind_of_update(module.optimizer_type(), given)
+    if why := why_not(kind, device_type) or unheeded_argument(kind, given, device_type):
+        raise SetupError(f"{name}: {why}")
 
 
 def other_rate(optimizer: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> bool:
