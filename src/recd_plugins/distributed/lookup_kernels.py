@@ -184,34 +184,50 @@ def prefetches(model: nn.Module) -> bool:
     """Whether a table wants its rows fetched before the batch that needs them is computed.
 
     Those are tables whose ``LookupKernels`` say so, and those that FBGEMM caches
-    (``fused_uvm_caching`` planned with ``CacheParams(prefetch_pipeline=True)``). All ranks say the
-    same, those without a row of such a table too: their pipelines have to send in one order.
+    (``fused_uvm_caching`` with ``prefetch_pipeline``, of ``CacheParams`` in the plan or else of the
+    sharder's ``fused_params``). All ranks say the same, those without a row of such a table too:
+    their pipelines have to send in one order.
 
     Args:
         model: sharded.
     """
     return any(
         plan_prefetches(
-            getattr(module, "module_sharding_plan", {}), getattr(module, "lookup_kernels", ())
+            getattr(module, "module_sharding_plan", {}),
+            getattr(module, "lookup_kernels", ()),
+            getattr(module, "fused_params", None),
         )
         for module in model.modules()
     )
 
 
 def plan_prefetches(
-    plan: Mapping[str, ParameterSharding], kernels: Sequence[LookupKernels]
+    plan: Mapping[str, ParameterSharding],
+    kernels: Sequence[LookupKernels],
+    fused_params: Mapping[str, Any] | None = None,
 ) -> bool:
-    """The same of one module, by its plan and by who makes its kernels."""
-    return any(_prefetches(table, sharding, kernels) for table, sharding in plan.items())
+    """The same of one module, by its plan, by who makes its kernels, and by its sharder's."""
+    otherwise = bool((fused_params or {}).get("prefetch_pipeline"))
+    return any(
+        _prefetches(table, sharding, kernels, otherwise=otherwise)
+        for table, sharding in plan.items()
+    )
 
 
-def _prefetches(table: str, sharding: ParameterSharding, kernels: Sequence[LookupKernels]) -> bool:
+def _prefetches(
+    table: str,
+    sharding: ParameterSharding,
+    kernels: Sequence[LookupKernels],
+    *,
+    otherwise: bool,
+) -> bool:
     for each in kernels:
         if table in each.tables:
             return each.prefetches(table)
     if sharding.compute_kernel != _CACHING:
         return False
-    return sharding.cache_params is not None and bool(sharding.cache_params.prefetch_pipeline)
+    planned = sharding.cache_params and sharding.cache_params.prefetch_pipeline
+    return otherwise if planned is None else bool(planned)
 
 
 def offered_kernels(

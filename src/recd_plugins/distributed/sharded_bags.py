@@ -120,6 +120,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 f"tables {shortened(unique)} are to be coalesced, and their batches have to be "
                 f"plain, {self._in_blocks}: leave coalesce out, or send FP16 or BF16"
             )
+        self.fused_params = fused_params
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments

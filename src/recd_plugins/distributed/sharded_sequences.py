@@ -76,6 +76,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=False)
         self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
         self.clipped.check_coalesced(coalesced)
+        self.fused_params = fused_params
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         self._groups = feature_groups(module.embedding_configs(), coalesced)
         self._is_new = True
