@@ -65,8 +65,8 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
         device: of the fast memory.
 
     Raises:
-        SetupError: rows would need more than one float32 of state, or none of this is known, or
-            the device's kernels do nothing with one.
+        SetupError: rows would need more than one float32 of state, or none of this is known,
+            or an argument does nothing here.
     """
     names = ", ".join(dict.fromkeys(table.name for table in config.embedding_tables))
     params = config.fused_params or {}
@@ -75,6 +75,11 @@ def fbgemm_arguments(config: GroupedEmbeddingConfig, device: torch.device) -> di
         raise SetupError(
             f"cached tables {names} have fused_params {', '.join(sorted(unknown))}, which cached "
             f"tables do not know; they know {', '.join(_ARGUMENTS)}"
+        )
+    if params.get("enable_raw_embedding_streaming"):
+        raise SetupError(
+            f"cached tables {names} have enable_raw_embedding_streaming, and only FBGEMM's own "
+            "caches stream their rows: leave it out, or give the tables no cache"
         )
     if config.data_type != DataType.FP32:
         raise SetupError(

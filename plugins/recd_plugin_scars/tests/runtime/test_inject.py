@@ -134,6 +134,7 @@ def test_tables_that_got_one_kernel_and_should_not() -> None:
     [
         ({"optimizer": EmbOptimType.ADAM}, r"t0 have the optimizer ADAM"),
         ({"beta1": 0.9}, r"fused_params beta1"),
+        ({"enable_raw_embedding_streaming": True}, r"only FBGEMM.s own caches stream their rows"),
         (
             {"weight_decay": 0.1},
             r"t0 have weight_decay, with which FBGEMM's CPU kernels do",
