@@ -101,22 +101,57 @@ FittedContract = PreprocessingContract
 
 
 class Sum(Pooling):
-    """Sum."""
+    """Sum, with a weight for each scalar."""
     name = "test.sum"
     fault = ""
     def build(self, embedding_dim):
-        fault = self.fault
-        class Module(nn.Module):
-            def forward(self, sequences):
-                values, lengths = sequences.values(), sequences.lengths()
-                row = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
-                pooled = values.new_zeros(lengths.numel(), embedding_dim).index_add(0, row, values)
-                if fault == "gives_ones_for_empty":
-                    return pooled + (lengths == 0).unsqueeze(1)
-                if fault == "centers_the_batch":
-                    return pooled - pooled.mean(0) if pooled.any() else pooled
-                return pooled.detach().requires_grad_()
-        return Module()
+        return SumModule(embedding_dim, self.fault)
+    def pool_groups(self, groups):
+        if self.fault == "pools_groups_by_modules_of_the_first":
+            first = groups[0][0]
+            groups = [(first[: len(sequences)], sequences) for _, sequences in groups]
+        pooled = super().pool_groups(groups)
+        if self.fault == "pools_groups_on_the_cpu":
+            return [each + torch.zeros(each.shape, device="cpu") for each in pooled]
+        return pooled
+
+
+class SumModule(nn.Module):
+    def __init__(self, embedding_dim, fault):
+        super().__init__()
+        self.fault = fault
+        self.scale = nn.Parameter(torch.ones(embedding_dim))
+    def forward(self, sequences):
+        values, lengths = sequences.values(), sequences.lengths()
+        pooled = values.new_zeros(lengths.numel(), values.shape[1])
+        if not values.numel():
+            return pooled + (self.fault == "gives_ones_for_empty")
+        row = torch.repeat_interleave(torch.arange(lengths.numel(), device=values.device), lengths)
+        pooled = pooled.index_add(0, row, values) * self.scale
+        if self.fault == "gives_ones_for_empty":
+            return pooled + (lengths == 0).unsqueeze(1)
+        if self.fault == "centers_the_batch":
+            return pooled - pooled.mean(0)
+        return pooled.detach().requires_grad_() if self.fault == "detaches" else pooled
+
+
+class SumForTarget(TargetPooling):
+    """Sum, times the target."""
+    name = "test.sum_for_target"
+    fault = ""
+    target = "item"
+    always_trained = False
+    def build(self, embedding_dim):
+        return SumForTargetModule(embedding_dim, "")
+
+
+class SumForTargetModule(SumModule):
+    def forward(self, sequences, targets, inverse):
+        pooled = super().forward(sequences)
+        return (pooled if inverse is None else pooled.index_select(0, inverse)) * targets
+
+
+Target_poolingContract = TargetPoolingContract
 
 
 class Numbers(Dataset):

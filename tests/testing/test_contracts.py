@@ -38,7 +38,10 @@ FAULTS = {
         "gives_ones_for_empty": "test_an_empty_row_gives_zeros",
         "centers_the_batch": "test_a_row_depends_on_itself_alone",
         "detaches": "test_gradients_reach_embeddings_and_parameters",
+        "pools_groups_by_modules_of_the_first": "test_groups_are_pooled_as_one_by_one",
+        "pools_groups_on_the_cpu": "test_mixes_no_devices",
     },
+    "target_pooling": {},
     "dataset": {
         "uneven": "test_every_rank_takes_as_many_steps[2]",
         "repeats": "test_no_row_comes_twice_or_is_lost[2]",
@@ -119,6 +122,7 @@ CLASSES = {
     "preprocessing": "Change",
     "fitted": "AtMost",
     "pooling": "Sum",
+    "target_pooling": "SumForTarget",
     "dataset": "Numbers",
     "sharding": "Split",
     "callback": "Looker",
@@ -129,7 +133,7 @@ CLASSES = {
 }
 
 #: Kinds whose plugin above has no fault where it is told of none.
-SOUND = ("sharding", "optimizer", "metric", "callback", "fitted")
+SOUND = ("sharding", "optimizer", "metric", "callback", "fitted", "pooling", "target_pooling")
 
 
 @pytest.fixture(scope="module")

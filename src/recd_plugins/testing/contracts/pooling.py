@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import islice
 from typing import ClassVar
 
 import pytest
@@ -53,10 +54,7 @@ class PoolingContract(PluginContract):
         pooled = module(_jagged([torch.zeros(0, self.embedding_dim)] * num_rows, values))
         assert pooled.shape == (num_rows, self.embedding_dim)
         assert not pooled.any()
-        if plugin.always_trained and (parameters := dict(module.named_parameters())):
-            pooled.sum().backward()
-            without = [name for name, each in parameters.items() if each.grad is None]
-            assert not without, f"always_trained, and no gradient reaches {', '.join(without)}"
+        _assert_trained_if_always(plugin, module, pooled)
 
     def test_a_row_depends_on_itself_alone(self, module: nn.Module, rows: list[Tensor]) -> None:
         """Pooling unique rows and repeating the vectors must equal pooling all rows."""
@@ -73,17 +71,26 @@ class PoolingContract(PluginContract):
             sequences = _group(lengths, self.embedding_dim)
             expected = [module(each) for module, each in zip(modules, sequences, strict=True)]
             _assert_same(
-                plugin.pool(modules, sequences), torch.stack(expected, dim=1), modules, sequences
+                plugin,
+                plugin.pool(modules, sequences),
+                torch.stack(expected, dim=1),
+                modules,
+                sequences,
             )
 
     def test_groups_are_pooled_as_one_by_one(self, plugin: Pooling) -> None:
-        modules = _modules(plugin, self.embedding_dim, num_features=3)
-        groups = [(modules, _group(lengths, self.embedding_dim)) for lengths in _GROUPS]
+        """Each has modules of its own, and a number of features."""
+        groups = _groups(plugin, self.embedding_dim)
         pooled = plugin.pool_groups(groups)
-        expected = [plugin.pool(modules, sequences) for _, sequences in groups]
+        expected = [plugin.pool(*group) for group in groups]
         assert [each.shape for each in pooled] == [each.shape for each in expected]
-        every = [each for _, sequences in groups for each in sequences]
-        _assert_same(torch.cat(pooled), torch.cat(expected), modules, every)
+        _assert_same(
+            plugin,
+            torch.cat([each.flatten() for each in pooled]),
+            torch.cat([each.flatten() for each in expected]),
+            [module for modules, _ in groups for module in modules],
+            [sequence for _, sequences in groups for sequence in sequences],
+        )
 
     def test_gradients_reach_embeddings_and_parameters(
         self, module: nn.Module, rows: list[Tensor]
@@ -146,7 +153,8 @@ class TargetPoolingContract(PluginContract):
             pooled = plugin.pool_for(modules, sequences, targets, inverse)
             assert pooled.shape == (len(_INVERSE), 3, self.embedding_dim)
             every = [_expanded(each, _INVERSE) for each in sequences]
-            _assert_same(pooled, plugin.pool_for(modules, every, targets, None), modules, sequences)
+            expected = plugin.pool_for(modules, every, targets, None)
+            _assert_same(plugin, pooled, expected, modules, sequences)
 
     def test_a_group_is_pooled_as_its_features_one_by_one(
         self, plugin: TargetPooling, targets: Tensor
@@ -160,6 +168,7 @@ class TargetPoolingContract(PluginContract):
                 for module, each in zip(modules, sequences, strict=True)
             ]
             _assert_same(
+                plugin,
                 plugin.pool_for(modules, sequences, targets, inverse),
                 torch.stack(expected, dim=1),
                 modules,
@@ -176,16 +185,16 @@ class TargetPoolingContract(PluginContract):
         launch(_on_another_device, 1, plugin, self.embedding_dim, targets)
 
     @pytest.mark.parametrize("batch_size", [0, 4])
-    def test_takes_input_without_values(self, module: nn.Module, batch_size: int) -> None:
+    def test_takes_input_without_values(
+        self, plugin: TargetPooling, module: nn.Module, batch_size: int
+    ) -> None:
         num_rows = min(batch_size, 2)
         sequence = _jagged([torch.zeros(0, self.embedding_dim)] * num_rows)
         inverse = torch.arange(batch_size) % max(num_rows, 1)
         pooled = module(sequence, torch.randn(batch_size, self.embedding_dim), inverse)
         assert pooled.shape == (batch_size, self.embedding_dim)
         assert not pooled.any()
-        pooled.sum().backward()
-        for name, parameter in module.named_parameters():
-            assert parameter.grad is not None, f"no gradient reaches {name}"
+        _assert_trained_if_always(plugin, module, pooled)
 
     def test_a_vector_depends_on_its_target(self, module: nn.Module, targets: Tensor) -> None:
         sequence = _group(_LENGTHS, self.embedding_dim)[0]
@@ -213,6 +222,8 @@ class TargetPoolingContract(PluginContract):
 
 #: Lengths of the rows of a group: unlike, far apart, none, alike, no rows.
 _GROUPS = [_LENGTHS, [1, 60, 2, 0, 9, 12], [0] * 6, [4] * 6, []]
+#: How many features each has, where all are pooled together.
+_GROUP_SIZES = [3, 1, 2, 3, 2]
 #: Batch rows to the six rows of ``_LENGTHS``, not in order, one of them often.
 _INVERSE = [4, 0, 4, 1, 2, 4, 4, 3, 5, 0, 4, 4, 4]
 
@@ -224,6 +235,14 @@ def _modules(plugin: Pooling | TargetPooling, dim: int, num_features: int) -> li
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.3)  # else some start as zeros and hide mistakes
     return modules
+
+
+def _groups(plugin: Pooling, dim: int) -> list[tuple[list[nn.Module], list[JaggedTensor]]]:
+    modules = iter(_modules(plugin, dim, sum(_GROUP_SIZES)))
+    return [
+        (list(islice(modules, size)), _group(lengths, dim)[:size])
+        for lengths, size in zip(_GROUPS, _GROUP_SIZES, strict=True)
+    ]
 
 
 def _on_another_device(
@@ -239,7 +258,9 @@ def _on_another_device(
         on = list(deepcopy(nn.ModuleList(modules)).to(device))
         moved = [each.to(device) for each in sequences]
         if not isinstance(plugin, TargetPooling):
-            return plugin.pool(on, moved)
+            # Two groups, of two features and of one, as SequencePooling asks.
+            groups = [(on[:2], moved[:2]), (on[2:], moved[2:])]
+            return torch.cat([each.flatten() for each in plugin.pool_groups(groups)])
         assert targets is not None
         return plugin.pool_for(on, moved, targets.to(device), torch.tensor(_INVERSE, device=device))
 
@@ -247,7 +268,7 @@ def _on_another_device(
         modules, sequences = _modules(plugin, dim, num_features=3), _group(_LENGTHS, dim)
         found = pooled(device)
         assert found.device == device
-        _assert_same(found.cpu(), pooled(torch.device("cpu")), [], sequences)
+        _assert_same(plugin, found.cpu(), pooled(torch.device("cpu")), [], sequences)
 
 
 def _group(lengths: list[int], dim: int) -> list[JaggedTensor]:
@@ -268,16 +289,33 @@ def _expanded(sequence: JaggedTensor, inverse: list[int]) -> JaggedTensor:
 
 
 def _assert_same(
-    pooled: Tensor, expected: Tensor, modules: list[nn.Module], sequences: list[JaggedTensor]
+    plugin: Pooling,
+    pooled: Tensor,
+    expected: Tensor,
+    modules: list[nn.Module],
+    sequences: list[JaggedTensor],
 ) -> None:
     """Vectors, and gradients of values and parameters."""
     torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
     inputs = [sequence.values() for sequence in sequences]
     inputs += [parameter for module in modules for parameter in module.parameters()]
     weights = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(5))
-    found = torch.autograd.grad((pooled * weights).sum(), inputs)
-    wanted = torch.autograd.grad((expected * weights).sum(), inputs)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+    def gradients(vectors: Tensor) -> tuple[Tensor, ...]:
+        if plugin.always_trained:
+            return torch.autograd.grad((vectors * weights).sum(), inputs)
+        # Nothing need reach what has no values, and is zeros then.
+        total = (vectors * weights).sum() + 0 * sum(each.sum() for each in inputs)
+        return torch.autograd.grad(total, inputs)
+
+    torch.testing.assert_close(gradients(pooled), gradients(expected), rtol=1e-4, atol=1e-5)
+
+
+def _assert_trained_if_always(plugin: Pooling, module: nn.Module, pooled: Tensor) -> None:
+    if plugin.always_trained and (parameters := dict(module.named_parameters())):
+        pooled.sum().backward()
+        without = [name for name, each in parameters.items() if each.grad is None]
+        assert not without, f"always_trained, and no gradient reaches {', '.join(without)}"
 
 
 def _jagged(rows: list[Tensor], values: Tensor | None = None) -> JaggedTensor:
