@@ -30,6 +30,10 @@ class TestTwoTower(ModelContract):
     def features(self):
         return FEATURES
 
+    @pytest.fixture
+    def loss_of_each_row(self, plugin):
+        return plugin.options.loss != "in_batch"
+
     @pytest.fixture(params=["in_batch", "binary"])
     def plugin(self, request):
         return TwoTower(
@@ -48,6 +52,10 @@ class TestSasRec(ModelContract):
     @pytest.fixture
     def features(self):
         return ModelFeatures(2, ("user", "item", "seen"), (), positive_counts=_counts)
+
+    @pytest.fixture
+    def loss_of_each_row(self, plugin):
+        return plugin.options.loss != "sampled_softmax"
 
     @pytest.fixture(params=["sampled_softmax", "softmax", "binary"])
     def plugin(self, request):

@@ -49,6 +49,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
         EmbeddingConfig,
     )
 
+    from recd_plugins.api import RecdError
     from recd_plugins.api.model import SequencePooling
 
     fault, dim = options.fault, options.dim
@@ -68,6 +69,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             together = fault == "mixes_copies"
             own = [t for t in tables if together or not features.replicates(t.name)]
             copies = [t for t in tables if t not in own]
+            if fault == "has_one_table_of_its_own" and not own:
+                raise RecdError("no table")
             self.bags = EmbeddingBagCollection(tables=own) if own else None
             self.copies = EmbeddingBagCollection(tables=copies) if copies else None
             self.sequences = EmbeddingCollection(
@@ -103,6 +106,11 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             if fault == "extra_state":
                 keeps = type("Keeps", (nn.Linear,), {"get_extra_state": lambda _: torch.ones(1)})
                 self.top = keeps(self.top.in_features, 1)
+            if fault == "draws_unseen":
+                self.shift = int.from_bytes(os.urandom(4)) / 2**32
+            if fault == "forgets_counts":
+                counts = torch.from_numpy(features.positive_counts("user", options.rows))
+                self.register_buffer("counts", counts, persistent=False)
             if fault == "is_idle":
                 self.idle = nn.Linear(1, 1)
             self.names = [
@@ -114,12 +122,21 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             bags = None if self.bags is None else self.bags(batch.sparse_features)
             copies = None if self.copies is None else self.copies(batch.replicated_features)
             pooled = self.pooling(self.sequences(batch.sequence_features), batch)
+            if fault == "learns_unique_rows_never" and batch.inverse_lookup:
+                pooled = pooled.detach() + 0 * pooled
             logits = self.logits(batch.dense_features, bags, copies, pooled)
+            if fault == "draws_unseen":
+                logits = logits + self.shift
+            if fault == "forgets_counts":
+                logits = logits * self.counts.sum()
             if fault == "stays_on_cpu":
                 logits = logits + torch.zeros(len(logits))
             if fault == "counts_stored_ids":
                 logits = logits + batch.sequence_features.values().numel()
-            loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+            reduction = "sum" if fault == "sums_losses" else "mean"
+            loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction=reduction)
+            if fault == "has_not_written_it":
+                raise NotImplementedError("later")
             if fault == "no_graph":
                 loss = loss.detach()
             if fault == "in_place":
@@ -144,6 +161,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
 
         def logits(self, dense: Any, bags: Any, copies: Any, pooled: Any) -> Any:
             vectors = [dense.index_select(1, self.order), pooled.flatten(1)]
+            if fault == "drops_copies" and copies is not None:
+                copies = {name: torch.zeros_like(copies[name]) for name in self.names[1]}
             for found, names in zip((bags, copies), self.names, strict=True):
                 vectors += [found[name] for name in names]
             if options.noise and self.training:

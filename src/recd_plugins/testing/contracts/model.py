@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -34,7 +38,17 @@ class ModelContract(PluginContract):
     @pytest.fixture
     def features(self) -> ModelFeatures:
         """What the model is fed, of a dataset that suits the plugin."""
-        return ModelFeatures(num_dense=2, pooled=("user", "item"), sequence=("seen", "bought"))
+        return ModelFeatures(
+            num_dense=2,
+            pooled=("user", "item"),
+            sequence=("seen", "bought"),
+            positive_counts=_some_counts,
+        )
+
+    @pytest.fixture
+    def loss_of_each_row(self) -> bool:
+        """Whether a row's share of the loss is its own: not so of a loss among all rows."""
+        return True
 
     @pytest.fixture
     def model(self, plugin: Model, features: ModelFeatures) -> nn.Module:
@@ -47,6 +61,18 @@ class ModelContract(PluginContract):
         assert list(again) == list(model.state_dict())
         for name, value in model.state_dict().items():
             assert torch.equal(value, again[name]), f"{name} has other initial weights"
+        _assert_same_output(features, model, _model(plugin, features))
+
+    def test_a_state_dict_restores_it(
+        self, plugin: Model, features: ModelFeatures, model: nn.Module
+    ) -> None:
+        """Into one of other initial weights, whose features have never been counted."""
+        uncounted = features
+        if features.positive_counts is not None:
+            uncounted = replace(features, positive_counts=_no_counts)
+        restored = _model(plugin, uncounted, seed=1)
+        restored.load_state_dict(deepcopy(model.state_dict()))
+        _assert_same_output(features, model, restored)
 
     def test_stands_on_the_meta_device(
         self, plugin: Model, features: ModelFeatures, model: nn.Module
@@ -75,17 +101,46 @@ class ModelContract(PluginContract):
     def test_every_parameter_is_trained(self, features: ModelFeatures, model: nn.Module) -> None:
         loss, _ = model(_batch(model, features, deduplicated=False))
         loss.backward()
-        without = [name for name, p in model.named_parameters() if p.grad is None]
-        assert not without, f"no gradient reaches {', '.join(without)}"
+        _assert_trained(model)
+
+    def test_the_loss_is_the_mean_of_rows(
+        self, features: ModelFeatures, model: nn.Module, loss_of_each_row: bool
+    ) -> None:
+        if not loss_of_each_row:
+            pytest.skip("the loss is one among all rows, as loss_of_each_row says")
+        model.eval()
+        once, twice = (
+            model(_batch(model, features, deduplicated=False, times=times))[0] for times in (1, 2)
+        )
+        torch.testing.assert_close(
+            twice,
+            once,
+            rtol=1e-4,
+            atol=1e-6,
+            msg=lambda difference: (
+                "a batch that is there twice has another loss: take the mean of rows, or say by "
+                f"the fixture loss_of_each_row that it is no loss of rows: {difference}"
+            ),
+        )
 
     def test_deduplicated_batches_have_the_same_loss(
         self, features: ModelFeatures, model: nn.Module
     ) -> None:
+        """And the same gradients."""
         model.eval()
-        plain, unique = (_batch(model, features, deduplicated=of) for of in (False, True))
-        torch.testing.assert_close(model(unique)[1], model(plain)[1], rtol=1e-5, atol=1e-6)
+        plain, unique = (_step(model, features, deduplicated=of) for of in (False, True))
+        torch.testing.assert_close(unique[0], plain[0], rtol=1e-5, atol=1e-6)
+        # Tells by name which parameter learns otherwise.
+        torch.testing.assert_close(unique[1], plain[1], rtol=1e-4, atol=1e-6)
 
     def test_mixes_no_devices(self, plugin: Model, features: ModelFeatures) -> None:
+        try:
+            pickle.dumps(features)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            pytest.fail(
+                f"the fixture features does not travel to another process ({error}): make "
+                "positive_counts a function of the module"
+            )
         (lack,) = launch(_on_another_device, 1, plugin, features)
         if lack:
             pytest.skip(f"the model uses what the fake device has not: {lack}")
@@ -94,13 +149,19 @@ class ModelContract(PluginContract):
         self, plugin: Model, features: ModelFeatures, model: nn.Module
     ) -> None:
         """And are fed ``batch.replicated_features``: deduplicated input would be refused."""
-        for table in tables_of(model):
-            if table.pooled:
-                replicated = replace(features, replicated=(table.name,))
-                apart = _model(plugin, replicated)
-                batch = _batch(apart, features, deduplicated=True, replicated=table.name)
-                assert batch.replicated_features is not None
-                apart(batch)[0].backward()
+        bags = [table.name for table in tables_of(model) if table.pooled]
+        each = [(name,) for name in bags]
+        for names in [*each, tuple(bags)] if len(bags) > 1 else each:
+            apart = _model(plugin, replace(features, replicated=names))
+            batch = _batch(apart, features, deduplicated=True, replicated=names)
+            assert batch.replicated_features is not None
+            apart(batch)[0].backward()
+            _assert_trained(apart, f", where {', '.join(names)} is replicated")
+
+
+def _assert_trained(model: nn.Module, where: str = "") -> None:
+    without = [name for name, p in model.named_parameters() if p.grad is None]
+    assert not without, f"no gradient reaches {', '.join(without)}{where}"
 
 
 class _Sum(Pooling):
@@ -130,16 +191,16 @@ def _on_another_device(_rank: int, _world_size: int, plugin: Model, features: Mo
         for deduplicated in (False, True):
             model = _model(plugin, features).eval()  # what is drawn on a device is its own
             batch = _batch(model, features, deduplicated=deduplicated)
-            moved = deepcopy(model).to(device)
             # Before it is used: TorchRec's tensors keep what they computed where it was.
+            moved, there = deepcopy(model).to(device), batch.to(device)
+            loss = model(batch)[0]
+            loss.backward()
             try:
-                found = moved(batch.to(device))[0]
-            except NotImplementedError as error:
+                found = moved(there)[0]
+            except NotImplementedError as error:  # here alone: the CPU has it
                 return str(error)
             found.backward()
             assert found.device == device
-            loss = model(batch)[0]
-            loss.backward()
             torch.testing.assert_close(found.cpu(), loss)
             for (name, parameter), each in zip(
                 model.named_parameters(), moved.parameters(), strict=True
@@ -153,8 +214,21 @@ def _poolings(model: nn.Module) -> Sequence[SequencePooling]:
     return [module for module in model.modules() if isinstance(module, SequencePooling)]
 
 
-def _model(plugin: Model, features: ModelFeatures) -> nn.Module:
-    torch.manual_seed(0)
+def _some_counts(feature: str, num_embeddings: int) -> NDArray[np.int64]:  # noqa: ARG001
+    return np.arange(num_embeddings) % 7
+
+
+def _no_counts(feature: str, num_embeddings: int) -> NDArray[np.int64]:  # noqa: ARG001
+    return np.zeros(num_embeddings, np.int64)
+
+
+def _assert_same_output(features: ModelFeatures, model: nn.Module, other: nn.Module) -> None:
+    batch = _batch(model, features, deduplicated=False)
+    torch.testing.assert_close(other.eval()(batch), model.eval()(batch), rtol=0, atol=0)
+
+
+def _model(plugin: Model, features: ModelFeatures, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     model = model_of(plugin, features)
     for module in _poolings(model):
         for name in module.features:
@@ -162,15 +236,29 @@ def _model(plugin: Model, features: ModelFeatures) -> nn.Module:
     return model
 
 
+def _step(
+    model: nn.Module, features: ModelFeatures, *, deduplicated: bool
+) -> tuple[Any, dict[str, Tensor | None]]:
+    """What the model says of a batch, and the gradients by parameter."""
+    model.zero_grad()
+    loss, said = model(_batch(model, features, deduplicated=deduplicated))
+    loss.backward()
+    return said, {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
 def _batch(
     model: nn.Module,
     features: ModelFeatures,
     *,
     deduplicated: bool,
-    replicated: str = "",
+    replicated: Sequence[str] = (),
     most_ids: int | None = None,
+    times: int = 1,
 ) -> ModelInput:
-    """Rows of which every second is the one before, some of them empty, as a loader gives them."""
+    """Rows of which every second is the one before, some of them empty, as a loader gives them.
+
+    All of them as often as ``times`` says.
+    """
     generator = torch.Generator().manual_seed(0)
     rows = {table: table.num_embeddings for table in tables_of(model)}
     ids: dict[str, JaggedTensor] = {}
@@ -181,16 +269,17 @@ def _batch(
                 torch.randint(min(num_rows, most_ids or 50), (int(n),), generator=generator)
                 for n in lengths[::2]
             ]
-            ids[name] = JaggedTensor(torch.cat([torch.cat([x, x]) for x in each]), lengths=lengths)
+            values = torch.cat([torch.cat([x, x]) for x in each])
+            ids[name] = JaggedTensor(values.repeat(times), lengths=lengths.repeat(times))
     kjt = KeyedJaggedTensor.from_jt_dict(ids)
     batch = Batch(
-        dense_features=torch.rand(_ROWS, features.num_dense, generator=generator),
-        labels=torch.randint(2, (_ROWS,), generator=generator).float(),
+        dense_features=torch.rand(_ROWS, features.num_dense, generator=generator).repeat(times, 1),
+        labels=torch.randint(2, (_ROWS,), generator=generator).float().repeat(times),
         kjt=None if deduplicated else kjt,
         ikjts=tuple(InverseKeyedJaggedTensor.from_kjt(kjt, [[n] for n in ids]))
         if deduplicated
         else (),
     )
-    plugins: dict[str, Sharding] = {replicated: _Replicating(PluginOptions())} if replicated else {}
+    plugins: dict[str, Sharding] = {name: _Replicating(PluginOptions()) for name in replicated}
     placement: Placement = placement_of(model, plugins)
     return lower(batch, placement)

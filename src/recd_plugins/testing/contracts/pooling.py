@@ -313,7 +313,7 @@ def _assert_same(
 
 def _assert_trained_if_always(plugin: Pooling, module: nn.Module, pooled: Tensor) -> None:
     if plugin.always_trained and (parameters := dict(module.named_parameters())):
-        pooled.sum().backward()
+        pooled.sum().backward()  # type: ignore[no-untyped-call]
         without = [name for name, each in parameters.items() if each.grad is None]
         assert not without, f"always_trained, and no gradient reaches {', '.join(without)}"
 
