@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.data.lower import lower
+from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import (
     Callback,
     RunBatch,
@@ -22,8 +27,10 @@ from recd_plugins.interfaces import (
     Table,
 )
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import ModelInput, Placement
 
 _STEPS = 4
 
@@ -51,7 +58,7 @@ class CallbackContract(PluginContract):
 
     @pytest.fixture
     def batches(self, tables: Sequence[Table]) -> Sequence[ModelInput]:
-        """One a step; the first has an empty row."""
+        """One a step, every second of them deduplicated; the first has an empty row."""
         return [_batch(tables, step) for step in range(_STEPS)]
 
     def test_looks_on_and_changes_nothing(
@@ -96,42 +103,86 @@ class CallbackContract(PluginContract):
 
         first.on_start(start)
         _train(first, batches[:2])
-        if state := first.state_dict():
-            again.on_start(RunStart(0, 1, 2, _STEPS, start.tables, start.claimed))
-            again.load_state_dict([json.loads(json.dumps(state))])
-            assert again.state_dict() == state
-            _train(again, batches[2:], done=2)
-            assert again.state_dict() == plugin.state_dict()
+        state = first.state_dict()
+        (again,) = _resumed(again, start, [state])
+        assert again.state_dict() == state
+        _train(again, batches[2:], done=2)
+        assert again.state_dict() == plugin.state_dict()
+
+    def test_states_of_other_ranks_are_kept_or_refused(
+        self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
+    ) -> None:
+        """Those of two ranks at one, and those of one at two."""
+        for world_size in (1, 2):
+            ranks = [copy(plugin) for _ in range(world_size)]
+            for rank, each in enumerate(ranks):
+                each.on_start(replace(start, rank=rank, world_size=world_size))
+                _train(each, batches[rank : rank + 2], rank=rank)
+            with contextlib.suppress(RecdError):  # refused by name
+                if world_size == 2:
+                    ranks = _resumed(plugin, start, _states(ranks))
+                states = _states(ranks)
+                there = _resumed(plugin, start, states, world_size=2)
+                back = _states(_resumed(plugin, start, _states(there)))
+                assert back == states, "the state is another after it was at two ranks and back"
 
 
-def _train(plugin: Callback, batches: Sequence[ModelInput], done: int = 0) -> list[Tensor]:
+def _resumed(
+    plugin: Callback,
+    start: RunStart,
+    states: Sequence[Mapping[str, Any]],
+    world_size: int = 1,
+) -> list[Callback]:
+    """What goes on at each rank from a checkpoint of two steps."""
+    ranks = [copy(plugin) for _ in range(world_size)]
+    for rank, each in enumerate(ranks):
+        each.on_start(replace(start, rank=rank, world_size=world_size, step=2))
+        if any(states):  # a checkpoint keeps no others
+            each.load_state_dict(json.loads(json.dumps(states)))
+    return ranks
+
+
+def _states(ranks: Sequence[Callback]) -> list[Mapping[str, Any]]:
+    return [each.state_dict() for each in ranks]
+
+
+def _train(
+    plugin: Callback, batches: Sequence[ModelInput], done: int = 0, rank: int = 0
+) -> list[Tensor]:
     losses = []
     for step, batch in enumerate(batches, done + 1):
         losses.append(torch.tensor(1 / step, dtype=torch.float64))
-        plugin.on_batch(RunBatch(0, step, batch))
-        plugin.on_step(RunStep(0, step, losses[-1]))
+        plugin.on_batch(RunBatch(rank, step, batch))
+        plugin.on_step(RunStep(rank, step, losses[-1]))
     return losses
 
 
-def _batch(tables: Sequence[Table], seed: int) -> ModelInput:
-    def features(pooled: bool) -> KeyedJaggedTensor | None:
-        of_tables = {f: t for t in tables if t.pooled == pooled for f in t.features}
-        if not of_tables:
-            return None
-        lengths = torch.randint(3, (8 * len(of_tables),), generator=generator)
-        lengths[0] = seed
-        ids = [
-            torch.randint(table.num_embeddings, (int(each.sum()),), generator=generator)
-            for table, each in zip(of_tables.values(), torch.split(lengths, 8), strict=True)
-        ]
-        return KeyedJaggedTensor([*of_tables], torch.cat(ids), lengths=lengths)
-
-    generator = torch.Generator().manual_seed(seed)
-    return ModelInput(
-        dense_features=torch.rand(8, 2, generator=generator),
-        sparse_features=features(pooled=True),
-        labels=torch.randint(2, (8,), generator=generator).float(),
-        sequence_features=features(pooled=False),
+def _batch(tables: Sequence[Table], step: int) -> ModelInput:
+    """Rows of which every second is the one before."""
+    generator = torch.Generator().manual_seed(step)
+    rows: dict[str, JaggedTensor] = {}
+    for table in tables:
+        for name in table.features:
+            lengths = torch.randint(3, (4,), generator=generator)
+            lengths[0] = step
+            every = [
+                torch.randint(table.num_embeddings, (int(each),), generator=generator).repeat(2)
+                for each in lengths
+            ]
+            rows[name] = JaggedTensor(torch.cat(every), lengths=lengths.repeat_interleave(2))
+    kjt = KeyedJaggedTensor.from_jt_dict(rows)
+    unique = InverseKeyedJaggedTensor.from_kjt(kjt, [[name] for name in rows]) if step % 2 else ()
+    return lower(
+        Batch(
+            dense_features=torch.rand(8, 2, generator=generator),
+            labels=torch.randint(2, (8,), generator=generator).float(),
+            kjt=None if unique else kjt,
+            ikjts=tuple(unique),
+        ),
+        Placement(
+            pooled=tuple(name for table in tables if table.pooled for name in table.features),
+            sequence=tuple(name for t in tables if not t.pooled for name in t.features),
+        ),
     )
 
 
@@ -144,3 +195,5 @@ def _assert_equal(batch: ModelInput, before: ModelInput) -> None:
         if now is not None:
             assert torch.equal(now.values(), then.values()), f"ids of {name} changed"
             assert torch.equal(now.lengths(), then.lengths()), f"lengths of {name} changed"
+    for name, inverse in batch.inverse_lookup.items():
+        assert torch.equal(inverse, before.inverse_lookup[name]), f"rows of {name} changed"
