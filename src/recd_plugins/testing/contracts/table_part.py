@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from torchrec.distributed.planner.types import ParameterConstraints
+import torch
+from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardMetadata,
+)
 
+from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
+from recd_plugins.interfaces.table_part import StepShape
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.contracts.skewed_data import SkewedData
@@ -74,9 +83,15 @@ class TablePartContract(PluginContract):
         self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
     ) -> None:
         # Made anew from its options, as on each rank.
-        parts = [copy(plugin).part(tables[:-1], setting) for _ in range(2)]
-        first, second = (part and [said_of(part, table) for table in tables[:-1]] for part in parts)
+        first, second = (_said_by(copy(plugin), tables, setting) for _ in range(2))
         assert first == second
+
+    def test_another_process_makes_the_same_part(
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+    ) -> None:
+        """Sets have another order there, as they have on each rank."""
+        (there,) = launch(_said_on_a_rank, 1, plugin, tables, setting)
+        assert there == _said_by(plugin, tables, setting)
 
     def test_its_part_travels(
         self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
@@ -85,7 +100,79 @@ class TablePartContract(PluginContract):
         if part is not None:
             # Readers in other processes have it, where a wrapper of the dataset asks for it.
             again = pickle.loads(pickle.dumps(part))
-            assert [said_of(again, t) for t in tables] == [said_of(part, t) for t in tables]
+            assert _said(again, tables, setting) == _said(part, tables, setting)
+
+
+def _said_on_a_rank(
+    _rank: int,
+    _world_size: int,
+    plugin: Sharding | Cache,
+    tables: Sequence[Table],
+    setting: Setting,
+) -> object:
+    return _said_by(plugin, tables, setting)
+
+
+def _said_by(plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting) -> object:
+    """What a plugin and its part say of its tables; numbers to the last bit."""
+    constraints = _figures_of(plugin.constraints(tables[:-1]))
+    part = plugin.part(tables[:-1], setting)
+    return constraints, None if part is None else _said(part, tables[:-1], setting)
+
+
+def _said(part: TablePart, tables: Sequence[Table], setting: Setting) -> dict[str, Any]:
+    """All that a part says."""
+    kernels = type(part).kernels([part])
+    return {
+        "tables": [said_of(part, table) for table in tables],
+        "constraints": _figures_of(part.constraints(tables)),
+        "kernels": kernels and (kernels.compute_kernel, sorted(kernels.tables)),
+        "memory_of_rank": dict(part.memory_of_rank(setting.ranks_per_node, setting.optimizer)),
+        "of_a_shard": [_said_of_a_shard(part, table, setting) for table in tables],
+    }
+
+
+def _figures_of(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
+    """Constraints with the figures of what a cache expects, which are equal to themselves alone."""
+    figures: dict[str, object] = {}
+    for name, value in constraints.items():
+        if (cache := value.cache_params) is None or (stats := cache.stats) is None:
+            figures[name] = value
+            continue
+        without = replace(value, cache_params=replace(cache, stats=None))
+        misses = [stats.expected_miss_rate(share) for share in (0.1, 0.5)]
+        figures[name] = without, stats.expected_lookups, stats.cacheability, misses
+    return figures
+
+
+def _said_of_a_shard(part: TablePart, table: Table, setting: Setting) -> object:
+    """What it says of a table that rank 0 has whole."""
+    shape = [table.num_embeddings, table.embedding_dim]
+    kernels, constraints = type(part).kernels([part]), part.constraints([table]).get(table.name)
+    own = kernels is not None and table.name in kernels.tables
+    kernel = kernels.compute_kernel if kernels is not None and own else "fused"
+    shard = Shard(shape, [0, 0])
+    option = ShardingOption(
+        table.name,
+        torch.empty(shape, device="meta"),
+        ("tables", torch.nn.Module()),
+        input_lengths=[1.0] * len(table.features),
+        batch_size=setting.batch_size,
+        sharding_type="table_wise",
+        partition_by="device",
+        compute_kernel=kernel,
+        shards=[shard],
+        cache_params=None if constraints is None else constraints.cache_params,
+    )
+    spec = EnumerableShardingSpec([ShardMetadata([0, 0], shape, "rank:0/cpu")])
+    sharding = ParameterSharding("table_wise", kernel, [0], spec)
+    step = StepShape(
+        setting.batch_size, setting.world_size, setting.ranks_per_node, setting.data.profile()
+    )
+    return (
+        part.row_memory(option, shard, setting.optimizer, setting.device_type),
+        list(part.work(table, sharding, step)),
+    )
 
 
 def said_of(part: TablePart, table: Table) -> dict[str, Any]:
@@ -99,4 +186,5 @@ def said_of(part: TablePart, table: Table) -> dict[str, Any]:
         "collectives": part.collectives([table.name]),
         "figures": dict(part.figures(table.name)),
         "words": list(part.words(table.name)),
+        "needs_stock_kernels": part.needs_stock_kernels().get(table.name),
     }
