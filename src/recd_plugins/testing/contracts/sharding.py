@@ -92,6 +92,29 @@ class ShardingContract(TablePartContract):
         assert other, f"{tables[-1].name} is gone"
         _assert_equal(other, {name: before[name] for name in other})
 
+    def test_rewrite_keeps_what_its_tables_hold(
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
+    ) -> None:
+        """By the names that they had: checkpoints know them by these."""
+        before = _weights(model)
+        after = _weights(plugin.rewrite(model, tables[:-1], setting))
+        assert not before.keys() - after.keys(), "the state dict has other names"
+        _assert_equal({name: after[name] for name in before}, before)
+
+    def test_rewrites_a_model_without_values(
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
+    ) -> None:
+        """A plan has one on the meta device."""
+        meta = deepcopy(model).to("meta")
+        found, expected = (
+            {name: value.shape for name, value in each.state_dict().items()}
+            for each in (
+                copy(plugin).rewrite(meta, tables[:-1], setting),
+                plugin.rewrite(model, tables[:-1], setting),
+            )
+        )
+        assert found == expected
+
     def test_rewrite_without_tables_changes_nothing(
         self, plugin: Sharding, model: nn.Module, setting: Setting
     ) -> None:
