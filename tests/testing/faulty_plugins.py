@@ -11,7 +11,8 @@ from recd_plugins.errors import DataError
 from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
-from recd_plugins.interfaces import TablePart
+from recd_plugins.interfaces import RowMemory, TablePart
+from recd_plugins.values.work import Work
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -76,6 +77,7 @@ class AtMost(Preprocessing):
     """Make ids the largest one seen at most."""
     name = "test.at_most"
     scope = "id"
+    takes = ("ids", "numbers")
     fault = ""
     @property
     def fit_rows(self):
@@ -86,7 +88,8 @@ class AtMost(Preprocessing):
             self.most = max([self.most, *values.tolist()])
             if self.fault == "clears_rows":
                 values.zero_()
-        if self.fault == "counts_pieces":
+        of_numbers = self.fault == "counts_pieces_of_numbers" and values.is_floating_point()
+        if self.fault == "counts_pieces" or of_numbers:
             self.most = pieces
         if self.fault == "draws":
             self.most = torch.randint(1, 1 << 60, ()).item()
@@ -237,14 +240,23 @@ class Others:
 class SplitPart(TablePart):
     def __init__(self, fault, tables):
         self.fault, self.tables = fault, tables
-        self.drawn = torch.rand(1).item() if fault == "draws_rows" else 0
+        self.drawn = torch.rand(1).item() if fault.startswith("draws_") else 0
     def constraints(self, tables):
         own = [table.name for table in tables if table.name in self.tables]
         others = ["t_other"] if self.fault == "part_constrains_others" else []
+        if self.fault == "draws_constraints":
+            return {name: ParameterConstraints(min_partition=int(self.drawn * 1e9)) for name in own}
         return {name: ParameterConstraints() for name in own + others}
+    def memory_of_rank(self, *_):
+        return {"drawn": int(self.drawn * 1e9)} if self.fault == "draws_memory" else {}
+    def work(self, table, sharding, step):
+        if self.fault == "draws_work":
+            yield slice(0, 1), Work(element_bytes=self.drawn)
+    def row_memory(self, *_):
+        return RowMemory(int(self.drawn * 1e9), 0, 0) if self.fault == "draws_row_memory" else None
     def figures(self, table):
         own = table in self.tables or self.fault == "part_of_others"
-        return {"drawn": self.drawn} if own else {}
+        return {"drawn": self.drawn * (self.fault == "draws_rows")} if own else {}
     @classmethod
     def kernels(cls, parts):
         return Others() if parts[0].fault == "part_looks_up_others" else None
@@ -268,10 +280,16 @@ class Split(Sharding):
         names = [table.name for table in tables]
         if self.fault == "drops_others":
             return nn.ModuleDict()
+        if self.fault == "reads_values":
+            float(next(model.parameters())[0, 0])
+        if self.fault == "renames_its_tables" and tables:
+            return nn.ModuleDict({"inner": model, "pooled": model["pooled"]})
         for name, value in model.state_dict().items():
             if self.fault == "changes_others" and "t_other" in name:
                 value.zero_()
             if self.fault == "changes_without_tables" and not tables:
+                value.zero_()
+            if self.fault == "clears_its_tables" and any(each in name for each in names):
                 value.zero_()
             if self.fault == "draws_weights" and any(each in name for each in names):
                 value.uniform_()
@@ -283,103 +301,6 @@ class Split(Sharding):
     def sharders(self, arguments):
         count = 2 if self.fault == "two_sharders_for_one" else 1
         return [EmbeddingCollectionSharder() for _ in range(count)]
-
-
-class Looker(Callback):
-    """Look on, with a fault."""
-    name = "faulty.looker"
-    fault = ""
-
-    def on_start(self, start):
-        self.ids, self.last = 0, [0] * (self.fault != "needs_a_step")
-
-    def on_batch(self, batch):
-        self.ids += len(batch.ids("user"))
-        if self.fault == "changes_a_batch":
-            batch.ids("history").zero_()
-
-    def on_step(self, step):
-        self.last.append(step.step)
-        if self.fault == "changes_a_loss":
-            step.loss.mul_(2)
-
-    def on_end(self, end):
-        self.last.pop()
-
-    def state_dict(self):
-        if self.fault == "keeps_tensors":
-            return {"ids": torch.tensor(self.ids)}
-        return {"ids": self.ids}
-
-    def load_state_dict(self, states):
-        if self.fault == "loads_nothing":
-            return super().load_state_dict(states)
-        if self.fault != "forgets":
-            self.ids = states[0]["ids"]
-
-
-class Stepper(Optimizer):
-    """SGD."""
-    name = "test.stepper"
-    fault = ""
-    calls = 0
-    def update(self, table):
-        self.calls += 1
-        arguments = {"lr": 0.1}
-        if self.fault == "has_momentum":
-            arguments["momentum"] = 0.9
-        if self.fault == "has_no_rate":
-            arguments = {"rate": 0.1}
-        if self.fault == "draws_rates":
-            arguments["lr"] = float(torch.rand(()))
-        if self.fault == "counts_calls":
-            arguments["lr"] = 0.1 * self.calls
-        if self.fault == "stands_still":
-            arguments["lr"] = 0.0
-        if self.fault == "gives_a_dict":
-            return arguments
-        if self.fault == "is_unknown":
-            return RowUpdate(torch.optim.Adamax, arguments)
-        return RowUpdate(torch.optim.SGD, arguments)
-
-
-class MeanLabel(Metric):
-    """The mean label."""
-    name = "test.mean_label"
-    fault = ""
-    def start(self):
-        self.total = 0.0
-        return [] if self.fault == "needs_samples" else [(0.0, 0)]
-    def update(self, state, batch):
-        if self.fault == "works_in_place":
-            batch.labels.zero_()
-        if self.fault == "means_of_batches":
-            return [*state, (float(batch.labels.double().mean()), 1)]
-        self.total += float(batch.labels.sum())
-        if self.fault == "stays":
-            return [*state, (float(batch.labels.sum()), len(batch.labels)), lambda: 0]
-        return [*state, (float(batch.labels.sum()), len(batch.labels))]
-    def results(self, states):
-        if self.fault == "gives_nothing":
-            return {}
-        if self.fault == "needs_samples":
-            states = [state for state in states if max(state)]
-        if self.fault == "takes_the_last_rank":
-            states = states[-1:]
-        if self.fault == "stays":
-            states = [[each for each in state if isinstance(each, tuple)] for state in states]
-        sums = [(sum(x for x, _ in state), sum(n for _, n in state)) for state in states]
-        if self.fault == "means_of_ranks":
-            means = [x / n for x, n in sums if n]
-            return {"mean_label": sum(means) / len(means)}
-        total, seen = map(sum, zip(*sums))
-        if self.fault == "keeps_to_itself":
-            total = self.total
-        if self.fault == "needs_both_labels":
-            return {"odds": total / seen / (1 - total / seen)}
-        name = "mean label" if self.fault == "has_a_title" else "mean_label"
-        found = {"gives_nan": float("nan"), "gives_tensors": torch.tensor(0.5)}
-        return {name: found.get(self.fault, total / seen)}
 
 
 class Greedy(Cache):

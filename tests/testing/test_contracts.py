@@ -5,7 +5,10 @@ import sys
 
 import pytest
 from tests import forked
-from tests.testing.faulty_plugins import SOURCE
+from tests.testing import faulty_plugins, faulty_watchers
+
+from recd_plugins.interfaces import Sharding
+from recd_plugins.testing.contracts import ShardingContract
 
 # Each test class holds one fault; the test named after it must be among those that fail.
 FAULTS = {
@@ -31,6 +34,7 @@ FAULTS = {
         "is_known_by_nothing": "test_identity_tells_what_was_fitted",
         "is_known_by_its_rows": "test_identity_tells_what_was_fitted",
         "counts_pieces": "test_fit_takes_rows_in_pieces_of_any_size[ids-1]",
+        "counts_pieces_of_numbers": "test_fit_takes_rows_in_pieces_of_any_size[numbers-1]",
         "clears_rows": "test_fit_looks_at_rows_and_leaves_them",
         "asks_for_no_rows": "test_fit_looks_at_rows_and_leaves_them",
     },
@@ -64,8 +68,15 @@ FAULTS = {
         "changes_others": "test_rewrite_leaves_other_tables_alone",
         "drops_others": "test_rewrite_leaves_other_tables_alone",
         "changes_without_tables": "test_rewrite_without_tables_changes_nothing",
+        "clears_its_tables": "test_rewrite_keeps_what_its_tables_hold",
+        "renames_its_tables": "test_rewrite_keeps_what_its_tables_hold",
+        "reads_values": "test_rewrites_a_model_without_values",
         "draws_weights": "test_every_rank_comes_to_the_same",
         "draws_rows": "test_every_rank_makes_the_same_part",
+        "draws_constraints": "test_every_rank_makes_the_same_part",
+        "draws_memory": "test_every_rank_makes_the_same_part",
+        "draws_work": "test_every_rank_makes_the_same_part",
+        "draws_row_memory": "test_every_rank_makes_the_same_part",
         "part_of_others": "test_says_nothing_of_other_tables",
         "part_constrains_others": "test_constrains_only_the_tables_it_is_given",
         "part_looks_up_others": "test_looks_up_only_the_tables_it_is_given",
@@ -80,6 +91,11 @@ FAULTS = {
         "keeps_tensors": "test_its_state_is_json",
         "forgets": "test_a_run_that_goes_on_has_the_same_state",
         "loads_nothing": "test_a_run_that_goes_on_has_the_same_state",
+        "says_late_what_it_counts": "test_a_run_that_goes_on_has_the_same_state",
+        "takes_one_rank": "test_states_of_other_ranks_are_kept_or_refused",
+        "takes_its_rank": "test_states_of_other_ranks_are_kept_or_refused",
+        "adds_up_at_each_rank": "test_states_of_other_ranks_are_kept_or_refused",
+        "wants_a_row_for_each_label": "test_looks_on_and_changes_nothing",
     },
     "optimizer": {
         "gives_a_dict": "test_fbgemm_has_the_update",
@@ -100,6 +116,7 @@ FAULTS = {
         "needs_samples": "test_it_does_not_matter_which_rank_saw_a_sample",
         "means_of_batches": "test_it_does_not_matter_how_samples_are_batched",
         "works_in_place": "test_leaves_batches_as_they_are",
+        "numbers_sessions": "test_leaves_batches_as_they_are",
         "keeps_to_itself": "test_its_state_travels",
         "stays": "test_its_state_travels",
         "needs_both_labels": "test_labels_of_one_kind_do_no_harm",
@@ -140,7 +157,7 @@ SOUND = ("sharding", "optimizer", "metric", "callback", "fitted", "pooling", "ta
 def failed(tmp_path_factory) -> str:
     """What pytest says of all faulty plugins, run in one process."""
     folder = tmp_path_factory.mktemp("contracts")
-    source = SOURCE
+    source = faulty_plugins.SOURCE + faulty_watchers.SOURCE
     for kind, faults in FAULTS.items():
         for fault in ("none", *faults) if kind in SOUND else faults:
             source += f'''
@@ -155,6 +172,10 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
     def plugin(self):
         return Faulty_{kind}_{fault}(Faulty_{kind}_{fault}.Options())
     test_module_imports_without_torch = None
+    if "{fault}" != "none":
+        test_another_process_makes_the_same_part = None
+    if "{fault}" not in ("none", "pools_groups_on_the_cpu"):
+        test_mixes_no_devices = None
     deduplicated = ("history",) if "{fault}" == "stores_all_rows" else ()
 '''
     (folder / "test_faults.py").write_text(source)
@@ -173,6 +194,29 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
 def test_a_fault_is_noticed(failed, kind, fault):
     expected = f"FAILED test_faults.py::Test_{kind}_{fault}::{FAULTS[kind][fault]}"
     assert any(line.startswith(expected) for line in failed.splitlines()), failed
+
+
+class ByHash(Sharding):
+    """Says something of its tables in the order of a set."""
+
+    name = "test.by_hash"
+
+    def constraints(self, tables):
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        names = {f"{table.name} {number}" for table in tables for number in range(9)}
+        return {tables[0].name: ParameterConstraints(feature_names=list(names))} if tables else {}
+
+
+class TestAnOrderOfHashes:
+    """The plugins above are in a process that has the hashes of its ranks."""
+
+    tables, setting = ShardingContract.tables, ShardingContract.setting
+
+    def test_is_noticed(self, tables, setting):
+        test = ShardingContract().test_another_process_makes_the_same_part
+        with pytest.raises(AssertionError):
+            test(ByHash(ByHash.Options()), tables, setting)
 
 
 @pytest.mark.parametrize("kind", SOUND)
