@@ -7,7 +7,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.batch_form import BatchForm
-from recd_plugins.errors import ExactnessError
+from recd_plugins.errors import ExactnessError, SetupError
 
 ROWS = 4
 
@@ -75,3 +75,11 @@ def test_what_tables_look_up_stays() -> None:
     with pytest.raises(ExactnessError, match="it is deduplicated: give all batches one order"):
         form.ordered(batch("zba", deduplicated=True))
     assert parts(form.ordered(batch("zba")), "ab") == parts(batch("ab"), "ab")
+
+
+def test_names_that_torchrec_takes_for_others() -> None:
+    """It looks for the inverse indices of what stands before an @."""
+    form = BatchForm("bags", features=["a", "a@7d"])
+    form.fit(batch("ab"))
+    with pytest.raises(SetupError, match=r"features a@7d have an @ .* of bags are deduplicated"):
+        BatchForm("bags", features=["a", "a@7d"]).fit(batch("ab", deduplicated=True))

@@ -1,4 +1,4 @@
-"""Mean pooling that nobody would divide is refused before anything is sharded."""
+"""Mean pooling that nobody would divide right is refused before anything is sharded."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_plugins.distributed.mean_pooling import divide_row_wise_tables_only
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder
-from recd_plugins.errors import ExactnessError
+from recd_plugins.errors import ExactnessError, SetupError
 
 
 @pytest.mark.parametrize("coalesced", [(), ("mean",)])
@@ -29,3 +30,19 @@ def test_means_in_grids(coalesced: tuple[str, ...]) -> None:
     sharder = ExactEmbeddingBagCollectionSharder(coalesced=coalesced)
     with pytest.raises(ExactnessError, match=r"^tables mean have mean pooling .* grid_shard, of"):
         sharder.shard(bags, {"sum": grid, "mean": grid}, ShardingEnv.from_local(1, 0))
+
+
+def test_names_that_torchrec_takes_for_others() -> None:
+    """Outputs of a feature of several tables are feature@table."""
+    config = EmbeddingBagConfig(
+        name="t",
+        num_embeddings=8,
+        embedding_dim=4,
+        feature_names=["clicks", "clicks@7d"],
+        pooling=PoolingType.MEAN,
+    )
+    row_wise = {"t": ParameterSharding("row_wise", "fused", [0])}
+    with pytest.raises(
+        SetupError, match=r"features clicks@7d have an @ .* mean pooling, for which"
+    ):
+        divide_row_wise_tables_only(None, [config], row_wise)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.distributed.exact_contexts import set_stored_rows
+from recd_plugins.distributed.feature_names import refuse_at_signs
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.no_rows import num_rows
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
@@ -115,6 +116,7 @@ class BatchForm:
 
         Raises:
             ExactnessError: they have to be made plain, and lack inverse indices.
+            SetupError: the first is deduplicated, and the name of a feature has an @.
         """
         variable = features.variable_stride_per_key()
         if self._variable is None:
@@ -127,6 +129,8 @@ class BatchForm:
         variable = self._on_any_rank(variable)
         self._variable = variable and not self.plain_only
         if self._variable:
+            looked_up = self._features or features.keys()
+            refuse_at_signs(looked_up, f"batches of {self.name} are deduplicated")
             names, _ = features.inverse_indices_or_none() or (features.keys(), None)
             self._order = list(names)  # TorchRec keeps it, too
         elif variable:

@@ -25,6 +25,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.feature_names import refuse_at_signs
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError
 
@@ -91,6 +92,7 @@ def divide_row_wise_tables_only(
     Raises:
         ExactnessError: a feature looks up a table that is divided and one that is not; the callback
             knows features, not tables.
+        SetupError: the name of a feature has an @.
     """
     divided: set[str] = set()
     whole: set[str] = set()
@@ -100,6 +102,7 @@ def divide_row_wise_tables_only(
         (divided if row_wise and mean else whole).update(config.feature_names)
     if not divided:
         return None
+    refuse_at_signs(divided | whole, "row-wise tables of their module have mean pooling")
     if both := sorted(divided & whole):
         raise ExactnessError(
             f"features {', '.join(both)} look up a row-wise table with mean pooling and another "

@@ -6,10 +6,11 @@ import pytest
 import torch
 from tests.distributed.coalesced import coalesced_cases as cases
 from tests.distributed.coalesced.coalesced_cases import DIM, FEATURES, Module
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_configs import EmbeddingConfig, PoolingType
 
 from recd_plugins.distributed.coalesced import input_dist
 from recd_plugins.distributed.coalesced.groups import feature_groups
+from recd_plugins.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
 ALL = tuple(FEATURES)
@@ -109,6 +110,19 @@ def test_refusals() -> None:
     expected += ["as codecs of INT8 send whole blocks of 32 numbers alone: leave coalesce out"]
     for words, message in zip(expected, found, strict=True):
         assert words in message
+
+
+def test_names_that_are_taken_for_others() -> None:
+    """Outputs of a feature of several tables are feature@table."""
+    configs = [
+        EmbeddingConfig(name=f"t_{name}", embedding_dim=4, num_embeddings=8, feature_names=[name])
+        for name in ("clicks@7d", "other")
+    ]
+    assert feature_groups(configs, []) is None
+    with pytest.raises(
+        SetupError, match=r"features clicks@7d have an @ .* is to be coalesced, for"
+    ):
+        feature_groups(configs, ["t_clicks@7d"])
 
 
 @pytest.mark.parametrize("kind", ["bags", "sequences"])

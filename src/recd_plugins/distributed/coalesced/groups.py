@@ -9,6 +9,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
+from recd_plugins.distributed.feature_names import refuse_at_signs
 from recd_plugins.errors import SetupError
 
 
@@ -47,7 +48,8 @@ def feature_groups(
     """The groups of a module; None where none of its tables is coalesced.
 
     Raises:
-        SetupError: a feature looks up a coalesced table and one that is not, or one of them twice.
+        SetupError: a feature looks up a coalesced table and one that is not, or one of them twice;
+            or its name has an @.
     """
     tables: dict[str, list[str]] = {}
     for config in configs:
@@ -74,6 +76,7 @@ def feature_groups(
             others.append(feature)
     if not groups:
         return None
+    refuse_at_signs(tables, "a table of their module is to be coalesced")
     return FeatureGroups(tuple(map(tuple, groups.values())), tuple(others))
 
 
