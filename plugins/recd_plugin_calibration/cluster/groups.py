@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from recd_plugins.api.distributed import ranks_of_each_node
+from recd_plugins.api.distributed import new_group, ranks_of_each_node
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,9 @@ def node_groups() -> Iterator[NodeGroups]:
     everyone = list(range(world_size))
     nodes = [everyone[first : first + per_node] for first in everyone[::per_node]]
     # Every rank makes every group, its own or not.
-    whole, beside = (dist.new_group(everyone) for _ in range(2))
-    inside = [dist.new_group(ranks) for ranks in nodes][rank // per_node]
-    across = [dist.new_group(everyone[place::per_node]) for place in range(per_node)][
-        rank % per_node
-    ]
+    whole, beside = (new_group(everyone) for _ in range(2))
+    inside = [new_group(ranks) for ranks in nodes][rank // per_node]
+    across = [new_group(everyone[place::per_node]) for place in range(per_node)][rank % per_node]
     yield NodeGroups(rank, len(nodes), per_node, whole, beside, inside, across)
     # Their threads cost. Not after an error, when nobody answers.
     for group in (whole, beside, inside, across):

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from recd_plugins.api import SetupError
-from recd_plugins.api.distributed import ranks_of_each_node
+from recd_plugins.api.distributed import new_group, ranks_of_each_node
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def _make_groups(rank: int, world_size: int) -> TierGroups:
     everyone = list(range(world_size))
     nodes = [everyone[node * per_node : (node + 1) * per_node] for node in range(num_nodes)]
     across = [everyone[local::per_node] for local in range(per_node)]
-    cold, hot = (dist.new_group(everyone) for _ in range(2))
+    cold, hot = (new_group(everyone) for _ in range(2))
     # Every rank makes every group, its own or not.
-    flex = [dist.new_group(ranks) for ranks in nodes]
-    flex_gradients = [dist.new_group(ranks) for ranks in across]
+    flex = [new_group(ranks) for ranks in nodes]
+    flex_gradients = [new_group(ranks) for ranks in across]
     return TierGroups(cold, hot, flex[rank // per_node], flex_gradients[rank % per_node])

@@ -23,6 +23,7 @@ from recd_plugins.distributed.launch import (
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
 from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
+from recd_plugins.distributed.process_groups import new_group
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
@@ -53,6 +54,7 @@ __all__ = [
     "lack_for_cuda",
     "launch",
     "lookup_ids",
+    "new_group",
     "ranks_of_each_node",
     "refuse_inverse_indices",
     "require_attributes",

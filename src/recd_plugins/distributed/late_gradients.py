@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recd_plugins.distributed.nodes import ranks_of_each_node
+from recd_plugins.distributed.process_groups import new_group
 
 
 class LateGradients:
@@ -29,7 +30,7 @@ class LateGradients:
     def __init__(self, group: dist.ProcessGroup) -> None:
         ranks = dist.get_process_group_ranks(group)
         # Its own threads and its own order: what else ranks send does not wait for it.
-        self._group = dist.new_group(ranks)
+        self._group = new_group(ranks)
         self._hops = _hops(ranks)
         self._is_late = False
         self._ready: list[_Sum] = []
@@ -121,8 +122,8 @@ def _hops(ranks: Sequence[int]) -> _Hops | None:
     if size in (1, len(ranks)) or len(ranks) != dist.get_world_size():
         return None
     nodes = [ranks[first : first + size] for first in range(0, len(ranks), size)]
-    groups = [dist.new_group(node) for node in nodes]
-    across = dist.new_group([node[0] for node in nodes])
+    groups = [new_group(node) for node in nodes]
+    across = new_group([node[0] for node in nodes])
     node = dist.get_rank() // size
     first = nodes[node][0]
     return _Hops(groups[node], first, across if dist.get_rank() == first else None)

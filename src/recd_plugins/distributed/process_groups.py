@@ -1,8 +1,33 @@
-"""What the process group of a sharded module can do."""
+"""Process groups: new ones, and what that of a sharded module can do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
 import torch.distributed as dist
+
+
+def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """A process group of some ranks that waits as long as the default one. Every rank calls it.
+
+    torch (2.11 to 2.14) gives a new group the timeout of its backend, not that of the trainer.
+
+    Args:
+        ranks: of the group.
+    """
+    group: dist.ProcessGroup = dist.new_group(ranks, timeout=_timeout())
+    return group
+
+
+def _timeout() -> timedelta | None:
+    """That of the default process group; None where its backend has none."""
+    group = dist.group.WORLD
+    assert group is not None, "the caller has one"
+    device = dist.get_backend_config(group).partition(":")[0]  # one timeout is set for all devices
+    options = group._get_backend(torch.device(device)).options
+    return None if options is None else options._timeout
 
 
 def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bool:

@@ -274,6 +274,14 @@ INTERNALS = (
         "torch.distributed.distributed_c10d", ("_resolve_process_group",), "counting of bytes"
     ),
     Internal(
+        "torch.distributed:ProcessGroup", ("_get_backend",), "groups with the trainer's timeout"
+    ),
+    Internal(
+        "torch._C._distributed_c10d:Backend.Options",
+        ("_timeout",),
+        "groups with the trainer's timeout",
+    ),
+    Internal(
         "torch.ops:aten",
         (
             "_scaled_dot_product_flash_attention_for_cpu",
