@@ -109,6 +109,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             if fault == "draws_unseen":
                 self.shift = int.from_bytes(os.urandom(4)) / 2**32
             if fault == "forgets_counts":
+                assert features.positive_counts is not None
                 counts = torch.from_numpy(features.positive_counts("user", options.rows))
                 self.register_buffer("counts", counts, persistent=False)
             if fault == "is_idle":
@@ -128,7 +129,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             if fault == "draws_unseen":
                 logits = logits + self.shift
             if fault == "forgets_counts":
-                logits = logits * self.counts.sum()
+                logits = logits * self.get_buffer("counts").sum()
             if fault == "stays_on_cpu":
                 logits = logits + torch.zeros(len(logits))
             if fault == "counts_stored_ids":
