@@ -235,17 +235,20 @@ def detached_and_attached(rank: int, world_size: int) -> tuple[list[float], list
     return found[0], found[1]
 
 
-def failing_loader(rank: int, world_size: int, torn: bool) -> str:
+def failing_loader(rank: int, world_size: int, ids: int, weights: int) -> str:
+    """The first batch of rank 1 has so many ids and weights, where it should have four each."""
+
     def batches() -> Iterator[Any]:
-        if rank and torn:
-            yield KeyedJaggedTensor(["f0"], torch.arange(3), lengths=torch.tensor([2, 2]))
+        if rank and ids:
+            lengths = torch.tensor([2, 2])
+            yield KeyedJaggedTensor(["f0"], torch.arange(ids), torch.ones(weights), lengths)
         if rank:
             raise OSError("the disk is gone")
         yield from loader(rank, True)
 
     try:
         list(Dedup(Model())(batches()))
-    except (OSError, DataError, SetupError) as error:
+    except (OSError, ValueError, DataError, SetupError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

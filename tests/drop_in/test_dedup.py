@@ -173,12 +173,13 @@ def test_a_pipeline_that_is_detached_between_goes_on() -> None:
 
 
 def test_ranks_are_told_of_a_loader_that_fails_at_its_first_batch() -> None:
-    for torn, failure in [
-        (False, "OSError: the disk is gone"),
-        (True, "DataError: batch: lengths add up to 4 ids, and there are 3 values"),
+    for ids, weights, failure in [
+        (0, 0, "OSError: the disk is gone"),
+        (3, 3, "DataError: batch: lengths add up to 4 ids, and there are 3 values"),
+        (4, 3, "ValueError: offsets from 0 to 4 for 3 values"),
     ]:
         other = f"SetupError: rank 1 has no first batch: {failure}"
-        assert run_on_ranks(cases.failing_loader, 2, torn) == [other, failure]
+        assert run_on_ranks(cases.failing_loader, 2, ids, weights) == [other, failure]
 
 
 def test_a_batch_that_the_model_makes_anew_is_told() -> None:

@@ -115,6 +115,16 @@ def test_weights_of_any_width(rows, dtype):
     assert_same_kjt(ikjt.to_kjt(), kjt)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("rows", [[], [[]], [[1, 2], [1, 2], [], [3]]])
+def test_weights_of_the_type_of_ids(rows, dtype):
+    weights = torch.tensor([len(row) + 5 for row in rows + rows for _ in row], dtype=dtype)
+    kjt = make_kjt({"a": rows, "b": rows}, dtype, weights)
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])
+    assert ikjt.num_unique() == len(set(map(tuple, rows)))
+    assert_same_kjt(ikjt.to_kjt(), kjt)
+
+
 def test_rows_that_differ_in_one_feature_of_the_group_stay_apart():
     kjt = make_kjt({"a": [[1], [1], [1]], "b": [[2], [2], [3]]})
     together, alone = (

@@ -23,7 +23,7 @@ from recd_plugins.drop_in.batch_fields import replace_kjts
 from recd_plugins.drop_in.own_reads import OwnReads
 from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.drop_in.stored import Stored, check_lengths
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.errors import SetupError
 from recd_plugins.sparse.unique_groups import deduplicate
 from recd_plugins.words import shortened
 
@@ -193,7 +193,7 @@ class Dedup:
         look = _Look(self.pooled)
         try:
             replace_kjts(batch, look)
-        except DataError as error:
+        except Exception as error:
             self.give_up(error)
             raise
         step, group = "the first batch of dedup(loader)", self._group or self._sharded_over()

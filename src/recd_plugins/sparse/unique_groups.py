@@ -73,6 +73,8 @@ def _by_kernel(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[int]]) -> list[
     results = []
     for unique in Deduplicator()(columns, stride):
         tensors = [torch.from_numpy(array) for array in unique.values]
+        if len(tensors) < len(buffers):  # of one dtype they come in one array
+            tensors = list(tensors[0].tensor_split(2))
         # The columns of weights come second and have the same lengths.
         lengths = torch.from_numpy(unique.lengths[: unique.lengths.size // len(buffers)])
         results.append(
