@@ -29,7 +29,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileDigest:
             entry = zipfile.ZipInfo(f"{number}.npy")
             entry.comment = name.encode()
             with archive.open(entry, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+                np.lib.format.write_array(file, np.asarray(array, order="C"), allow_pickle=False)
     return digest_of(path)
 
 
