@@ -42,6 +42,7 @@ class Csv(Tracker):
             self._columns = next(csv.reader(io.StringIO(path.read_text("utf-8"))))
             kept_lines.hold(path)
             return
+        self._records = 0
         kept_lines.append(path, _text([self._columns]))
         kept_lines.hold(path)
 

@@ -37,6 +37,7 @@ class JsonLines(Tracker):
         elif kept_lines.go_on(path, kept, more.get("last", {}), lambda _, line: json.loads(line)):
             kept_lines.hold(path)
             return
+        self._records = 0
         self._append({"registry": start.registry, "settings": list(start.settings)})
         kept_lines.hold(path)
 

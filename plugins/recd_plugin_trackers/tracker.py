@@ -63,7 +63,7 @@ class Tracker(Callback):
 
     @abstractmethod
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        """Make ready to write.
+        """Make ready to write. Where records begin anew, so does their number.
 
         Args:
             start: of the run.

@@ -192,6 +192,24 @@ def test_what_another_run_wrote_since_is_kept_apart(
     assert path.read_text().count("\n") == 1 + (1 if saved_at == 4 else len(EXPECTED))
 
 
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_a_file_that_begins_anew_is_gone_on_with(tmp_path: Path, name: str) -> None:
+    path, files, state = tmp_path / "of" / f"run.{name}", [1, 2, 2], {}
+    for begin, num_files in zip((0, 2, 4), files, strict=True):
+        tracker = made(name, tmp_path)
+        tracker.on_start(start(begin))
+        if state:
+            tracker.load_state_dict([state])
+        train(tracker, range(begin + 1, begin + 3))
+        state = json.loads(json.dumps(tracker.state_dict()))
+        tracker.on_interrupt(RunInterruption(0, begin + 2, "SIGINT"))
+        assert len(list(path.parent.iterdir())) == num_files
+        if not begin:  # the disk has lost what was written
+            path.write_text(path.read_text().splitlines(keepends=True)[0])
+    # Of steps 4 and 6, and an evaluation.
+    assert path.read_text().count("\n") == 1 + 3
+
+
 def test_they_write_to_this_machine() -> None:
     with pytest.raises(ValueError, match=r"s3://bucket/x is a URL; it is written to this machine"):
         Csv.Options.model_validate({"path": "s3://bucket/x"})
