@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from tests.distributed import guard_cases as cases
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import CacheParams, ParameterSharding
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import CacheParams, ShardingEnv
+from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed import lookup_kernels
-from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+)
 
 
 class Kernel:
@@ -46,6 +53,14 @@ def test_only_kernels_with_a_cache_fetch_ahead() -> None:
     assert (plain.fetched, cached.fetched) == ([], [[2, 3, 4]])
 
 
+@pytest.fixture(scope="module")
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
 @pytest.mark.parametrize(
     ("planned", "of_sharder", "ahead"),
     [
@@ -57,13 +72,23 @@ def test_only_kernels_with_a_cache_fetch_ahead() -> None:
     ],
 )
 def test_a_cache_looks_ahead_where_plan_or_sharder_ask(
-    planned: CacheParams | None, of_sharder: bool, ahead: bool
+    one_rank: None, kind: str, planned: CacheParams | None, of_sharder: bool, ahead: bool
 ) -> None:
-    sharding = ParameterSharding(
-        "table_wise", EmbeddingComputeKernel.FUSED_UVM_CACHING.value, [0], cache_params=planned
+    module: Any = cases.bags(a=PoolingType.SUM) if kind == "bags" else cases.sequences("a")
+    params = {"prefetch_pipeline": of_sharder}
+    sharder: Any = (
+        ExactEmbeddingBagCollectionSharder(params)
+        if kind == "bags"
+        else ExactEmbeddingCollectionSharder(params)
     )
-    sharded: Any = object.__new__(ExactShardedEmbeddingBagCollection)
-    nn.Module.__init__(sharded)
-    sharded.module_sharding_plan = {"t": sharding}
-    sharded.fused_params = {"prefetch_pipeline": of_sharder}
+    plan = construct_module_sharding_plan(
+        module, {"a": table_wise(0)}, sharder, local_size=1, world_size=1, device_type="cpu"
+    )
+    sharded = sharder.shard(
+        module, plan, ShardingEnv.from_process_group(dist.group.WORLD), torch.device("cpu")
+    )
+    # As of a plan for CUDA, which alone has these caches.
+    sharding = sharded.module_sharding_plan["a"]
+    sharding.compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+    sharding.cache_params = planned
     assert lookup_kernels.prefetches(sharded) == ahead
