@@ -74,7 +74,7 @@ CASES: dict[str, Changes] = {
         **_sharding("torchrec.row_wise"),
     },
     "cache_lfu_in_file": _cache(policy="lfu", bytes="200KB", storage={"file": "backing_store"}),
-    "sgd": {"training": {"optimizer": "sgd", "eps": 1e-8}},
+    "sgd": {"training": {"optimizer": "sgd"}},
 }
 #: Ranks, and ranks of a node.
 _NODES = dict.fromkeys(("two_tier", "three_tier", "joint"), (4, 2))

@@ -121,11 +121,6 @@ def test_a_missing_file(tmp_path):
             HEAD + "training:\n  ranks: 4\n  ranks_per_node: 3\n",
             "r.yaml:6 training.ranks_per_node: 4 ranks do not fill nodes of 3 each",
         ),
-        (
-            HEAD + "training:\n  optimizer: sgd\n  eps: 1.0e-3\n",
-            "r.yaml:6 training.eps: is of rowwise_adagrad, and optimizer: sgd has none; leave it "
-            "out, or at 1e-08",
-        ),
         ("dataset: 5\n", "r.yaml:1 dataset: input should be a mapping, got 5"),
         (HEAD + "training: {learning_rate: .nan}\n", "training.learning_rate"),
         (HEAD + "training: {seed: 2020-01-01}\n", "training.seed"),

@@ -30,9 +30,7 @@ def test_training_stays_what_it_was(make_registry: MakeRegistry, optimizer: str)
     if optimizer == "sgd":  # each part of a row has a row-wise Adagrad of its own
         others += ["torchrec.column_wise", "auto"]
     others = list(of_today(others, 3))
-    overrides: dict[str, Any] = {"optimizer": optimizer, "learning_rate": 0.1}
-    if optimizer != "sgd":
-        overrides["eps"] = 1e-3
+    overrides = {"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3}
     results = run_on_ranks(train_under_each, 4, path, overrides, others, local_world_size=2)[0]
     plain, tiered, *_ = results
     assert max(plain.losses) - min(plain.losses) > 1e-4  # it learns

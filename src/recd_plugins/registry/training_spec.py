@@ -214,16 +214,6 @@ class TrainingSpec(Spec):
             raise ValueError(wrong)
         return topology
 
-    @field_validator("eps")
-    @classmethod
-    def _counts(cls, eps: float, info: ValidationInfo) -> float:
-        usual = cls.model_fields["eps"].default  # of files that have all fields, too
-        if info.data.get("optimizer") == "sgd" and eps != usual:
-            raise ValueError(
-                f"is of rowwise_adagrad, and optimizer: sgd has none; leave it out, or at {usual}"
-            )
-        return eps
-
     @field_validator("ranks_per_node")
     @classmethod
     def _fill_nodes(cls, ranks_per_node: int | None, info: ValidationInfo) -> int | None:
