@@ -13,6 +13,13 @@ State = dict[str, Any]
 
 _STATE_VERSION = 1
 
+#: What may be behind a difference, for messages.
+_WHY = {
+    "hot_rows": ". A cache without rows or share holds what fits ranks, device and machine, and "
+    "these may be others now: give the cache one of the two, or scars.hot_batches a profile, and "
+    "the next run goes on elsewhere too"
+}
+
 
 class WindowOrder(Protocol):
     """Puts the rows of a window into another order."""
@@ -101,7 +108,7 @@ class WindowReader(Reader):
                     raise DataError(
                         f"the state is one inside a window of other hot batches: {name} was "
                         f"{theirs!r} and is {mine!r}; go on with the former options, cache and "
-                        "data, or start anew"
+                        f"data, or start anew{_WHY.get(name, '')}"
                     )
         self._inner.load_state_dict(state["inner"])
         self._position = dict(state)
