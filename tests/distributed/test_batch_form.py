@@ -7,6 +7,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.batch_form import BatchForm
+from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
 from recd_plugins.errors import ExactnessError, SetupError
 
 ROWS = 4
@@ -75,6 +76,20 @@ def test_what_tables_look_up_stays() -> None:
     with pytest.raises(ExactnessError, match="it is deduplicated: give all batches one order"):
         form.ordered(batch("zba", deduplicated=True))
     assert parts(form.ordered(batch("zba")), "ab") == parts(batch("ab"), "ab")
+
+
+def test_inverse_indices_in_another_order() -> None:
+    form = BatchForm("bags", features="ab")
+    form.fit(form.ordered(batch("ab", deduplicated=True)))
+    given = batch("ab", deduplicated=True, weighted=True)
+    other = with_inverse_indices_of(given, "ba")
+    assert other.inverse_indices()[0] == ["b", "a"]
+    found = form.fit(form.ordered(other))
+    assert found.inverse_indices()[0] == ["a", "b"]
+    assert parts(found, "ab") == parts(given, "ab")
+    other = with_inverse_indices_of(given, "b")
+    with pytest.raises(ExactnessError, match="no inverse_indices of features a, which its first"):
+        form.fit(form.ordered(other))
 
 
 def test_names_that_torchrec_takes_for_others() -> None:

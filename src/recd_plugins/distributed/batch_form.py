@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.distributed.exact_contexts import set_stored_rows
 from recd_plugins.distributed.feature_names import refuse_at_signs
 from recd_plugins.distributed.id_weights import IdWeights
+from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
 from recd_plugins.distributed.no_rows import num_rows
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.errors import ExactnessError
@@ -115,14 +116,15 @@ class BatchForm:
         """``features`` in the form of the module's first batch.
 
         Raises:
-            ExactnessError: they have to be made plain, and lack inverse indices.
+            ExactnessError: they have to be made plain, and lack inverse indices; or these lack a
+                feature that those of the first batch have.
             SetupError: the first is deduplicated, and the name of a feature has an @.
         """
         variable = features.variable_stride_per_key()
         if self._variable is None:
             self._begin(features, variable)
         if variable == self._variable:
-            return features
+            return self._in_order(features) if variable else features
         return _repeated(features, self.name) if variable else _stored_once(features, self._order)
 
     def _begin(self, features: KeyedJaggedTensor, variable: bool) -> None:
@@ -135,6 +137,16 @@ class BatchForm:
             self._order = list(names)  # TorchRec keeps it, too
         elif variable:
             logger.warning("%s: deduplicated batches become plain, %s", self.name, self.plain_only)
+
+    def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Its inverse indices in the order of the first batch's, by whose places they are found."""
+        names, _ = features.inverse_indices_or_none() or (self._order, None)
+        if missing := [name for name in self._order if name not in names]:
+            raise ExactnessError(
+                f"{self.name}: the batch has no inverse_indices of features {shortened(missing)}, "
+                "which its first batch had"
+            )
+        return features if names == self._order else with_inverse_indices_of(features, self._order)
 
     def _on_any_rank(self, variable: bool) -> bool:
         """Whether a rank's first batch is deduplicated: messages of two forms would not fit."""
