@@ -37,7 +37,8 @@ def figures_over_stock(
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
-    with session(registry, overrides={}, settings=settings, lasting=False) as trainer:
+    overrides = {"checkpoint": {}, "validation": None}  # neither is what it measures
+    with session(registry, overrides=overrides, settings=settings, lasting=False) as trainer:
         found = in_rounds(_SIDES, rounds, trainer.train)
     pairs = [Sides(each) for each in found]
     ratios: dict[str, list[float]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ from recd_plugins.training.validation import check_validation
 
 @dataclass(frozen=True)
 class Session:
-    """Trains on prepared data, any number of times.
+    """Trains on prepared data, any number of times, or once where it keeps checkpoints.
 
     Attributes:
         registry: of the run, its data prepared.
@@ -62,25 +62,41 @@ class Session:
     world_size: int
     ranks_per_node: int
     hang_limits: HangLimits
+    _ended: list[Side] = field(default_factory=list, init=False)
 
     def train(self, side: Side, sharding: str | None = None) -> Result:
         """One run on all ranks; with another ``sharding`` than the session's where it is given.
 
         It has processes of its own, so that no run sees what another left in memory; under
         torchrun all share the processes that are there.
+
+        Raises:
+            SetupError: one has ended that kept checkpoints, from which this one would go on.
         """
+        kept = self.registry.training.checkpoint.path if side == "plugins" else None
+        if kept is not None and self._ended:
+            raise SetupError(
+                f"{self.registry.path}: this session has trained to the end, and another run would "
+                f"go on from there, as {kept} has its checkpoints, and train nothing: open the "
+                "session without checkpoints, overrides={'checkpoint': {}}, or one for each run, "
+                "with a training.checkpoint.path of its own"
+            )
         job = replace(self.job, side=side, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
-            return train(self.rank, self.world_size, job)
-        return launch(
-            train,
-            self.world_size,
-            job,
-            backend=backend_for(job.device),
-            local_world_size=self.ranks_per_node,
-            hang_limits=self.hang_limits,
-            interruptible=True,
-        )[0]
+            result = train(self.rank, self.world_size, job)
+        else:
+            result = launch(
+                train,
+                self.world_size,
+                job,
+                backend=backend_for(job.device),
+                local_world_size=self.ranks_per_node,
+                hang_limits=self.hang_limits,
+                interruptible=True,
+            )[0]
+        if kept is not None:
+            self._ended.append(side)
+        return result
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+"""A session that keeps checkpoints trains once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.errors import SetupError
+from recd_plugins.testing.against_stock import figures_over_stock
+from recd_plugins.training.session import session
+
+REGISTRY = """\
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: "{folder}/table", sparse: [item_0], generate: {{rows: 512}}}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
+model: {{embedding_dim: 4, num_embeddings: 50}}
+training:
+  batch_size: 16
+  ranks: 2
+  steps: {steps}
+  device: cpu
+  checkpoint: {{path: "{folder}/checkpoints"}}
+"""
+
+
+def registry(folder: Path, steps: int) -> Path:
+    path = folder / "registry.yaml"
+    path.write_text(REGISTRY.format(folder=folder, steps=steps), encoding="utf-8")
+    return path
+
+
+def test_a_second_run_that_would_go_on_from_the_first_is_refused(tmp_path: Path) -> None:
+    with session(registry(tmp_path, 1), overrides={}) as trainer:
+        assert len(trainer.train("plugins").losses) == 1
+        with pytest.raises(SetupError, match=r"registry.yaml: this session has trained to the end"):
+            trainer.train("plugins")
+
+
+def test_figures_over_stock_are_of_runs_without_checkpoints(tmp_path: Path) -> None:
+    assert figures_over_stock(registry(tmp_path, 9), 1)
+    assert not (tmp_path / "checkpoints").exists()
