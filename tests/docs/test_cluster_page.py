@@ -46,7 +46,7 @@ def test_torchrun_and_recd_take_the_line(line: list[str]) -> None:
     assert command is not None
     taken = command.make_context(name, arguments).params
     assert taken["resume"]
-    assert taken["registry"].name == "registry.yaml"
+    assert Path(taken["given"]).name == "registry.yaml"
 
 
 def test_there_are_lines_of_every_launcher() -> None:

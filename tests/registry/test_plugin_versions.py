@@ -57,6 +57,8 @@ def test_a_folder_is_known_by_all_of_its_modules(tmp_path: Path) -> None:
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(PLUGIN + HOOK, encoding="utf-8")
         (package / "constants.py").write_text(f"SIZE = {number}\n", encoding="utf-8")
+        (package / ".#constants.py").symlink_to("nobody@here")  # of an editor
+        (package / "folder.py").mkdir()
         found.append(version(registry, package.parent))
     assert [each.split()[0] for each in found] == ["acme", "acme"]
     assert found[0] != found[1]

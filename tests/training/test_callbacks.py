@@ -171,12 +171,17 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(3, callbacks={"test.notes": [{}], "test.gone": [{}]})
     callbacks(called(Notes)).start(progress, 5, TABLES)
     assert capsys.readouterr().err == (
-        "the state of test.gone is left behind: no entry uses it now\n"
+        "the state of test.gone is left behind: no entry is the one that it was of\n"
     )
     earlier = {"test.notes": [{}], "test.notes#2": [{}]}  # by place, of an earlier version
     callbacks(notes := called(Notes)).start(Progress(3, callbacks=earlier), 5, TABLES)
     assert "the state of test.notes is left behind" in capsys.readouterr().err
     assert len(notes.entry.plugin.seen) == 1
+    both = (called(Notes, key="test.notes#a"), called(Notes, key="test.notes#b"))
+    earlier = {"test.notes": [{"rank": 0, "seen": 3}], "test.notes#2": [{"rank": 0, "seen": 4}]}
+    callbacks(*both).start(Progress(3, callbacks=earlier), 5, TABLES)
+    assert "left behind" not in capsys.readouterr().err
+    assert [each.entry.plugin.seen[-1] for each in both] == [*earlier.values()]
     with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, and the ch"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 

@@ -56,6 +56,9 @@ def test_it_stops_where_nothing_better_came() -> None:
     again = Validation(spec(patience=2), validation.curve)
     assert again.stops
     assert Validation(spec(metric="auc"), validation.curve).curve.values == []
+    # A run that went on without validations since, and has them again, is not over.
+    later = Validation(spec(patience=2), validation.curve, step=validation.curve.steps[-1] + 1)
+    assert not later.stops
 
 
 def test_a_curve_by_another_figure_is_left_behind_and_said() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import OUTPUT_PATH, progress_bars
+from recd_plugins.api.commands import OUTPUT_PATH, new_place, progress_bars
 
 
 @click.command("convert-layout")
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
-@click.argument("target", type=OUTPUT_PATH, metavar="DST")
+@click.argument("target", type=OUTPUT_PATH, metavar="DST", callback=new_place)
 @click.option(
     "--layout",
     type=click.Choice(["list", "list_dict"]),

@@ -15,6 +15,7 @@ from recd_plugins.api.commands import (
     OUTPUT,
     OUTPUT_FOLDER,
     OUTPUT_PATH,
+    new_place,
     output_console,
     progress_bars,
 )
@@ -43,9 +44,14 @@ def logs() -> None:
     """Rows in a log: sharded by session, compressed in blocks, safe against damage."""
 
 
+def _log_folder(ctx: click.Context, parameter: click.Parameter, value: Path) -> Path | None:
+    """A folder, which has a name where it is made."""
+    return value if ctx.params["append"] else new_place(ctx, parameter, value)
+
+
 @logs.command()
 @click.argument("source", type=_path)
-@click.argument("folder", type=OUTPUT_FOLDER)
+@click.argument("folder", type=OUTPUT_FOLDER, callback=_log_folder)
 @command_options.session
 @click.option(
     "--shards",
@@ -80,7 +86,12 @@ def logs() -> None:
 @click.option(
     "--long-distance", is_flag=True, help="zstd's long-distance matching: slower; for --no-sort."
 )
-@click.option("--append", is_flag=True, help="Add to the log in FOLDER, sharded as it is.")
+@click.option(
+    "--append",
+    is_flag=True,
+    is_eager=True,  # before FOLDER is looked at
+    help="Add to the log in FOLDER, sharded as it is.",
+)
 @click.pass_obj
 def write(
     plugins_dir: Path | None,

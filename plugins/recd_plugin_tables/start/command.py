@@ -135,9 +135,10 @@ def _check_same(file: Path, text: str, table: str) -> None:
     if file.exists() and file.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
         name = shlex.quote(str(file))
         raise RecdError(
-            f"{file} exists already, and is not what is written for {table} now: it was edited, or "
-            f"is of another table or other options. recd run {name} trains it as it is; or remove "
-            "it, or have recd init write one of another name"
+            f"{file} exists already, and is not what is written for {table} now: it was edited, is "
+            "of another table, other options or another version, or the table has changed. "
+            f"recd run {name} trains it as it is; or remove it, or have recd init write one of "
+            "another name"
         )
 
 

@@ -79,7 +79,7 @@ from recd_plugins.distributed.managed_collision import (
 from recd_plugins.distributed.mean_pooling import mean_pooled
 from recd_plugins.distributed.plain_kernels import plain_updates, why_plain_kernels
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
-from recd_plugins.distributed.row_updates import check_update_of_fused_bags
+from recd_plugins.distributed.row_updates import check_update_of_fused
 from recd_plugins.distributed.sharding_agreement import refuse_two_dimensions
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
@@ -206,7 +206,8 @@ def _shard(
     on_cpu = device is None or device.type == "cpu"
     if isinstance(module, FusedEmbeddingBagCollection):
         _refuse_rows_of_fused_bags(name, module, params, on_cpu=on_cpu)
-        check_update_of_fused_bags(name, module, params, device)
+    if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
+        check_update_of_fused(name, module, params, device)
     sharded = sharder.shard(module, params, env, device, module_fqn)
     if isinstance(sharded, ShardedFusedEmbeddingBagCollection) and on_cpu:
         require_attributes(sharded, "_lookups")  # private, torchrec 1.6 to 1.9

@@ -16,7 +16,10 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
-from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 
 from recd_plugins.errors import SetupError
 from recd_plugins.words import shortened
@@ -207,9 +210,9 @@ def check_updates(
         )
 
 
-def check_update_of_fused_bags(
+def check_update_of_fused(
     name: str,
-    module: FusedEmbeddingBagCollection,
+    module: FusedEmbeddingBagCollection | FusedEmbeddingCollection,
     params: Mapping[str, ParameterSharding],
     device: torch.device | None,
 ) -> None:

@@ -38,7 +38,8 @@ def _version_of(file: Path) -> str:
     if file.name != "__init__.py":
         return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
     digest = hashlib.sha256()
-    for module in sorted(file.parent.rglob("*.py")):
+    modules = (path for path in file.parent.rglob("[!.]*.py") if path.is_file())
+    for module in sorted(modules):
         digest.update(f"{module.relative_to(file.parent)}\0".encode(errors="surrogateescape"))
         digest.update(hashlib.sha256(module.read_bytes()).digest())
     return f"{file.parent.name} {digest.hexdigest()[:12]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from recd_plugins.testing.benchmark import Figure
 from recd_plugins.training.assembly import Side
@@ -37,7 +38,10 @@ def figures_over_stock(
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
-    overrides = {"checkpoint": {}, "validation": None}  # neither is what it measures
+    overrides: dict[str, Any] = {
+        "checkpoint": {},
+        "validation": None,
+    }  # neither is what it measures
     with session(registry, overrides=overrides, settings=settings, lasting=False) as trainer:
         found = in_rounds(_SIDES, rounds, trainer.train)
     pairs = [Sides(each) for each in found]

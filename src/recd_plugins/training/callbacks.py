@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,26 @@ def _key_of_several(entry: Entry[Callback]) -> str:
     return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
+def _saved_keys(called: Sequence[Called], saved: Collection[str]) -> dict[str, str]:
+    """By the key of a callback, the one of its state in a checkpoint, where there is one."""
+    found: dict[str, str] = {}
+    for name in {each.entry.plugin.name for each in called}:
+        several = [each for each in called if each.entry.plugin.name == name]
+        counted = [name]
+        while (place := f"{name}#{len(counted) + 1}") in saved:
+            counted.append(place)
+        if len(counted) > 1:  # an earlier version told them apart by place alone
+            if len(counted) == len(several):
+                found |= zip((each.key for each in several), counted, strict=True)
+            continue
+        for each in several:
+            # One that is alone now may have been one of several.
+            keys = (each.key, _key_of_several(each.entry))
+            if (key := next((key for key in keys if key in saved), None)) is not None:
+                found[each.key] = key
+    return found
+
+
 class Callbacks:
     """The callbacks of a run on one rank.
 
@@ -122,9 +142,7 @@ class Callbacks:
 
         On rank 0, says which of them no callback takes.
         """
-        gone = set(progress.callbacks)
-        # Without those of an earlier version that counted several of one name.
-        saved = {key: of for key, of in progress.callbacks.items() if f"{key}#2" not in gone}
+        keys, gone = _saved_keys(self._called, progress.callbacks), set(progress.callbacks)
         for each in self._called:
             start = RunStart(
                 rank=self._rank,
@@ -138,15 +156,14 @@ class Callbacks:
                 settings=self._settings,
             )
             self._call(each, "on_start", start)
-            # One that is alone now may have been one of several.
-            for key in (each.key, _key_of_several(each.entry)):
-                if (states := saved.get(key)) is not None:
-                    gone.discard(key)
-                    self._call(each, "load_state_dict", states)
-                    break
+            if (key := keys.get(each.key)) is not None:
+                gone.discard(key)
+                self._call(each, "load_state_dict", progress.callbacks[key])
         if gone and self._rank == 0:
             names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
-            click.echo(f"the state of {names} is left behind: no entry uses it now", err=True)
+            click.echo(
+                f"the state of {names} is left behind: no entry is the one that it was of", err=True
+            )
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
         """The same batches, kept until they are trained on where a callback wants to see them."""

@@ -171,7 +171,7 @@ class _Run:
         spec = self._training.validation
         if not self._own or spec is None:
             return None
-        validation = Validation(spec, self._progress.validation)
+        validation = Validation(spec, self._progress.validation, self._progress.step)
         if validation.left:
             self._say(validation.left)
         if validation.stops:

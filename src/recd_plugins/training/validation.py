@@ -90,14 +90,17 @@ class Validation:
         spec: of the registry file.
         before: the curve of the checkpoint that the run goes on from. One by another figure is
             left behind.
+        step: of that checkpoint. A curve that ends before it stops no run: one went on without.
 
     Attributes:
         curve: so far.
         left: words on a curve that is left behind; none where none is.
     """
 
-    def __init__(self, spec: ValidationSpec, before: ValidationCurve | None = None) -> None:
-        self._spec = spec
+    def __init__(
+        self, spec: ValidationSpec, before: ValidationCurve | None = None, step: int = 0
+    ) -> None:
+        self._spec, self._step = spec, step
         self.curve = ValidationCurve(spec.metric, spec.best)
         self.left = ""
         if before is None:
@@ -119,7 +122,8 @@ class Validation:
     def stops(self) -> bool:
         """Whether the run is to end here."""
         patience = self._spec.patience
-        return patience is not None and self.curve.stale >= patience
+        is_over = patience is not None and self.curve.stale >= patience
+        return is_over and self.curve.steps[-1] >= self._step
 
     def add(self, step: int, measured: Measured) -> bool:
         """What was measured after a step. Whether it is the best so far.

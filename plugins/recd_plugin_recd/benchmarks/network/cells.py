@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import statistics
 import subprocess
@@ -209,11 +210,16 @@ def _follow(cell: Cell, programs: Sequence[subprocess.Popen[bytes]], logs: Path)
 
 
 def _read(path: Path | None, size: Size | None) -> dict[str, dict[str, Measured]]:
-    """Nothing where there is no file; of another size or version, an error."""
+    """Nothing where there is no file; of another size or version, an error.
+
+    A file of before these were kept can be read, and not added to.
+    """
     if path is None or not path.exists():
         return {}
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
+        if size is None and "cells" not in kept:
+            kept = {"size": None, "version": None, "cells": kept}
         of, version = kept["size"], kept["version"]
         found = {cell: _sides(values) for cell, values in kept["cells"].items()}
     except (ValueError, TypeError, AttributeError, KeyError) as error:
@@ -232,5 +238,6 @@ def _read(path: Path | None, size: Size | None) -> dict[str, dict[str, Measured]
 def _sides(values: Mapping[str, Any]) -> dict[str, Measured]:
     sides = {side: Measured(**measured) for side, measured in values.items()}
     for side in sides.values():
+        side.losses = [math.nan if loss is None else loss for loss in side.losses]  # of JSON
         side.traces = [LinkTrace(**trace) for trace in side.traces]  # type: ignore[arg-type]
     return sides

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,13 +42,18 @@ class CellFigures:
     def __init__(self, cell: Cell, sides: Sequence[Side], found: Mapping[str, Measured]) -> None:
         self._cell = cell
         self.name = cell.name
-        trained = [s for s in sides if s.name in found and found[s.name].stock_seconds]
+        lost = {name for name, of in found.items() if not all(map(math.isfinite, of.losses))}
+        trained = [
+            side
+            for side in sides
+            if side.name in found and side.name not in lost and found[side.name].stock_seconds
+        ]
         self._found = {side.name: found[side.name] for side in trained}
         self._failures = {
             side.name: found[side.name].failure
             for side in sides
             if side.name in found and found[side.name].failure
-        }
+        } | dict.fromkeys(sorted(lost), "its loss became no finite number")
         self._ours = [side.name for side in trained if side.group != "stock"]
         self._deduplicated = {side.name: side.deduplicated for side in trained}
         #: Names of the sides that choose by themselves.
@@ -207,5 +213,6 @@ class CellFigures:
     def _loss_diff(self) -> float:
         """The largest difference of the losses of one step, in two rounds of the batches."""
         sides = [found for found in self._found.values() if found.losses]
-        steps = zip(*(each.losses[: 2 * each.num_batches] for each in sides), strict=True)
-        return largest(largest(step) - min(step) for step in steps)
+        # Files of before rounds were kept have steps alone.
+        of_rounds = (each.losses[: 2 * each.num_batches or None] for each in sides)
+        return largest(largest(step) - min(step) for step in zip(*of_rounds, strict=False))
