@@ -141,12 +141,14 @@ class BatchForm:
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Its inverse indices in the order of the first batch's, by whose places they are found."""
         names, _ = features.inverse_indices_or_none() or (self._order, None)
-        if missing := [name for name in self._order if name not in names]:
+        if names == self._order:
+            return features
+        if missing := sorted({*self._order} - {*names}):
             raise ExactnessError(
                 f"{self.name}: the batch has no inverse_indices of features {shortened(missing)}, "
                 "which its first batch had"
             )
-        return features if names == self._order else with_inverse_indices_of(features, self._order)
+        return with_inverse_indices_of(features, self._order)
 
     def _on_any_rank(self, variable: bool) -> bool:
         """Whether a rank's first batch is deduplicated: messages of two forms would not fit."""
