@@ -213,6 +213,7 @@ class TestAnOrderOfHashes:
 
     tables, setting = ShardingContract.tables, ShardingContract.setting
 
+    @pytest.mark.skipif("PYTHONHASHSEED" in os.environ, reason="all processes have one order")
     def test_is_noticed(self, tables, setting):
         test = ShardingContract().test_another_process_makes_the_same_part
         with pytest.raises(AssertionError):

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins import load_registry
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.generators import generators_kept
-from recd_plugins.interfaces import Callback, Sharding, Table
+from recd_plugins.interfaces import Callback, RunStart, Sharding, Table
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.registry import Entry
 from recd_plugins.testing.gloo import run_on_ranks
@@ -182,6 +182,9 @@ def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     callbacks(*both).start(Progress(3, callbacks=earlier), 5, TABLES)
     assert "left behind" not in capsys.readouterr().err
     assert [each.entry.plugin.seen[-1] for each in both] == [*earlier.values()]
+    del earlier["test.notes"]  # the first had nothing to keep
+    callbacks(*both).start(Progress(3, callbacks=earlier), 5, TABLES)
+    assert [type(each.entry.plugin.seen[-1]) for each in both] == [RunStart, list]
     with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, and the ch"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 

@@ -32,6 +32,9 @@ from recd_plugins.training.agreement import together
 from recd_plugins.training.checkpoint import Progress
 from recd_plugins.values.model_input import ModelInput
 
+# Of what tells callbacks of one name apart.
+_DIGITS = 12
+
 
 @dataclass(frozen=True)
 class Called:
@@ -82,7 +85,7 @@ def _key_of_several(entry: Entry[Callback]) -> str:
     """By options, not by place: entries may come and go before a run goes on from a checkpoint."""
     options = entry.plugin.options.model_dump(mode="json")
     said = json.dumps([options, entry.patterns], sort_keys=True)
-    return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
+    return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]}"
 
 
 def _saved_keys(called: Sequence[Called], saved: Collection[str]) -> dict[str, str]:
@@ -90,12 +93,13 @@ def _saved_keys(called: Sequence[Called], saved: Collection[str]) -> dict[str, s
     found: dict[str, str] = {}
     for name in {each.entry.plugin.name for each in called}:
         several = [each for each in called if each.entry.plugin.name == name]
-        counted = [name]
-        while (place := f"{name}#{len(counted) + 1}") in saved:
-            counted.append(place)
-        if len(counted) > 1:  # an earlier version told them apart by place alone
-            if len(counted) == len(several):
-                found |= zip((each.key for each in several), counted, strict=True)
+        ends = [key.removeprefix(f"{name}#") for key in saved if key.startswith(f"{name}#")]
+        # An earlier version told them apart by place alone, and digests are longer.
+        if places := [int(end) for end in ends if end.isdigit() and len(end) < _DIGITS]:
+            if max(places) <= len(several):
+                by_place = [name, *(f"{name}#{place}" for place in range(2, len(several) + 1))]
+                pairs = zip(several, by_place, strict=True)
+                found |= {each.key: key for each, key in pairs if key in saved}
             continue
         for each in several:
             # One that is alone now may have been one of several.

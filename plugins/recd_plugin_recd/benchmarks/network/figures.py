@@ -42,18 +42,13 @@ class CellFigures:
     def __init__(self, cell: Cell, sides: Sequence[Side], found: Mapping[str, Measured]) -> None:
         self._cell = cell
         self.name = cell.name
-        lost = {name for name, of in found.items() if not all(map(math.isfinite, of.losses))}
-        trained = [
-            side
-            for side in sides
-            if side.name in found and side.name not in lost and found[side.name].stock_seconds
-        ]
+        there = [side for side in sides if side.name in found]
+        lost = [s.name for s in there if not all(map(math.isfinite, found[s.name].losses))]
+        trained = [s for s in there if s.name not in lost and found[s.name].stock_seconds]
         self._found = {side.name: found[side.name] for side in trained}
         self._failures = {
-            side.name: found[side.name].failure
-            for side in sides
-            if side.name in found and found[side.name].failure
-        } | dict.fromkeys(sorted(lost), "its loss became no finite number")
+            side.name: found[side.name].failure for side in there if found[side.name].failure
+        } | dict.fromkeys(lost, "its loss became no finite number")
         self._ours = [side.name for side in trained if side.group != "stock"]
         self._deduplicated = {side.name: side.deduplicated for side in trained}
         #: Names of the sides that choose by themselves.
@@ -178,8 +173,7 @@ class CellFigures:
     def notes(self) -> list[str]:
         """What could not be trained."""
         return [
-            f"{self._cell.name}: {name} was not measured: {why}"
-            for name, why in self._failures.items()
+            f"{self._cell.name}: {name} is left out: {why}" for name, why in self._failures.items()
         ]
 
     def _over_link(self, sent: Mapping[str, float | None]) -> dict[str, float]:
@@ -213,6 +207,7 @@ class CellFigures:
     def _loss_diff(self) -> float:
         """The largest difference of the losses of one step, in two rounds of the batches."""
         sides = [found for found in self._found.values() if found.losses]
-        # Files of before rounds were kept have steps alone.
+        # Files of before that was kept have steps alone, of each side as many as it had turns.
+        is_known = all(each.num_batches for each in sides)
         of_rounds = (each.losses[: 2 * each.num_batches or None] for each in sides)
-        return largest(largest(step) - min(step) for step in zip(*of_rounds, strict=False))
+        return largest(largest(step) - min(step) for step in zip(*of_rounds, strict=is_known))

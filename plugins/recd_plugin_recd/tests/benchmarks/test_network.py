@@ -120,7 +120,7 @@ def test_figures_a_table_and_a_picture(
     table = figures.table()
     rows = {row[0]: row for row in table.rows}
     assert rows["stock planner"][4] == 1.0
-    assert figures.notes()[0].startswith("papercal 2x1 200mbit: auto was not measured: ")
+    assert figures.notes()[0].startswith("papercal 2x1 200mbit: auto is left out: ")
     (path,) = draw(asdict(Findings([], [table], [])), tmp_path)
     assert "joint coalesced" in path.read_text()
 
@@ -149,7 +149,7 @@ def test_losses_of_two_rounds_are_compared() -> None:
     measured["IKJT, auto"].losses[:2] = [0.6, math.nan]  # behind another that differs
     lost = CellFigures(CELL, sides, measured)
     assert lost.notes() == [
-        "papercal 2x1 200mbit: IKJT, auto was not measured: its loss became no finite number"
+        "papercal 2x1 200mbit: IKJT, auto is left out: its loss became no finite number"
     ]
     assert all(math.isfinite(figure.value) for figure in lost.figures())
 
@@ -171,7 +171,7 @@ def test_cells_that_were_measured_are_reported_by_themselves(tmp_path: Path) -> 
     grid.add(Cell("rm1", "2x1", "unshaped"), second)
     grid.add(Cell("rm1", "2x2", "1gbit"), {"IKJT, auto": Measured(failure="no memory")})
     found = network.run("small", cells=path, measured=True)
-    assert found.notes == ["rm1 2x2 1gbit: IKJT, auto was not measured: no memory"]
+    assert found.notes == ["rm1 2x2 1gbit: IKJT, auto is left out: no memory"]
     figures = {figure.figure: figure.value for figure in found.figures}
     assert figures["predicted_within_1.3"] == 3 / 5
     assert figures["auto_predicted_within_1.3"] == 1 / 2

@@ -112,7 +112,17 @@ class CallbackContract(PluginContract):
     def test_states_of_other_ranks_are_kept_or_refused(
         self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
     ) -> None:
-        """Those of two ranks at one, and those of one at two."""
+        """Those of two ranks at one, and those of one at two, where these are in one process."""
+        try:
+            self._go_on_at_other_ranks(plugin, start, batches)
+        except ValueError as error:
+            if "process group" in str(error):
+                pytest.skip("it makes collective calls, and there is no process group")
+            raise
+
+    def _go_on_at_other_ranks(
+        self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
+    ) -> None:
         for world_size in (1, 2):
             ranks = [copy(plugin) for _ in range(world_size)]
             for rank, each in enumerate(ranks):
