@@ -7,8 +7,9 @@ import pytest
 from tests import forked
 from tests.testing import faulty_plugins, faulty_watchers
 
-from recd_plugins.interfaces import Sharding
+from recd_plugins.interfaces import Sharding, TablePart
 from recd_plugins.testing.contracts import ShardingContract
+from recd_plugins.values.work import Work
 
 # Each test class holds one fault; the test named after it must be among those that fail.
 FAULTS = {
@@ -206,6 +207,41 @@ class ByHash(Sharding):
 
         names = {f"{table.name} {number}" for table in tables for number in range(9)}
         return {tables[0].name: ParameterConstraints(feature_names=list(names))} if tables else {}
+
+
+class OfEachShard(TablePart):
+    """Works on the shard of each rank, which tables that are split by rows have."""
+
+    def work(self, table, sharding, step):
+        shards = sharding.sharding_spec.shards
+        for rank in range(step.world_size):
+            yield slice(rank, rank + 1), Work(element_bytes=float(shards[rank].shard_sizes[0]))
+
+
+class ByRows(Sharding):
+    """Has every table split by rows."""
+
+    name = "test.by_rows"
+
+    def constraints(self, tables):
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        return {each.name: ParameterConstraints(sharding_types=["row_wise"]) for each in tables}
+
+    def part(self, tables, setting):
+        return OfEachShard() if tables else None
+
+
+class TestAPartThatCountsOnItsConstraints:
+    """It is asked of shards that a plan may have."""
+
+    tables, setting = ShardingContract.tables, ShardingContract.setting
+
+    def test_passes(self, tables, setting):
+        assert setting.world_size > 1
+        plugin = ByRows(ByRows.Options())
+        ShardingContract().test_every_rank_makes_the_same_part(plugin, tables, setting)
+        ShardingContract().test_its_part_travels(plugin, tables, setting)
 
 
 class TestAnOrderOfHashes:

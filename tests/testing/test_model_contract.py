@@ -56,7 +56,7 @@ class TestTower(ModelContract):
         ("drops_copies", "test_replicated_tables_stand_apart"),
         ("has_one_table_of_its_own", "test_replicated_tables_stand_apart"),
         ("stays_on_cpu", "test_mixes_no_devices"),
-        ("has_not_written_it", "test_mixes_no_devices"),
+        ("lacks_a_kernel_everywhere", "test_mixes_no_devices"),
     ],
 )
 def test_a_fault_is_noticed(fault: str, test: str) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
 from torchrec.distributed.types import (
     EnumerableShardingSpec,
     ParameterSharding,
+    ShardingType,
     ShardMetadata,
 )
 
@@ -23,6 +25,8 @@ from recd_plugins.interfaces.table_part import StepShape
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.contracts.skewed_data import SkewedData
+
+_COPIED = ShardingType.DATA_PARALLEL.value
 
 
 class TablePartContract(PluginContract):
@@ -100,7 +104,8 @@ class TablePartContract(PluginContract):
         if part is not None:
             # Readers in other processes have it, where a wrapper of the dataset asks for it.
             again = pickle.loads(pickle.dumps(part))
-            assert _said(again, tables, setting) == _said(part, tables, setting)
+            expected = _said(plugin, part, tables, setting)
+            assert _said(plugin, again, tables, setting) == expected
 
 
 def _said_on_a_rank(
@@ -117,18 +122,25 @@ def _said_by(plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
     """What a plugin and its part say of its tables; numbers to the last bit."""
     constraints = _figures_of(plugin.constraints(tables[:-1]))
     part = plugin.part(tables[:-1], setting)
-    return constraints, None if part is None else _said(part, tables[:-1], setting)
+    return constraints, None if part is None else _said(plugin, part, tables[:-1], setting)
 
 
-def _said(part: TablePart, tables: Sequence[Table], setting: Setting) -> dict[str, Any]:
+def _said(
+    plugin: Sharding | Cache, part: TablePart, tables: Sequence[Table], setting: Setting
+) -> dict[str, Any]:
     """All that a part says."""
+    constraints = {**plugin.constraints(tables), **part.constraints(tables)}
+    free = ParameterConstraints()
     kernels = type(part).kernels([part])
     return {
         "tables": [said_of(part, table) for table in tables],
         "constraints": _figures_of(part.constraints(tables)),
         "kernels": kernels and (kernels.compute_kernel, sorted(kernels.tables)),
         "memory_of_rank": dict(part.memory_of_rank(setting.ranks_per_node, setting.optimizer)),
-        "of_a_shard": [_said_of_a_shard(part, table, setting) for table in tables],
+        "of_a_shard": [
+            _said_of_a_shard(part, table, setting, constraints.get(table.name, free))
+            for table in tables
+        ],
     }
 
 
@@ -145,37 +157,52 @@ def _figures_of(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ob
     return figures
 
 
-def _said_of_a_shard(part: TablePart, table: Table, setting: Setting) -> object:
-    """What it says of a table that rank 0 has whole."""
-    shape = [table.num_embeddings, table.embedding_dim]
-    kernels, constraints = type(part).kernels([part]), part.constraints([table]).get(table.name)
-    own = kernels is not None and table.name in kernels.tables
-    kernel = kernels.compute_kernel if kernels is not None and own else "fused"
-    shard = Shard(shape, [0, 0])
+def _said_of_a_shard(
+    part: TablePart, table: Table, setting: Setting, constraints: ParameterConstraints
+) -> object:
+    """What it says of a shard in a plan that obeys the constraints."""
+    kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
+    kind = kinds[0] if kinds else ShardingType.TABLE_WISE.value
+    kernels = type(part).kernels([part])
+    if kernels is not None and table.name in kernels.tables:
+        kernel = kernels.compute_kernel
+    else:
+        kernel = compute_kernels[0] if compute_kernels else EmbeddingComputeKernel.FUSED.value
+    is_split, is_copied = kind == ShardingType.ROW_WISE.value, kind == _COPIED
+    ranks = sorted(part.ranks(table.name) or range(setting.world_size))
+    if not (is_split or is_copied):
+        ranks = ranks[:1]
+    rows = -(-table.num_embeddings // len(ranks)) if is_split else table.num_embeddings
+    shards = [
+        Shard([min(rows, table.num_embeddings - start), table.embedding_dim], [start, 0])
+        for start in range(0, table.num_embeddings, rows)
+    ]
     option = ShardingOption(
         table.name,
-        torch.empty(shape, device="meta"),
+        torch.empty([table.num_embeddings, table.embedding_dim], device="meta"),
         ("tables", torch.nn.Module()),
         input_lengths=[1.0] * len(table.features),
         batch_size=setting.batch_size,
-        sharding_type="table_wise",
+        sharding_type=kind,
         partition_by="device",
         compute_kernel=kernel,
-        shards=[shard],
-        cache_params=None if constraints is None else constraints.cache_params,
+        shards=shards,
+        cache_params=constraints.cache_params,
     )
-    spec = EnumerableShardingSpec([ShardMetadata([0, 0], shape, "rank:0/cpu")])
-    sharding = ParameterSharding("table_wise", kernel, [0], spec)
+    spec = EnumerableShardingSpec(
+        [
+            ShardMetadata(shard.offset, shard.size, f"rank:{rank}/{setting.device_type}")
+            for shard, rank in zip(shards, ranks, strict=False)
+        ]
+    )
+    sharding = ParameterSharding(kind, kernel, ranks, None if is_copied else spec)
     step = StepShape(
         setting.batch_size, setting.world_size, setting.ranks_per_node, setting.data.profile()
     )
-    try:
-        return (
-            part.row_memory(option, shard, setting.optimizer, setting.device_type),
-            list(part.work(table, sharding, step)),
-        )
-    except Exception as error:  # a part whose tables no plan has so need not know such a shard
-        return type(error).__name__
+    return (
+        part.row_memory(option, shards[0], setting.optimizer, setting.device_type),
+        list(part.work(table, sharding, step)),
+    )
 
 
 def said_of(part: TablePart, table: Table) -> dict[str, Any]:
