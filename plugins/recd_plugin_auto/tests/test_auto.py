@@ -23,13 +23,11 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from recd_plugin_auto.chosen import Chosen
 from recd_plugin_auto.lines import patterns_of
-from recd_plugins import Registry, load_registry
+from recd_plugin_auto.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins.cli import main
-from recd_plugins.data.prepared import Prepared
 from recd_plugins.drop_in.wrap import wrap
-from recd_plugins.errors import NoPlanError, PluginError, RegistryError, SetupError
+from recd_plugins.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.interfaces import Setting
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.candidates import Candidate, with_plugins
@@ -43,49 +41,8 @@ from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.identity import identity_of
 from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, LookupCost, StageCosts
 
-AUTO = [{"use": "auto"}]
-NO_COMPUTE = Compute(Operations(), Operations(), 0)
 SEQUENCES, BAGS = ["t_seq_*"], ["t_usr_*", "t_item_*"]
 COALESCED = {"coalesce": True}
-
-ACME = """
-from collections.abc import Sequence
-from pydantic import Field
-from recd_plugins.api import PluginOptions, Sharding, TablePart, hookimpl
-
-class Near(TablePart):
-    def __init__(self, share, keeps): self.share, self.keeps = share, keeps
-    def sharded_share(self, table): return self.share
-    def memory_of_rank(self, ranks_per_node, optimizer): return {"copies": 2**20}
-    def activation_bytes(self, table, ids): return self.keeps
-
-class Nearer(Sharding):
-    "All but a share of ids are somehow there already."
-    name = "acme.nearer"
-    class Options(PluginOptions):
-        share: float = Field(default=1.0, ge=0, le=1)
-        keeps: float = 0.0
-    @classmethod
-    def offers(cls, tables, setting):
-        return [] if tables[0].pooled else OFFERS
-    def part(self, tables, setting):
-        return Near(self.options.share, self.options.keeps)
-
-@hookimpl
-def register_shardings():
-    return [Nearer]
-"""
-
-
-def slow(nodes: int = 2, **changed: Any) -> TopologySpec:
-    """Nodes of two ranks behind a link of 100 Mbit/s."""
-    spec = load_topology("machine", nodes=nodes, ranks=2)
-    return spec.model_copy(update={"inter_node_bandwidth": 6.25e6, "flops": 2e10, **changed})
-
-
-def chosen_of(prepared: Prepared) -> Chosen:
-    assert isinstance(prepared.chosen, Chosen)
-    return prepared.chosen
 
 
 def seconds_of(candidate: Candidate, spec: TopologySpec) -> float:
@@ -258,14 +215,6 @@ def test_where_others_have_every_table_it_is_refused(make_registry) -> None:
         with_plugins(make_registry(sharding=[*AUTO, every]), slow())
 
 
-def with_acme(make_registry: Any, tmp_path: Path, offers: str, **sections: Any) -> Registry:
-    folder = tmp_path / "plugins"
-    folder.mkdir()
-    (folder / "acme_nearer.py").write_text(f"{ACME}\nOFFERS = {offers}\n")
-    path = make_registry(sharding=AUTO, **sections).path
-    return load_registry(path, plugins_dir=folder)
-
-
 def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
     auto = with_plugins(make_registry(sharding=AUTO), slow())
     found, planned = chosen_of(auto.prepared), auto.plan(slow().to_torchrec(), 256)
@@ -301,51 +250,6 @@ def test_tables_are_on_every_rank_where_that_spares_collectives(
     assert all(replicated) == (milliseconds == 5.0)
 
 
-def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
-    registry = with_acme(make_registry, tmp_path, "[{}, {'share': 0.0}, {'share': 0.1}]")
-    found = chosen_of(with_plugins(registry, slow()).prepared)
-    for each in found.groups:
-        if not each.pooled:
-            assert str(each.offer) == "acme.nearer {share: 0.0}"
-            assert any("share: 0.1" in str(offer) for offer, _ in each.others)
-
-
-@pytest.mark.parametrize(
-    ("offers", "said"),
-    [
-        (
-            "[{'shares': 0}]",
-            r"\{'shares': 0\}, .*: shares: unknown option of acme\.nearer; did you mean share\?; ",
-        ),
-        (
-            "[{'share': 2}]",
-            r"\{'share': 2\}, .*: share: input should be less than or equal to 1, got 2; recd --",
-        ),
-        (
-            "['a']",
-            "'a', which are no options of it: options: input should be a mapping, got 'a';",
-        ),
-        (
-            "'a'",
-            r"returned 'a'; expected a list of mappings; \[\{\}\] offers the defaults; recd --",
-        ),
-        (
-            "None",
-            r"returned None; expected a list of mappings; \[\{\}\] offers the defaults; recd --",
-        ),
-        ("iter(dict, None)", "returned more than 1,000"),
-    ],
-)
-def test_offers_that_are_no_options_name_the_plugin(
-    make_registry, tmp_path: Path, offers: str, said: str
-) -> None:
-    registry = with_acme(make_registry, tmp_path, offers)
-    with pytest.raises(
-        PluginError, match=r"sharding\[0\]: auto asks .* acme\.nearer: offers " + said
-    ):
-        with_plugins(registry, slow())
-
-
 def test_packages_that_cannot_be_loaded_are_named(make_registry, caplog) -> None:
     registry = replace(make_registry(sharding=AUTO), unloaded=("acme.far failed to load",))
     with_plugins(registry, slow())
@@ -361,42 +265,6 @@ def test_what_cannot_be_is_refused(make_registry) -> None:
         with_plugins(make_registry(sharding=[{"use": "auto", "tables": ["t_user_0"]}]), slow())
     with pytest.raises(NoPlanError, match=r"sharding\[0\]: auto finds nothing that fits"):
         with_plugins(make_registry(sharding=AUTO), slow(ddr_bytes=100_000))
-
-
-def test_what_does_not_fit_names_what_it_chose_and_where(make_registry, tmp_path: Path) -> None:
-    offers, large = "[{'share': 0.01}]", {"num_embeddings": 50_000}
-    registry = with_acme(make_registry, tmp_path, offers, model=large)
-    with pytest.raises(NoPlanError) as raised:
-        with_plugins(registry, slow()).plan(slow().to_torchrec(), 256, activation_bytes=2**40)
-    said = str(raised.value)
-    place = f"{registry.path}:{registry.sharding[0].line}"
-    entry = f"acme.nearer ({place} sharding[0], choice 1 of auto)"
-    assert f"{entry} takes 1.0 MiB of copies on each rank" in said
-    assert "in place of auto stands what it chose before it was known what a forward" in said
-    assert "keeps: acme.nearer {share: 0.01} for t_seq_0_0, " in said
-
-
-def test_what_a_forward_pass_keeps_is_counted_before_it_chooses(
-    make_registry, tmp_path: Path
-) -> None:
-    offers, large = "[{'share': 0.0, 'keeps': 1e15}, {'share': 0.01}]", {"num_embeddings": 50_000}
-    registry = with_acme(make_registry, tmp_path, offers, model=large)
-    auto = with_plugins(registry, slow())
-    assert "acme.nearer {share: 0.01}" in {str(g.offer) for g in chosen_of(auto.prepared).groups}
-    alone = [{"use": "acme.nearer", "tables": ["t_seq_*"], "options": {"keeps": 1e15}}]
-    document = YAML(typ="safe").load(registry.path.read_text()) | {"sharding": alone}
-    registry.path.write_text(json.dumps(document))
-    by_hand = with_plugins(load_registry(registry.path, plugins_dir=tmp_path / "plugins"), slow())
-    kept = by_hand.activation_bytes(NO_COMPUTE, 256)
-    with pytest.raises(NoPlanError, match=r"in reserve and a forward pass keeps [0-9.]+ GiB; the"):
-        by_hand.plan(slow().to_torchrec(), 256, kept)
-
-
-def test_an_estimate_that_is_none_ends_the_choice(make_registry, tmp_path: Path) -> None:
-    registry = with_acme(make_registry, tmp_path, "[{'keeps': -1.0}]")
-    said = r"choice 1 of auto: acme.nearer: activation_bytes returned -1.0.*recd --without PACKAGE"
-    with pytest.raises(PluginError, match=said):
-        with_plugins(registry, slow())
 
 
 def test_codecs_that_it_was_not_told_of_are_refused_with_what_to_do(make_registry) -> None:

@@ -2,33 +2,23 @@ import gc
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests import forked
 
-from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugins.errors import DataError, RecdError, SetupError
-
-NUM_ROWS, DIM = 50, 6
-
-
-def open_store(
-    folder, *, keep=False, name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True, shards=()
-):
-    return FileStore(
-        folder,
-        keep=keep,
-        name=name,
-        num_rows=num_rows,
-        dim=dim,
-        with_state=with_state,
-        shards=shards,
-    )
+from recd_plugin_scars.tests.runtime.mapped_file_cases import (
+    DIM,
+    NUM_ROWS,
+    command,
+    contents,
+    finish,
+    open_store,
+    truncate,
+)
+from recd_plugins.errors import DataError, SetupError
 
 
 def random_rows(store):
@@ -40,13 +30,6 @@ def random_rows(store):
     return weights, state
 
 
-def contents(folder):
-    return {
-        path.relative_to(folder): path.read_bytes() if path.is_file() else None
-        for path in folder.rglob("*")
-    }
-
-
 @pytest.fixture
 def kept(tmp_path):
     """The folder of a table that was kept, and what it holds."""
@@ -54,14 +37,6 @@ def kept(tmp_path):
     rows = random_rows(store)
     store.close()
     return tmp_path, rows
-
-
-def command(program, *arguments):
-    return [sys.executable, "-c", program, *arguments]
-
-
-def finish(program, *arguments):
-    return forked.run(command(program, *arguments), check=True).stdout
 
 
 # Scratch files
@@ -103,6 +78,15 @@ import os, sys, torch
 from pathlib import Path
 from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.tests.runtime.mapped_file_cases import (
+    DIM,
+    NUM_ROWS,
+    command,
+    contents,
+    finish,
+    open_store,
+    truncate,
+)
 
 folder, keep = Path(sys.argv[1]), bool(int(sys.argv[2]))
 store = FileStore(folder, keep=keep, name="t", num_rows=50, dim=6, with_state=True)
@@ -198,10 +182,6 @@ def test_a_kept_table_goes_on_in_a_later_run(kept):
 def change_manifest(folder, **values):
     (manifest,) = folder.glob("*/manifest.json")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **values}))
-
-
-def truncate(folder):
-    os.truncate(next(folder.glob("*/weights")), 4 * NUM_ROWS * DIM - 1)
 
 
 FAULTS: dict[str, Any] = {
@@ -356,103 +336,3 @@ def test_a_killed_run_leaves_its_checkpoint_whole_and_the_next_run_starts(tmp_pa
     assert state is not None
     assert torch.equal(state, torch.ones(NUM_ROWS))
     store.close()
-
-
-# Disks that refuse
-
-LIMITED = """
-import json, resource, sys, torch
-from pathlib import Path
-from recd_plugin_scars.runtime.mapped_file import FileStore
-from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugins.errors import RecdError
-
-def limit(size):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-folder = Path(sys.argv[1])
-def make():
-    return FileStore(folder, keep=False, name="t", num_rows=50, dim=1024, with_state=True)
-"""
-
-
-def test_files_that_may_not_be_so_large_are_not_made(tmp_path):
-    (tmp_path / "other").write_text("mine")
-    out = finish(
-        LIMITED
-        + """
-limit(100_000)
-try:
-    make()
-except RecdError as error:
-    print(type(error).__name__, error)
-""",
-        tmp_path,
-    )
-    assert out.startswith(
-        f"SetupError {tmp_path / 't.store'}: no room for 50 rows (File too large)"
-    )
-    assert "205,000 bytes are needed" in out
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
-
-
-def test_a_write_that_the_disk_refuses_is_told_by_the_next_call(tmp_path):
-    out = finish(
-        LIMITED
-        + """
-mover = RowMover(make())
-limit(40 * 4096 + 7)
-mover.write(torch.tensor([4, 40, 5, 49]), torch.ones(4, 1024), torch.ones(4))
-for call in (mover.drain, lambda: mover.read(torch.tensor([1])), mover.close):
-    try:
-        call()
-        print("no error")
-    except RecdError as error:
-        print(error)
-limit(resource.RLIM_INFINITY)
-""",
-        tmp_path,
-    )
-    message = (
-        f"{tmp_path / 't.store' / 'weights'}: row 40 (of 4 rows from 4 to 49) could not be written "
-        "(7 of 4096 bytes)"
-    )
-    assert out.splitlines() == [message, message, "no error"]
-
-
-def test_a_full_disk_is_told_with_the_bytes_that_are_missing(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no file system may be mounted here")
-    try:
-        (disk / "other").write_text("mine")
-        store = open_store(disk, name="small")
-        with pytest.raises(
-            SetupError,
-            match=r"2,800,000 bytes are needed, 1,0\d\d,\d{3} are free; 1,7\d\d,\d{3} .*missing",
-        ):
-            open_store(disk, num_rows=100_000)
-        assert sorted(path.name for path in disk.iterdir()) == ["other", "small.store"]
-        store.close()
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def test_a_file_cut_while_it_is_in_use_is_told(tmp_path):
-    store = open_store(tmp_path)
-    mover = RowMover(store)
-    truncate(tmp_path)
-    with pytest.raises(RecdError, match=r"weights: row 49 .* could not be read \(23 of 24 bytes\)"):
-        mover.read(torch.tensor([49, 3])).wait()
-    store.close()
-
-
-@pytest.mark.parametrize("place", ["a file", "below a file"])
-def test_a_folder_that_cannot_be_is_refused(tmp_path, place):
-    (tmp_path / "file").write_text("mine")
-    folder = tmp_path / "file"
-    with pytest.raises(SetupError, match="cannot hold a table"):
-        open_store(folder if place == "a file" else folder / "below")
-    assert contents(tmp_path) == {Path("file"): b"mine"}
