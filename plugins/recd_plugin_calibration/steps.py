@@ -8,7 +8,7 @@ them and compared with what was measured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -219,9 +219,11 @@ def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[Work, float]
     # All ranks do it together. What one waits because it has less work is predicted from the work;
     # what all wait, now one and now another, is part of the cost.
     busiest = max(point.works, key=lambda work: work.bytes_in_node + work.bytes_across_nodes)
+    across = fmean(work.bytes_across_nodes for work in point.works)
     own = [times.lookup + times.gemm + times.other for times in point.ranks]
     waiting = max(own) - fmean(own)
-    return [(busiest, max(min(seconds), fmean(seconds) - waiting))]
+    together = replace(busiest, bytes_across_nodes=across)
+    return [(together, max(min(seconds), fmean(seconds) - waiting))]
 
 
 def _batch_sizes(batch_size: int) -> tuple[int, int, int]:

@@ -48,11 +48,14 @@ def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
     assert predict_stages(uneven, COSTS).total == pytest.approx(most.total)
 
 
-def test_bytes_that_are_waited_for_take_as_long_as_those_that_are_sent() -> None:
-    costs = StageCosts(all_to_all=AllToAllCost(bytes_across_nodes=1.0))
-    owner = Work(bytes_across_nodes=6, bytes_waited_for=6)
-    others = [Work(bytes_across_nodes=4, bytes_waited_for=6)] * 2
-    assert predict_stages([owner, *others], costs).all_to_all == 12
+@pytest.mark.parametrize(("cost", "seconds"), [({}, 4 + 6), ({"bytes_waited_for": 0.5}, 4 + 3)])
+def test_a_link_with_more_to_carry_does_so_at_its_own_rate(
+    cost: dict[str, float], seconds: float
+) -> None:
+    costs = StageCosts(all_to_all=AllToAllCost(bytes_across_nodes=1.0, **cost))
+    owner = Work(bytes_across_nodes=8, bytes_waited_for=6)
+    others = [Work(bytes_across_nodes=2, bytes_waited_for=6)] * 2
+    assert predict_stages([owner, *others], costs).all_to_all == seconds
 
 
 @pytest.mark.parametrize(("hidden", "left"), [(0.0, 3.0), (0.5, 2.0), (1.0, 1.0)])
@@ -101,7 +104,7 @@ def test_links_spare_what_they_could_have_carried_while_ranks_computed(
     collectives: float, sent: float, reduced: float, computed: float, left: float
 ) -> None:
     work = Work(bytes_looked_up=computed, collectives=collectives, bytes_reduced=reduced)
-    works = [replace(work, bytes_across_nodes=sent), work]
+    works = [replace(work, bytes_across_nodes=sent)] * 2
     costs = StageCosts(
         lookup=LookupCost(bytes_looked_up=1e-9),
         all_to_all=AllToAllCost(bytes_across_nodes=1e-9),
@@ -117,28 +120,27 @@ def test_links_spare_what_they_could_have_carried_while_ranks_computed(
 
 
 @pytest.mark.parametrize(
-    ("alone", "hidden", "sent", "saved"),
+    ("alone", "idle", "sent", "saved"),
     [
         (1.0, 1.0, 9e9, 0.0),  # processors of their own
-        (0.5, 1.0, 9e9, 3.0),  # half of 2 seconds of computing and 4 of latencies
-        (0.5, 0.5, 9e9, 1.5),
-        (0.25, 1.0, 2e9, 2.0),  # no more than links take
+        (0.5, 0.0, 3e9, 0.0),  # processors carry the bytes
+        (0.5, 1.0, 3e9, 3 * (1 - 3 / 9)),  # 3 of 9 seconds both wait
+        (0.5, 0.5, 3e9, 1.5 * (1 - 1.5 / 9)),
+        (0.5, 1.0, 9e9, 3.0),  # no more than half of 2 seconds of computing and 4 of latencies
+        (0.25, 1.0, 2e9, 2 * (1 - (2 / 8) ** 3)),
     ],
 )
 def test_ranks_that_share_processors_compute_while_others_wait_for_links(
-    alone: float, hidden: float, sent: float, saved: float
+    alone: float, idle: float, sent: float, saved: float
 ) -> None:
     works = [Work(bytes_looked_up=2e9, collectives=4, bytes_across_nodes=sent)] * 2
     costs = StageCosts(
         lookup=LookupCost(bytes_looked_up=1e-9),
         all_to_all=AllToAllCost(bytes_across_nodes=1e-9, collectives=1.0),
-        hidden=hidden,
         alone=alone,
+        idle_links=idle,
     )
-    in_turn = predict_stages(works, costs)
-    assert in_turn.all_to_all == pytest.approx(4.0 + sent * 1e-9)
-    overlapped = predict_stages(works, costs, overlapped=True)
-    assert in_turn.total - overlapped.total == pytest.approx(saved)
+    assert predict_stages(works, costs).all_to_all == pytest.approx(4.0 + sent * 1e-9 - saved)
 
 
 @pytest.mark.parametrize(

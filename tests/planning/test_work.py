@@ -329,10 +329,12 @@ def test_the_link_with_the_most_embeddings_is_waited_for_there_and_back() -> Non
     owner = plan("table_wise", (0, 100, 8))
     vectors, inputs = 10 * 8 * 4, 30 * 8 + 10 * 4
     ranks = works(owner, local_world_size=1)
-    assert [rank.bytes_waited_for for rank in ranks] == [3 * vectors] * 4
-    assert works(owner, local_world_size=2)[1].bytes_waited_for == 2 * vectors
+    there_and_back, mean = 2 * 3 * vectors, (3 * vectors + 3 * (inputs + vectors)) / 4
+    assert [rank.bytes_waited_for for rank in ranks] == [there_and_back - mean] * 4
+    mean = (2 * vectors + 2 * (inputs + vectors)) / 4
+    assert works(owner, local_world_size=2)[1].bytes_waited_for == 2 * 2 * vectors - mean
     # The owner has the link of its node to itself; gradients of both far ranks are on theirs.
-    waited_for = vectors + (inputs + vectors) - 2 * vectors
+    waited_for = vectors + (inputs + vectors) - mean
     assert works(owner, local_world_size=2, gloo=True)[1].bytes_waited_for == waited_for
     even = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
     for local in (1, 2, 4):

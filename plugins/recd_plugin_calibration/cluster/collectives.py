@@ -11,7 +11,14 @@ import torch
 import torch.distributed as dist
 
 from recd_plugin_calibration.cluster.groups import NodeGroups
-from recd_plugin_calibration.cluster.timing import Effort, MiddleHalf, goes_on, rounds
+from recd_plugin_calibration.cluster.timing import (
+    Effort,
+    MiddleHalf,
+    StepSeconds,
+    goes_on,
+    rounds,
+    steps_in_a_row,
+)
 from recd_plugins.api.planning import CollectiveRate, CollectiveRates
 
 #: The collectives of ``CollectiveRates`` in words.
@@ -180,6 +187,14 @@ def seconds_spared(
         _, slowest = rounds(after_a_pause, device, effort)
         spared.append(2 * usual - MiddleHalf.of(slowest).low)
     return max(0.0, median(spared))
+
+
+def carried(
+    groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort
+) -> StepSeconds:
+    """What the largest all-to-all of all ranks takes, one after the other. Collective."""
+    values = _values(max(sweeps["a2a_global"]), groups.everyone, device)
+    return steps_in_a_row(lambda: _all_to_all(values, groups.everyone).wait(), device, effort)
 
 
 def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:

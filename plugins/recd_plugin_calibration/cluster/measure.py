@@ -13,6 +13,7 @@ import torch.distributed as dist
 from recd_plugin_calibration.cluster.collectives import (
     Sweeps,
     at_once,
+    carried,
     fit_rates,
     hidden_share,
     seconds_spared,
@@ -50,6 +51,7 @@ class MeasuredCluster:
         hidden: share of an all-reduce that is over when ranks have computed beside it.
         alone: of what a rank takes while all compute, the share that it takes while others wait.
         spared: seconds less that an all-to-all takes after a pause; 0 on one node.
+        carried: a large all-to-all between nodes; None of one node.
         work: what ranks do by themselves.
     """
 
@@ -63,6 +65,7 @@ class MeasuredCluster:
     hidden: float
     alone: float
     spared: float
+    carried: StepSeconds | None
     work: WorkRates
 
     @property
@@ -73,9 +76,16 @@ class MeasuredCluster:
     @property
     def idle(self) -> float:
         """Of such small steps, the share in which processors have nothing to do."""
-        wall = self.module.wall + self.dense.wall
-        busy = (self.module.processor + self.dense.processor) / self.alone
-        return max(0.0, 1 - busy / wall)
+        return self._idle(self.module, self.dense)
+
+    @property
+    def idle_links(self) -> float:
+        """The same of large all-to-alls between nodes; 1 where there are none."""
+        return 1.0 if self.carried is None else self._idle(self.carried)
+
+    def _idle(self, *steps: StepSeconds) -> float:
+        busy = sum(step.processor for step in steps) / self.alone
+        return max(0.0, 1 - busy / sum(step.wall for step in steps))
 
     @property
     def spec(self) -> TopologySpec:
@@ -130,11 +140,13 @@ class MeasuredCluster:
                     "collectives": self.collective,
                     "bytes_in_node": in_node,
                     "bytes_across_nodes": across,
+                    "bytes_waited_for": least.all_to_all.bytes_waited_for,
                 },
                 "all_reduce": reduced,
                 "hidden": self.hidden,
                 "alone": self.alone,
                 "idle": self.idle,
+                "idle_links": self.idle_links,
                 "spared": self.spared,
                 "other": {
                     "steps": max(0.0, self.dense.wall - reduced.get("steps", 0.0)),
@@ -165,6 +177,7 @@ class MeasuredCluster:
             "hidden": self.hidden,
             "alone": self.alone,
             "idle": self.idle,
+            "idle_links": self.idle_links,
             "spared": self.spared,
             "collective": self.collective,
             "dense": self.dense.wall,
@@ -210,6 +223,8 @@ def measure_cluster(
             alone = alone_share(device, effort)
             tell("an all-to-all after a pause")
             spared = seconds_spared(groups, device, sweeps, effort) if groups.nodes > 1 else 0.0
+            tell("processors while bytes travel")
+            between_all = carried(groups, device, sweeps, effort) if groups.nodes > 1 else None
             tell("a sharded module")
             module = StepSeconds(0.0, 0.0) if one else module_seconds(device, effort)
             tell("a step of dense layers")
@@ -229,5 +244,16 @@ def measure_cluster(
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
     found = machine.model_copy(update=least)
     return MeasuredCluster(
-        found, inside, between, sweeps, both, module, dense, hidden, alone, spared, work
+        found,
+        inside,
+        between,
+        sweeps,
+        both,
+        module,
+        dense,
+        hidden,
+        alone,
+        spared,
+        between_all,
+        work,
     )

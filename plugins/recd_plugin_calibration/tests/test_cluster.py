@@ -95,12 +95,14 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     # Half of what a rank puts in goes to the other one.
     sent = max(2 / rates.a2a_global.bytes_per_second, 1 / spec.inter_node_bandwidth)
     assert costs.all_to_all.bytes_across_nodes == pytest.approx(sent)
+    assert costs.all_to_all.bytes_waited_for == pytest.approx(1 / spec.inter_node_bandwidth)
     # In a step of a sharded module, which has sizes to send and Python to run.
     assert costs.all_to_all.collectives == measured.collective > 0
     assert 0 <= costs.hidden <= 1
     assert 0 < costs.alone == measured.alone <= 1
     assert costs.spared == measured.spared >= 0
     assert 0 <= costs.idle == measured.idle <= 1
+    assert 0 <= costs.idle_links == measured.idle_links <= 1
     # Each sends as much as it reduces, 2 (n - 1) / n.
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
     # Bytes and products that are small are told apart from operations, which decide the largest.
@@ -132,6 +134,8 @@ def test_processors_are_idle_while_no_rank_computes(
     found = replace(measured, alone=alone, module=module, dense=dense)
     assert found.idle == pytest.approx(idle)
     assert found.collective == pytest.approx(2e-3)
+    assert replace(found, carried=StepSeconds(1e-2, processor)).idle_links == pytest.approx(idle)
+    assert replace(found, carried=None).idle_links == 1
 
 
 def test_the_command_writes_what_training_takes(

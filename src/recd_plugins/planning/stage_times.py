@@ -55,36 +55,33 @@ def predict_stages(
     # Processors that the ranks share have no time left while they compute.
     hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
     collectives = max(work.collectives for work in works)
-    across = costs.all_to_all.bytes_across_nodes
-    uneven = across * max(work.bytes_waited_for for work in works)
-    sent = across * max(work.bytes_across_nodes for work in works) + uneven
+    # A link that has more to carry than others does so at its own rate, and all wait for it.
+    each = [costs.all_to_all.bytes_across_nodes * work.bytes_across_nodes for work in works]
+    even = sum(each) / len(each)
+    uneven = costs.all_to_all.bytes_waited_for * max(work.bytes_waited_for for work in works)
+    sent = even + uneven
+    all_to_all = even + max(r.all_to_all - sent for r, sent in zip(ranks, each, strict=True))
     reduced = mean.all_reduce - hidden
     let_through = (
         min(costs.spared * collectives * _CARRYING, sent),
         min(costs.spared, max(0.0, reduced - costs.all_reduce.steps)),
     )
-    # No link lets more through than it could have carried while ranks computed or waited for the
-    # first byte of a collective.
     first_bytes = (costs.all_to_all.collectives * collectives, costs.all_reduce.steps)
     latencies = sum(first_bytes)
-    # Ranks that share processors compute in turn, but for when all of them wait at once.
-    waited = costs.idle * latencies
+    # Ranks that share processors compute while others wait, but for when all of them wait at once.
+    waited = costs.idle * latencies + costs.idle_links * sent
     together = (waited / mean.total) ** (1 / costs.alone - 1) if waited else 1.0
     filled = costs.idle * (1 - together)
-    idle = sum(own) / len(own) - hidden + latencies * (1 - filled)
+    computing = sum(own) / len(own) - hidden + latencies * (1 - filled)
+    beside = min(costs.idle_links * (1 - together) * sent, (1 - costs.alone) * computing)
+    # No link lets more through than it could have carried while it had nothing to.
+    idle = computing - beside
     share = costs.hidden * min(1.0, idle / total) if (total := sum(let_through)) else 0.0
-    saved = share * let_through[0]
-    if overlapped:
-        # While some wait for links, others that share their processors have these to themselves.
-        saved += costs.hidden * min(sent - saved, idle * (1 - costs.alone))
+    saved = min(sent, share * let_through[0] + beside)
     return StageTimes(
         lookup=mean.lookup,
         gemm=mean.gemm,
-        all_to_all=max(r.all_to_all for r in ranks)
-        + uneven
-        + waiting
-        - saved
-        - filled * first_bytes[0],
+        all_to_all=all_to_all + waiting - saved - filled * first_bytes[0],
         all_reduce=max(0.0, reduced - share * let_through[1] - filled * first_bytes[1]),
         other=mean.other,
     )

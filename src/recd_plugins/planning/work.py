@@ -148,7 +148,7 @@ def work_of_step(
 
 
 def _waited_for(sent: _Numbers, output: _Numbers, sharing: int) -> float:
-    """Bytes across nodes beside those of the rank that sends most.
+    """Bytes across nodes of the link that carries most, beside the mean of all.
 
     The link with the most embeddings is waited for in the output dist, and again when all others
     send it their gradients.
@@ -160,7 +160,7 @@ def _waited_for(sent: _Numbers, output: _Numbers, sharing: int) -> float:
     """
     most = output.reshape(-1, sharing).mean(1).max()
     others = (sent - output).reshape(-1, sharing).mean(1).max()
-    return float(max(0.0, most + max(most, others) - sent.max()))
+    return float(max(0.0, most + max(most, others) - sent.mean()))
 
 
 def bytes_of_tables(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from recd_plugins.values.work import Work
 
@@ -66,6 +66,19 @@ class AllToAllCost(StageCost):
     collectives: Seconds = Field(default=0.0, description="For a collective.")
     bytes_in_node: Seconds = Field(default=0.0, description="For a byte sent in the node.")
     bytes_across_nodes: Seconds = Field(default=0.0, description="For one sent to another node.")
+    bytes_waited_for: Seconds = Field(
+        default=0.0,
+        description="For one that a link carries beside what links carry in the mean; as one sent "
+        "to another node where it is not said.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_others(cls, values: Any) -> Any:
+        """What files have not that were written before it was measured."""
+        if isinstance(values, dict) and "bytes_across_nodes" in values:
+            return {"bytes_waited_for": values["bytes_across_nodes"], **values}
+        return values
 
 
 class AllReduceCost(StageCost):
@@ -108,6 +121,10 @@ class StageCosts(BaseModel):
         default=0.0,
         description="Of a collective, however small, the share in which processors have nothing "
         "to do: ranks that share them compute meanwhile.",
+    )
+    idle_links: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0,
+        description="The same of bytes between nodes: less than 1 where processors carry them.",
     )
     spared: Seconds = Field(
         default=0.0,

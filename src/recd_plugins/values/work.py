@@ -23,8 +23,8 @@ class Work:
         collectives: of the embeddings' input dist and output dist.
         bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
         bytes_across_nodes: that it sends to ranks of other nodes.
-        bytes_waited_for: beside them, since another rank has more embeddings to send to other
-            nodes, and all their gradients come back to that one.
+        bytes_waited_for: that a link carries beside what ranks send to other nodes in the mean,
+            since it has more embeddings to send, and all their gradients come back to it.
         bytes_reduced: gradients that it sends to sum them up; where links carry those of several
             groups at once, all that they carry.
         products: matrix products, however small.
