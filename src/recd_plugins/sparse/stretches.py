@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recd_plugins.sparse.index_select import in_float32
 from recd_plugins.sparse.jagged import positions_of_ranges
 
 
@@ -30,10 +32,12 @@ class Stretches(Pipelineable):
     def gather(self, values: Tensor) -> JaggedTensor:
         """The rows of ``values``, ``[num_values, ...]``.
 
-        In the backward pass a value that rows share gets the sum of its gradients in each.
+        In the backward pass a value that rows share gets the sum of its gradients in each;
+        of half precision it is made in float32.
         """
         positions = positions_of_ranges(self.offsets, self.lengths, self.total)
-        return JaggedTensor(values=values.index_select(0, positions), lengths=self.lengths)
+        select = partial(torch.index_select, dim=0, index=positions)
+        return JaggedTensor(values=in_float32(select, values), lengths=self.lengths)
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         return replace(
