@@ -139,6 +139,30 @@ def test_results_stay_when_the_next_batch_comes():
     check(second, [second_batch])
 
 
+class WithACallBetween(list):
+    """Groups of columns; before they are gone through there is a call of another thread."""
+
+    def __init__(self, groups, call):
+        super().__init__(groups)
+        self.call = call
+
+    def __iter__(self):
+        self.call()
+        return super().__iter__()
+
+
+def test_threads_may_share_it():
+    deduplicate = Deduplicator()
+    rows, others = [[1], [2], [1]], [[5], [5], [6]]
+
+    def call():
+        (unique,) = deduplicate([[make_column(others)]], 3)
+        check(unique, [others])
+
+    (unique,) = deduplicate(WithACallBetween([[make_column(rows)]], call), 3)
+    check(unique, [rows])
+
+
 MOVING = [[1, 2], [1, 2], [3], [], [4, 5, 6], [4, 5, 6]]
 MOVING_TOO = [[10], [10], [30, 31], [40], [50], [50]]
 GROUPS = {

@@ -65,9 +65,10 @@ class UniqueColumns:
 class Deduplicator:
     """Stores equal rows once, and keeps its working memory from batch to batch.
 
-    Not to be shared by threads. What it returns is new memory; the arrays of one call are slices
-    of a few large ones, which the allocator serves faster than many small ones. From the second
-    batch on it knows how much to expect, and copies a row when it first sees it.
+    Threads may share it: readers of two splits have one converter. What it returns is new memory;
+    the arrays of one call are slices of a few large ones, which the allocator serves faster than
+    many small ones. From the second batch on it knows how much to expect, and copies a row when it
+    first sees it.
 
     Args:
         neighbours_only: compare a row with the one before it and no other, which is less work. A
@@ -76,7 +77,7 @@ class Deduplicator:
 
     def __init__(self, *, neighbours_only: bool = False) -> None:
         self.neighbours_only = neighbours_only
-        self._shape = (-1, -1, -1)
+        self._idle: list[_Room] = []  # each is used by one call at a time
         self._share = 0.0
 
     def __call__(
@@ -96,14 +97,15 @@ class Deduplicator:
             [describe(column, num_rows) for group in groups for column in group], np.int64
         ).reshape(-1, 4)
         ends = np.cumsum([len(group) for group in groups], dtype=np.int64)
-        self._make_room(len(groups), max(map(len, groups), default=0), num_rows)
+        room = self._room(len(groups), max(map(len, groups), default=0), num_rows)
         inverse, num_unique, sizes, copied, copies = self._find(
-            columns, ends, num_rows, _count(groups), hash_mask
+            room, columns, ends, num_rows, _count(groups), hash_mask
         )
         unique, targets = _allocate(
             groups, inverse, num_unique.tolist(), sizes.tolist(), copied.tolist(), copies
         )
-        kernels.copy_rows(columns, ends, self._first_rows, num_unique, copied, targets)
+        kernels.copy_rows(columns, ends, room.first_rows, num_unique, copied, targets)
+        self._idle.append(room)
         return unique
 
     def each(
@@ -131,10 +133,12 @@ class Deduplicator:
         columns[:] = address, wide, offsets_address, wide_offsets
         columns[:, 2] += positions * (num_rows * offsets.itemsize)
         ends = np.arange(1, len(positions) + 1)
-        self._make_room(len(positions), 1, num_rows)
+        room = self._room(len(positions), 1, num_rows)
         first = positions * num_rows
         total = int((offsets[first + num_rows] - offsets[first]).sum()) if wide else 0
-        inverse, num_unique, sizes, copied, copies = self._find(columns, ends, num_rows, total)
+        inverse, num_unique, sizes, copied, copies = self._find(
+            room, columns, ends, num_rows, total
+        )
         lengths = np.empty(num_unique.sum(), np.int32)
         targets = np.empty((len(positions), 2), np.int64)
         targets[:, 1] = address_of(lengths) + 4 * (np.cumsum(num_unique) - num_unique)
@@ -149,13 +153,15 @@ class Deduplicator:
                 unique[start : start + size] = copies[source : source + size]
                 source += size
         targets[:, 0] = address_of(unique) + unique.itemsize * starts
-        kernels.copy_rows(columns, ends, self._first_rows, num_unique, copied, targets)
+        kernels.copy_rows(columns, ends, room.first_rows, num_unique, copied, targets)
+        self._idle.append(room)
         return UniqueColumns(
             unique.view(values.dtype), lengths, inverse, num_unique.tolist(), sizes.tolist()
         )
 
     def _find(
         self,
+        room: _Room,
         columns: NDArray[np.int64],
         ends: NDArray[np.int64],
         num_rows: int,
@@ -171,6 +177,7 @@ class Deduplicator:
         """Number the rows of each group: what ``kernels.find_unique_rows`` fills in.
 
         Args:
+            room: to work in.
             columns: as it takes them.
             ends: likewise.
             num_rows: B.
@@ -190,10 +197,10 @@ class Deduplicator:
             ends,
             self.neighbours_only,
             np.uint64(hash_mask),
-            self._column_hashes,
-            self._hashes,
-            self._table,
-            self._first_rows,
+            room.column_hashes,
+            room.hashes,
+            room.table,
+            room.first_rows,
             inverse,
             num_unique,
             sizes,
@@ -204,14 +211,25 @@ class Deduplicator:
         self._share = min(1.0, SPARE * int(sizes.sum()) / total) if total else 0.0
         return inverse, num_unique, sizes, copied, copies
 
-    def _make_room(self, num_groups: int, group_size: int, num_rows: int) -> None:
-        if self._shape == (num_groups, group_size, num_rows):
-            return
-        self._shape = (num_groups, group_size, num_rows)
-        self._column_hashes = np.empty((group_size, num_rows), np.uint64)
-        self._hashes = np.empty(num_rows, np.uint64)
-        self._table = np.empty(1 << max(0, 2 * num_rows - 1).bit_length(), np.int32)
-        self._first_rows = np.empty((num_groups, num_rows), np.int32)
+    def _room(self, num_groups: int, group_size: int, num_rows: int) -> _Room:
+        """Working memory that no other call has."""
+        shape = num_groups, group_size, num_rows
+        try:
+            room = self._idle.pop()
+        except IndexError:
+            return _Room(*shape)
+        return room if room.shape == shape else _Room(*shape)
+
+
+class _Room:
+    """Working memory of a call, as ``kernels.find_unique_rows`` takes it."""
+
+    def __init__(self, num_groups: int, group_size: int, num_rows: int) -> None:
+        self.shape = num_groups, group_size, num_rows
+        self.column_hashes = np.empty((group_size, num_rows), np.uint64)
+        self.hashes = np.empty(num_rows, np.uint64)
+        self.table = np.empty(1 << max(0, 2 * num_rows - 1).bit_length(), np.int32)
+        self.first_rows = np.empty((num_groups, num_rows), np.int32)
 
 
 def _allocate(

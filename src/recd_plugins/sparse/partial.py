@@ -41,7 +41,7 @@ class PackedRows:
 class RowPacker:
     """Packs rows, and takes as much memory for them as the batch before lets it expect.
 
-    Not to be shared by threads. What it returns is new memory.
+    Threads may share it. What it returns is new memory.
 
     Args:
         max_shift: values by which a row may have moved on from the one before.
