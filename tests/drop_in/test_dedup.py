@@ -215,3 +215,13 @@ def test_weights_that_no_kernel_takes_stay() -> None:
     assert decided.left == {
         "batch['ids']": "its weights are float16, which no CPU kernel permutes by rows"
     }
+
+
+def test_weights_that_learn_stay() -> None:
+    weights = torch.ones(8, requires_grad=True)
+    lengths = torch.full((8,), 1)
+    kjt = KeyedJaggedTensor(["f0"], torch.zeros(8, dtype=torch.long), weights, lengths)
+    decided = Dedup(cases.Model()).decide({"ids": kjt})
+    assert decided.left == {
+        "batch['ids']": "its weights require a gradient, of which equal rows would share one"
+    }

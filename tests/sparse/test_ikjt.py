@@ -161,6 +161,13 @@ def test_from_kjt_refuses_a_variable_batch():
         InverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt(), [["a"]])
 
 
+def test_from_kjt_refuses_weights_that_learn():
+    """Of two equal rows each has a gradient of its own, which one that is stored cannot have."""
+    kjt = make_kjt({"a": [[1], [1]]}, weights=torch.ones(2, requires_grad=True))
+    with pytest.raises(ValueError, match="weights that require a gradient"):
+        InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
+
+
 def test_the_forms_for_torchrec():
     kjt = make_kjt({"a": [[1, 2], [1, 2], [3]], "b": [[4], [4], []]})
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])

@@ -274,6 +274,8 @@ class _Look:
     def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if kjt.variable_stride_per_key() or kjt.inverse_indices_or_none() is not None:
             self.left[path] = "it is deduplicated already"
+        elif _weights_learn(kjt):
+            self.left[path] = "its weights require a gradient, of which equal rows would share one"
         elif _half_weights(kjt):
             self.left[path] = "its weights are float16, which no CPU kernel permutes by rows"
         elif why := self.pooled.why_not(kjt.keys()):
@@ -292,6 +294,11 @@ class _Look:
 def _num_ids(kjt: KeyedJaggedTensor, names: Iterable[str]) -> list[int]:
     num_ids = dict(zip(kjt.keys(), kjt.length_per_key(), strict=True))
     return [num_ids[name] for name in names]
+
+
+def _weights_learn(kjt: KeyedJaggedTensor) -> bool:
+    weights = kjt.weights_or_none()
+    return weights is not None and weights.requires_grad
 
 
 def _half_weights(kjt: KeyedJaggedTensor) -> bool:

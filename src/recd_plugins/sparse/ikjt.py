@@ -83,7 +83,7 @@ class InverseKeyedJaggedTensor(Pipelineable):
 
         Raises:
             ValueError: an empty group, a key that ``kjt`` lacks, a key named twice, or a ``kjt``
-                whose number of rows differs from key to key.
+                whose number of rows differs from key to key or whose weights require a gradient.
         """
         return tuple(
             InverseKeyedJaggedTensor(

@@ -36,7 +36,7 @@ def deduplicate(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> list
 
     Raises:
         ValueError: an empty group, a key that ``kjt`` lacks, a key named twice, or a ``kjt`` whose
-            number of rows differs from key to key.
+            number of rows differs from key to key or whose weights require a gradient.
     """
     _check_groups(kjt, groups)
     position = {key: index for index, key in enumerate(kjt.keys())}
@@ -96,7 +96,7 @@ def _by_torch(kjt: KeyedJaggedTensor, group: Sequence[int]) -> UniqueGroup:
         column_offsets = offsets[position * stride : (position + 1) * stride + 1]
         columns.append((values, column_offsets))
         if weights is not None:
-            columns.append((weights.detach(), column_offsets))
+            columns.append((weights, column_offsets))
     first_rows, inverse_lookup = first_equal_rows(columns, stride)
     rows = torch.cat([first_rows + position * stride for position in group])
     positions, lengths = positions_of_rows(offsets, rows)
@@ -112,6 +112,12 @@ def _check_groups(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> No
     if kjt.variable_stride_per_key():
         raise ValueError(
             "the KJT has a variable batch per feature: its rows do not belong together"
+        )
+    weights = kjt.weights_or_none()
+    if weights is not None and weights.requires_grad:
+        raise ValueError(
+            "the KJT has weights that require a gradient: of rows that are equal the first alone "
+            "would get one, the sum of all; detach() them, or make weights of the unique rows"
         )
     known, seen = set(kjt.keys()), set[str]()
     for group in groups:
