@@ -33,6 +33,8 @@ from recd_plugins.api.batches import offsets_of, positions_of_ranges
 _VALUE = 10
 _CALL = {"cpu": 16_000}
 _CALL_ELSEWHERE = 2_000_000
+# The kernels of CUDA have a block for each row, in a dimension of which this is the most.
+_MOST_ROWS = 65_535
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,8 @@ def _cut(ordered: Tensor) -> list[_Bucket]:
                 break
             longest = lengths[end]
             end = bisect_right(lengths, longest, lo=end)
+        end = min(end, start + _MOST_ROWS)
+        longest = max(lengths[end - 1], 1)
         alike = lengths[start] == longest
         buckets.append(_Bucket(end - start, longest, None if alike else ordered[start:end]))
         start = end

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.attention import AttentionPooling
@@ -239,3 +240,28 @@ def test_long_rows_do_not_pad_short_ones() -> None:
     rows = JaggedRows([JaggedTensor(values, lengths=lengths)])
     assert sum(places.shape[0] for places in rows._padded(values)) < 1.4 * len(values)
     assert len(lengths) * int(lengths.max()) > 5 * len(values)
+
+
+class RowsOfCalls(TorchFunctionMode):
+    """Notes how many rows each call of torch's attention has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.scaled_dot_product_attention:
+            self.rows.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_call_has_more_rows_than_the_kernels_of_cuda_take(device: str) -> None:
+    module = AttentionPooling(AttentionPooling.Options()).build(DIM).to(device)
+    jagged = sequences([1] * 70_000 + [0, 2], device)
+    with RowsOfCalls() as calls:
+        pooled = module(jagged)
+    assert (max(calls.rows), sum(calls.rows)) == (65_535, 70_002)
+    pooled.sum().backward()
+    first = module(JaggedTensor(jagged.values()[:1], lengths=torch.tensor([1], device=device)))
+    torch.testing.assert_close(pooled[:1], first)
