@@ -14,9 +14,8 @@ from torch.autograd.profiler import record_function
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_flexshard.runtime.overlay import LOOKUP_REGION, Overlay
+from recd_plugin_flexshard.runtime.overlay import LOOKUP_REGION, LookedUp, Overlay
 from recd_plugin_flexshard.runtime.split import TierSplit
-from recd_plugin_flexshard.runtime.touched import TouchedRows
 from recd_plugin_flexshard.runtime.wire import Codec, Wire
 
 
@@ -90,6 +89,7 @@ class FlexLookup:
         sizes: how many those are, and how many this rank wants.
         group: the ranks of the node.
         wire: how they travel.
+        ahead: as ``Overlay.looked_up`` has it.
     """
 
     def __init__(
@@ -99,10 +99,13 @@ class FlexLookup:
         sizes: FlexSizes,
         group: dist.ProcessGroup,
         wire: Wire,
+        *,
+        ahead: bool,
     ) -> None:
         self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent), wire)
+        looked_up = overlay.looked_up(positions, ahead=ahead)
         self._token: Tensor = _TierSend.apply(  # type: ignore[no-untyped-call]
-            overlay.anchor(), overlay, positions, overlay.touched(positions), self._exchange
+            overlay.anchor(), overlay, positions, looked_up, self._exchange
         )
 
     def wait(self) -> Tensor:
@@ -148,11 +151,10 @@ class _TierSend(torch.autograd.Function):
         anchor: Tensor,
         overlay: Overlay,
         positions: Tensor,
-        touched: TouchedRows | None,
+        looked_up: LookedUp,
         exchange: _Exchange,
     ) -> Tensor:
-        ctx.overlay, ctx.rows, ctx.touched = overlay, overlay.rows, touched
-        ctx.exchange = exchange
+        ctx.overlay, ctx.looked_up, ctx.exchange = overlay, looked_up, exchange
         ctx.save_for_backward(positions)
         with record_function(LOOKUP_REGION):
             rows = overlay.weights.index_select(0, positions)
@@ -162,7 +164,7 @@ class _TierSend(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[None, None, None, None, None]:
-        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, ctx.touched, ctx.exchange.finish())
+        ctx.overlay.train(ctx.looked_up, *ctx.saved_tensors, ctx.exchange.finish())
         return None, None, None, None, None
 
 

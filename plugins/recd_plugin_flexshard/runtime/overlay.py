@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.autograd.profiler import record_function
 from torchrec.distributed import comm_ops
 
 from recd_plugin_flexshard.runtime.touched import TouchedRows
-from recd_plugin_flexshard.runtime.update_rule import UpdateRule
+from recd_plugin_flexshard.runtime.update_rule import Rates, UpdateRule
 from recd_plugin_flexshard.runtime.wire import Codec
 from recd_plugins.api import ExactnessError
 
@@ -23,6 +24,22 @@ from recd_plugins.api import ExactnessError
 LOOKUP_REGION = "[lookup]_[tiers]"
 # And the exchange of touched rows is one of embeddings, as far as its time goes.
 SYNC_REGION = "[output_dist]_[tiers]"
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """What the backward pass of a lookup has to know of the forward pass.
+
+    Attributes:
+        rows: that the positions stood for.
+        touched: what each rank looks up; None where they need not know.
+        rates: that it learns by, of each rule, as FBGEMM keeps them; None: those of the backward
+            pass, as rows were looked up before their step began.
+    """
+
+    rows: Mapping[str, Tensor]
+    touched: TouchedRows | None
+    rates: Sequence[Rates] | None
 
 
 class Overlay:
@@ -87,21 +104,35 @@ class Overlay:
             start += len(rows)
         return slices
 
-    def look_up(self, positions: Tensor) -> Tensor:
+    def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
         """Embeddings ``[n, embedding_dim]`` of ``positions``; the backward pass trains them.
 
         It does so without positions, too, as other ranks have some.
+
+        Args:
+            positions: ``[n]``, repeated ones too.
+            ahead: as ``looked_up`` has it.
         """
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
-            self.anchor(), self, positions, self.touched(positions)
+            self.anchor(), self, positions, self.looked_up(positions, ahead=ahead)
         )
         return output
 
-    def touched(self, positions: Tensor) -> TouchedRows | None:
-        """Tell the other ranks what this one looks up, where a backward pass may follow.
+    def looked_up(self, positions: Tensor, *, ahead: bool) -> LookedUp:
+        """What the backward pass of a lookup of ``positions`` has to know.
 
-        None where they need not know.
+        Args:
+            positions: ``[n]``, repeated ones too.
+            ahead: they are looked up before their step begins.
         """
+        rates = None if ahead else self._rates()
+        return LookedUp(self.rows, self._touched(positions), rates)
+
+    def _rates(self) -> list[Rates]:
+        return [rule.rates for rule, _ in self._updates]
+
+    def _touched(self, positions: Tensor) -> TouchedRows | None:
+        """Tell the other ranks what this one looks up, where a backward pass may follow."""
         if not self._sparse or not torch.is_grad_enabled():
             return None
         if self._group.size() == 1 or not len(self.weights):
@@ -117,39 +148,35 @@ class Overlay:
         """
         return torch.zeros((), device=self.weights.device, requires_grad=True)
 
-    def train(
-        self,
-        rows: Mapping[str, Tensor],
-        positions: Tensor,
-        touched: TouchedRows | None,
-        gradients: Tensor,
-    ) -> None:
+    def train(self, looked_up: LookedUp, positions: Tensor, gradients: Tensor) -> None:
         """Update the rows at the end of the backward pass that is running, on all ranks.
 
         Starts to sum over the ranks at once.
 
         Args:
-            rows: those of the overlay at the time of the forward pass.
-            positions: ``[n]``, repeated ones too.
-            touched: of that time.
+            looked_up: of the forward pass.
+            positions: of it.
             gradients: ``[n, embedding_dim]``, of the losses of the ranks, not of their mean.
 
         Raises:
             ExactnessError: rows have moved since the forward pass.
         """
-        if rows is not self.rows:
+        if looked_up.rows is not self.rows:
             raise ExactnessError(
                 "rows moved between the tiers after a batch was looked up and before its backward "
                 "pass, which would train other rows: leave retier_every away under a pipeline that "
                 "looks the next batch up before the backward pass of this one"
             )
         divisor = dist.get_world_size() if comm_ops.get_gradient_division() else 1
-        if touched is None:
-            self._train_all(positions, gradients, divisor)
+        rates = self._rates() if looked_up.rates is None else looked_up.rates
+        if looked_up.touched is None:
+            self._train_all(positions, gradients, divisor, rates)
         else:
-            self._train_touched(touched, positions, gradients, divisor)
+            self._train_touched(looked_up.touched, positions, gradients, divisor, rates)
 
-    def _train_all(self, positions: Tensor, gradients: Tensor, divisor: int) -> None:
+    def _train_all(
+        self, positions: Tensor, gradients: Tensor, divisor: int, rates: Sequence[Rates]
+    ) -> None:
         with record_function(LOOKUP_REGION):
             total = _sum_by_position(gradients, positions, len(self.weights))
         work = None
@@ -159,12 +186,17 @@ class Overlay:
         def finish() -> None:
             if work is not None:
                 work.wait()
-            self._update(total, None, divisor)
+            self._update(total, None, divisor, rates)
 
         _at_end_of_backward(finish)
 
     def _train_touched(
-        self, touched: TouchedRows, positions: Tensor, gradients: Tensor, divisor: int
+        self,
+        touched: TouchedRows,
+        positions: Tensor,
+        gradients: Tensor,
+        divisor: int,
+        rates: Sequence[Rates],
     ) -> None:
         with record_function(SYNC_REGION):
             total = touched.start(gradients, positions, _sum_by_position)
@@ -178,12 +210,14 @@ class Overlay:
         def finish() -> None:
             with record_function(SYNC_REGION):
                 gradient = total.result()
-            self._update(gradient, total.rows, divisor)
+            self._update(gradient, total.rows, divisor, rates)
 
         _at_end_of_backward(pass_on)
 
     @torch.no_grad()
-    def _update(self, gradient: Tensor, touched: Tensor | None, divisor: int) -> None:
+    def _update(
+        self, gradient: Tensor, touched: Tensor | None, divisor: int, rates: Sequence[Rates]
+    ) -> None:
         """``gradient`` of all positions, or of ``touched`` ones, ascending."""
         with record_function(LOOKUP_REGION):
             if divisor > 1:
@@ -192,10 +226,10 @@ class Overlay:
             parts = [(rule, each, each) for rule, each in self._updates]
             if touched is not None:
                 parts = self._touched_parts(touched)
-            for rule, positions, part in parts:
+            for (rule, positions, part), of_lookup in zip(parts, rates, strict=True):
                 weights = self.weights[positions]
                 state = None if self.state is None else self.state[positions]
-                rule.update(weights, state, gradient[part])
+                rule.update(weights, state, gradient[part], of_lookup)
                 if touched is not None:
                     self.weights[positions] = weights
                     if self.state is not None and state is not None:
@@ -221,9 +255,9 @@ def _at_end_of_backward(call: Callable[[], None]) -> None:
 class _TierLookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, _: Tensor, overlay: Overlay, positions: Tensor, touched: TouchedRows | None
+        ctx: Any, _: Tensor, overlay: Overlay, positions: Tensor, looked_up: LookedUp
     ) -> Tensor:
-        ctx.overlay, ctx.rows, ctx.touched = overlay, overlay.rows, touched
+        ctx.overlay, ctx.looked_up = overlay, looked_up
         ctx.save_for_backward(positions)
         with record_function(LOOKUP_REGION):
             return overlay.weights.index_select(0, positions)
@@ -231,7 +265,7 @@ class _TierLookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
-        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, ctx.touched, gradients)
+        ctx.overlay.train(ctx.looked_up, *ctx.saved_tensors, gradients)
         return None, None, None, None
 
 

@@ -41,6 +41,7 @@ from recd_plugins.api import (
     SetupError,
 )
 from recd_plugins.api.distributed import (
+    LookupAhead,
     refuse_inverse_indices,
     require_attributes,
     tell_when_asked,
@@ -216,19 +217,21 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         parts = list(input)
         wanted = parts.pop() if ctx.flex is not None else None
         cold = super().look_up(ctx, KJTList(parts))
+        # Whoever has replaced them has rows of a later step looked up, whose rates may change yet.
+        ahead = any(isinstance(each, LookupAhead) for each in self._lookups)
         flex = hot = None
         if wanted is not None:
             assert ctx.flex is not None
             sizes = ctx.flex.sizes
             assert sizes is not None
             group = self.groups.flex
-            flex = FlexLookup(self.flex, wanted.values(), sizes, group, self._wire)
+            flex = FlexLookup(self.flex, wanted.values(), sizes, group, self._wire, ahead=ahead)
             if self.post_lookup_tracker_fn is not None:
                 features = ctx.split.index.features
                 lookup = flex_lookup(features, wanted.values(), sizes, self.flex)
                 self.post_lookup_tracker_fn(*lookup, self, None)
         if self.index.num_hot:
-            hot = self.hot.look_up(ctx.split.hot)
+            hot = self.hot.look_up(ctx.split.hot, ahead=ahead)
             if self.post_lookup_tracker_fn is not None:
                 self.post_lookup_tracker_fn(*hot_lookup(ctx.split, self.hot), self, None)
         return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)

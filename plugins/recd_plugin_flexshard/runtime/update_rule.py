@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -22,8 +22,15 @@ _REFUSED_OPTIONS = (
 )
 
 
+class Rates(NamedTuple):
+    """What a kernel learns by."""
+
+    learning_rate: float
+    eps: float
+
+
 class UpdateRule:
-    """The update of one fused kernel, with the learning rate and eps that it has now.
+    """The update of one fused kernel, with the learning rate and eps that it had in a lookup.
 
     Args:
         kernel: FBGEMM's.
@@ -68,7 +75,12 @@ class UpdateRule:
         """Whether a row has a sum of squared gradients."""
         return bool(self._kernel.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 
-    def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor) -> None:
+    @property
+    def rates(self) -> Rates:
+        """Those of the kernel now; it learns by those that it has when rows are looked up."""
+        return Rates(self._kernel.get_learning_rate(), self._kernel.optimizer_args.eps)
+
+    def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor, rates: Rates) -> None:
         """Update rows in place.
 
         SGD: ``w -= lr * g``. Row-wise Adagrad: ``s += mean(g * g)`` over the row's scalars, then
@@ -78,19 +90,20 @@ class UpdateRule:
             weights: ``[n, embedding_dim]``.
             state: sums of squares, ``[n]``; None where there are none.
             gradient: ``[n, embedding_dim]``.
+            rates: of the lookup.
 
         Raises:
             ExactnessError: the kernel got an option since that changes the update.
         """
         self._check_options()
-        rate = self._kernel.get_learning_rate()
+        rate, eps = rates
         if not self.has_state:
             weights.add_(gradient, alpha=-rate)
             return
         assert state is not None
         norms = torch.linalg.vector_norm(gradient, dim=1)
         state.addcmul_(norms, norms, value=1 / gradient.shape[1])
-        scale = rate / (state.sqrt() + self._kernel.optimizer_args.eps)
+        scale = rate / (state.sqrt() + eps)
         # With eps 0 a row that never had a gradient would become 0 * infinity.
         scale.masked_fill_(state == 0, 0)
         weights.addcmul_(gradient, scale.unsqueeze(1), value=-1)

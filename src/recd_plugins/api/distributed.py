@@ -25,6 +25,7 @@ from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.process_groups import new_group
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
+from recd_plugins.distributed.rates_of_steps import LookupAhead
 from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -38,6 +39,7 @@ __all__ = [
     "CollectiveKind",
     "HangLimits",
     "Internal",
+    "LookupAhead",
     "PortableEmbedding",
     "PortableEmbeddingBag",
     "Ranks",

@@ -176,7 +176,9 @@ def another_learning_rate(dmp: DistributedModelParallel, rank: int) -> None:
     for group in dmp.fused_optimizer.param_groups:
         group["lr"] = 0.25
     a_step(dmp, rank)  # not yet
+    total = loss(dmp, batch(rank))
     dmp.fused_optimizer.step()
+    total.backward()  # by the rate of the forward pass
     a_step(dmp, rank)
 
 
