@@ -69,3 +69,13 @@ class CacheOptions(AccessOptions):
                 "which caches what pays"
             )
         return self
+
+    @model_validator(mode="after")
+    def _uvm_is_in_host_memory(self) -> CacheOptions:
+        if self.policy == "uvm" and isinstance(self.storage, FileStorage):
+            raise ValueError(
+                "policy uvm is FBGEMM's own caching, which has all rows in host memory, and "
+                f"storage has them in files in {self.storage.file}: leave storage out, or take "
+                "policy static, lfu or lru"
+            )
+        return self

@@ -183,6 +183,7 @@ def test_a_profile_of_other_tables(setting: Setting, tmp_path: Path) -> None:
         ({"rows": -1}, "greater than or equal to 0"),
         ({"policy": "fifo"}, "static"),
         ({"storage": {"folder": "f"}}, "file"),
+        ({"policy": "uvm", "storage": {"file": "f"}}, "host memory.*files in f: leave storage out"),
     ],
 )
 def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
