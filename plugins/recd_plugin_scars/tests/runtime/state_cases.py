@@ -19,6 +19,7 @@ import torch.distributed as dist
 from tests.distributed.parity_model import make_batch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.types import ShardedModule
 
 from recd_plugin_scars.runtime.host_memory import MemoryStore
 from recd_plugin_scars.runtime.mapped_file import FileStore
@@ -188,6 +189,22 @@ def load_a_part(rank: int, world_size: int, case: Case) -> list[Run]:
             trainer.steps()
             part = {name: value for name, value in before.items() if ".b1." not in name}
             trainer.dmp.load_state_dict(part, strict=False)
+            runs.append(trainer.run())
+        return runs
+
+
+def reset(rank: int, world_size: int, case: Case) -> list[Run]:
+    """Tables get new first values after some steps, plain and cached ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for own in (None, case):
+            trainer = Trainer(rank, world_size, case.training, own, Path(folder))
+            trainer.start()
+            trainer.steps()
+            torch.manual_seed(rank)
+            for module in trainer.dmp.modules():
+                if isinstance(module, ShardedModule):
+                    module.reset_parameters()
             runs.append(trainer.run())
         return runs
 

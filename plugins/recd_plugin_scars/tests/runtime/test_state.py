@@ -17,6 +17,7 @@ from recd_plugin_scars.tests.runtime.state_cases import (
     keep_a_state_dict,
     load_a_part,
     names,
+    reset,
     resume,
     round_trip,
     save,
@@ -81,6 +82,11 @@ def test_a_state_dict_that_is_kept_stays_that_of_the_tables(sharding: str) -> No
 
 def test_tables_that_a_state_dict_lacks_keep_what_they_learned() -> None:
     for plain, cached in run_on_ranks(load_a_part, 2, case_of("row_wise")):
+        _assert_equal(plain, cached)
+
+
+def test_tables_that_get_new_first_values_have_them_in_fast_memory_too() -> None:
+    for plain, cached in run_on_ranks(reset, 2, case_of("row_wise")):
         _assert_equal(plain, cached)
 
 
