@@ -248,10 +248,10 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         )
 
     def reset_parameters(self) -> None:
-        """Initialize the tables, and the copies from them."""
+        """Initialize the tables, and the copies from them; the optimizer's state stays."""
+        self.fold()
         super().reset_parameters()
-        if self._has_tiers:
-            self.refresh()
+        self.refresh()
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:

@@ -204,6 +204,19 @@ def copy_into_state_dict(rank: int, world_size: int) -> float:
     return largest_difference(job.everything(), plain.everything())
 
 
+def reset(rank: int, world_size: int) -> float:
+    """Tables get new first values, and keep the optimizer's state."""
+    results = []
+    for tiers in (TIERS, None):
+        job = Job("rowwise_adagrad", tiers)
+        job.train(range(2))
+        torch.manual_seed(rank)
+        job.dmp.module.sequences.reset_parameters()
+        job.train(range(2, 4))
+        results.append(job.everything())
+    return largest_difference(*results)
+
+
 def go_back_to_a_copy(rank: int, world_size: int, optimizer: Optimizer) -> float:
     """Difference to what a state was when it was copied in memory, after it was loaded again."""
     job = Job(optimizer, TIERS)

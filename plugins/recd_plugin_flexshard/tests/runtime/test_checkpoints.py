@@ -21,6 +21,7 @@ from recd_plugin_flexshard.tests.runtime.checkpoint_cases import (
     load_into_larger_tables,
     load_parts,
     names_and_sizes,
+    reset,
     stop_in_between,
     train_and_save,
     train_plainly,
@@ -140,6 +141,10 @@ def test_parts_of_a_state_are_loaded_alone(optimizer: Optimizer) -> None:
 
 def test_weights_written_into_a_state_dict(tmp_path: Path) -> None:
     assert max(_run((2, 1), copy_into_state_dict)) <= TOLERANCE
+
+
+def test_tables_that_get_new_first_values_keep_the_state_of_their_optimizer() -> None:
+    assert max(_run((2, 1), reset)) <= TOLERANCE
 
 
 def test_a_copy_of_a_state_dict_is_loaded_back(optimizer: Optimizer) -> None:
