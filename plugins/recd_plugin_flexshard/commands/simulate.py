@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,7 +127,9 @@ def _source(
     for planned in (table.demand for table in plan.tables):
         access = profile.covering(planned.name, planned.num_embeddings)
         factor = planned.dedupe_factor if access.batch_size is None else access.dedupe_factor
-        demands.append(TableDemand.from_access(access, planned.embedding_dim, factor))
+        demand = TableDemand.from_access(access, planned.embedding_dim, factor)
+        # A profile may know other features.
+        demands.append(replace(demand, features=planned.features))
     return DrawnBatches(plan, seed, demands, str(profile_path))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,11 @@ def test_accesses_that_have_changed(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     reduction = json.loads((folder / "s.json").read_text())["entries"]["sharding[0]"]
     assert reduction["a2a_reduction"]["simulated"] < reduction["a2a_reduction"]["predicted"] - 0.01
+    lists = (folder / "s.json").read_text()
+    more = {name: replace(table, features=(*table.features, "x")) for name, table in tables.items()}
+    AccessProfile(more, "flat").save(folder / "p.parquet")
+    assert simulate(*TOPOLOGY, "--profile", "p.parquet", "--json", "s.json").exit_code == 0
+    assert (folder / "s.json").read_text() == lists, "the model has no feature x"
     AccessProfile({}, "nothing").save(folder / "p.parquet")
     assert "does not cover table" in simulate(*TOPOLOGY, "--profile", "p.parquet").output
 
