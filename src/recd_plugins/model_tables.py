@@ -93,6 +93,11 @@ def tables_of(model: nn.Module) -> list[Table]:
     ]
 
 
+def all_tables_of(model: nn.Module) -> list[Table]:
+    """The tables of all of them, those inside modules that are left to TorchRec too."""
+    return [table for module in embedding_modules(model) for table in module.tables]
+
+
 def left_modules(model: nn.Module) -> list[EmbeddingModule]:
     """The other modules with tables, which have to be sharded as a whole."""
     return [

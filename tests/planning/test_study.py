@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins import Registry
 from recd_plugins.errors import DataError, NoPlanError, RecdError, SetupError
 from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
-from recd_plugins.planning.plan_report import COMPONENTS, PlanReport
+from recd_plugins.planning.plan_report import COMPONENTS, PlanReport, report_side
 from recd_plugins.planning.report_text import compressed, render, size_text
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import (
@@ -328,6 +333,43 @@ def test_activations_are_counted(make_registry) -> None:
     kept = plugins.activation_bytes(compute, 512)
     assert kept < plugins.as_plain().activation_bytes(compute, 512)
     assert plugins.activation_bytes(compute, 1024) == pytest.approx(2 * kept, rel=0.05)
+
+
+class Alone(EmbeddingBagCollection):
+    """Of a type that no sharder is for."""
+
+
+def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry) -> None:
+    def bags(feature: str) -> dict[str, Any]:
+        name = f"t_{feature}"
+        table = EmbeddingBagConfig(
+            name=name, embedding_dim=16, num_embeddings=1000, feature_names=[feature]
+        )
+        return {"tables": [table]}
+
+    weighted = EmbeddingBagCollection(**bags("usr_0"), is_weighted=True)
+    weights = PositionWeightedModuleCollection({"usr_0": 8})
+    modules = {
+        "own": EmbeddingBagCollection(**bags("item_0")),
+        "left": FeatureProcessedEmbeddingBagCollection(weighted, weights),
+        "alone": Alone(**bags("usr_1")),
+    }
+    prepared = make_registry(pooling=[]).prepare(nn.ModuleDict(modules))
+    assert prepared.setting is not None
+    candidate = Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
+    spec = load_topology(MACHINE, ranks=2)
+    made = report_side(
+        candidate,
+        candidate.plan(spec.to_torchrec(), 256),
+        spec,
+        batch_size=256,
+        largest_batch_size=None,
+        batch_step=None,
+        compute=COMPUTE,
+        costs=spec.least_costs,
+    )
+    assert [table.name for table in made.tables] == ["t_item_0", "t_usr_0"]
+    assert made.seconds.lookup > 0
 
 
 def test_a_model_is_needed(make_registry) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import EmbeddingConfig
-from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugin_auto.chosen import Chosen
 from recd_plugins.data.prepared import Prepared
@@ -57,3 +59,24 @@ def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
     found = prepared({"use": "auto"}, {"use": "torchrec.row_wise", "tables": ["t_item"]})
     assert isinstance(found.chosen, Chosen)
     assert [group.tables for group in found.chosen.groups] == [("t_alone",)]
+
+
+def test_tables_that_torchrecs_own_sharders_take_are_planned_beside_others(make_registry) -> None:
+    registry = make_registry(sharding=[{"use": "auto"}], pooling=[], converter=KJT)
+    own = EmbeddingConfig(
+        name="t_own", embedding_dim=16, num_embeddings=1000, feature_names=["seq_0_0"]
+    )
+    left = EmbeddingBagConfig(
+        name="t_left", embedding_dim=16, num_embeddings=1000, feature_names=["usr_0"]
+    )
+    bags = EmbeddingBagCollection(tables=[left], is_weighted=True)
+    weights = PositionWeightedModuleCollection({"usr_0": 8})
+    model = nn.ModuleDict(
+        {
+            "own": EmbeddingCollection(tables=[own]),
+            "left": FeatureProcessedEmbeddingBagCollection(bags, weights),
+        }
+    )
+    found = registry.prepare(model).chosen
+    assert isinstance(found, Chosen)
+    assert [group.tables for group in found.groups] == [("t_own",)]

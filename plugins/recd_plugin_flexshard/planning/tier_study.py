@@ -85,7 +85,7 @@ def planned_tiers(registry: Registry, spec: TopologySpec) -> PlannedTiers:
     if plans:
         return PlannedTiers(candidate, plans)
     names = [cls.name for cls in (TwoTier, ThreeTier, Joint)]
-    sequences = [table.name for table in candidate.tables if not table.pooled]
+    sequences = [table.name for table in candidate.prepared.tables if not table.pooled]
     if (chosen := candidate.prepared.chosen) is not None:
         raise RecdError(
             f"{registry.path}: no table has tiers of rows: {chosen}. recd plan shows what else was "

@@ -19,7 +19,7 @@ from recd_plugins.distributed.sharders import (
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
-from recd_plugins.model_tables import rows_by_feature, tables_of
+from recd_plugins.model_tables import all_tables_of, rows_by_feature, tables_of
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.planner import Planned, RegistryPlanner
@@ -49,8 +49,8 @@ class Candidate:
 
     @property
     def tables(self) -> list[Table]:
-        """The embedding tables of the model."""
-        return tables_of(self.prepared.model)
+        """The embedding tables of the model, those of modules that are left to TorchRec too."""
+        return all_tables_of(self.prepared.model)
 
     @property
     def learns_by_fbgemm(self) -> bool:

@@ -307,7 +307,8 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Pl
     parts = candidate.prepared.checked_parts
     found = []
     for table in candidate.tables:
-        option = options[table.name]
+        if (option := options.get(table.name)) is None:
+            continue  # nobody shards it: each rank has it as it has dense layers
         per_rank = Counter[int]()
         for shard in option.shards:
             per_rank[shard.rank] += shard.storage.hbm + shard.storage.ddr

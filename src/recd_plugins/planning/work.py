@@ -76,7 +76,7 @@ def work_of_step(
     """The work of each rank.
 
     Args:
-        tables: of the model, ``tables_of``.
+        tables: of the model, ``all_tables_of``.
         plan: where each of them is; of TorchRec's planner or of a sharded model (``dmp.plan``).
         profile: of the features as this side takes them; ``profile.plain()`` for the baseline.
         compute: what the model's other parts do, ``measure_compute``.

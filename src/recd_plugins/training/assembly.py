@@ -23,7 +23,7 @@ from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.interfaces import Dataset, FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.model_tables import tables_of
+from recd_plugins.model_tables import all_tables_of, tables_of
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
 from recd_plugins.planning.choosing.choose import choose
 from recd_plugins.planning.compute import measure_kept
@@ -103,7 +103,7 @@ def assemble(
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
-    tables = tuple(tables_of(model))
+    tables, all_tables = tuple(tables_of(model)), all_tables_of(model)
     profile = profile_of(prepared) if setting is None else setting.data.profile()
 
     def activations() -> int:
@@ -144,7 +144,7 @@ def assemble(
     optimizer = build_optimizer(dmp, registry.training)
     predicted = None
     if setting is not None:
-        predicted = predict_step(prepared, dmp, tables, profile, device, topology)
+        predicted = predict_step(prepared, dmp, all_tables, profile, device, topology)
     return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
 
 

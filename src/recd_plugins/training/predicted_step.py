@@ -51,7 +51,7 @@ def predict_step(
     Args:
         prepared: the model before it was sharded.
         dmp: the sharded model.
-        tables: of the model.
+        tables: of the model, ``all_tables_of`` before it was sharded.
         profile: of the features.
         device: of this rank.
         topology: that was measured; None for what the registry names.

@@ -29,7 +29,7 @@ from recd_plugins.interfaces import (
     Table,
     Trial,
 )
-from recd_plugins.model_tables import tables_of
+from recd_plugins.model_tables import all_tables_of, tables_of
 from recd_plugins.planning.choosing.check_offers import check_offers, check_table
 from recd_plugins.planning.choosing.data import DataOfChoices
 from recd_plugins.planning.choosing.entries import with_offers, wrong_options
@@ -159,10 +159,11 @@ class RegistryQuestion(ChoiceQuestion):
 
         overlapped = will_overlap(prepared, plan, setting.device_type, setting.nodes)
         known = [table.name for table in prepared.tables]
+        planned = all_tables_of(prepared.model)
 
         def work(without: Collection[str]) -> Sequence[Work]:
             return work_of_step(
-                [table for table in prepared.tables if table.name not in without],
+                [table for table in planned if table.name not in without],
                 _without(plan, without),
                 profile,
                 NO_COMPUTE,  # it is the same whatever is chosen
