@@ -21,6 +21,8 @@ from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
 from recd_plugins.api.planning import (
     STAGES,
+    Candidate,
+    Compute,
     Stage,
     StageCosts,
     StageTimes,
@@ -162,17 +164,7 @@ def calibrate(registry: Registry, job: Job, spec: TopologySpec, *, rounds: int =
         CalibrationPoint(
             side,
             size,
-            work_of_step(
-                candidates[side].tables,
-                by_rank[0][side][1],
-                candidates[side].profile,
-                compute,
-                batch_size=size,
-                world_size=ranks,
-                parts=candidates[side].prepared.checked_parts,
-                gloo=job.device == "cpu",
-                learns_by_fbgemm=job.device == "cpu" and candidates[side].learns_by_fbgemm,
-            ),
+            works_of(candidates[side], by_rank[0][side][1], compute, size, ranks, job.device),
             [sides[side][0][size] for sides in by_rank],
             fitted=size != sizes[1],
         )
@@ -181,6 +173,29 @@ def calibrate(registry: Registry, job: Job, spec: TopologySpec, *, rounds: int =
     ]
     costs = fit([point for point in measured if point.fitted], spec.least_costs)
     return Calibration(costs, measured)
+
+
+def works_of(
+    candidate: Candidate,
+    plan: ShardingPlan,
+    compute: Compute,
+    batch_size: int,
+    ranks: int,
+    device_type: str,
+) -> list[Work]:
+    """The work of each rank in a step of one side, whose ranks are of one node."""
+    return work_of_step(
+        candidate.tables,
+        plan,
+        candidate.profile,
+        compute,
+        batch_size=batch_size,
+        world_size=ranks,
+        parts=candidate.prepared.checked_parts,
+        wire=candidate.prepared.registry.training.wire,
+        gloo=device_type == "cpu",
+        learns_by_fbgemm=device_type == "cpu" and candidate.learns_by_fbgemm,
+    )
 
 
 def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recd_plugin_calibration.steps import CalibrationPoint, calibrate, fit
+from recd_plugin_calibration.steps import CalibrationPoint, calibrate, fit, works_of
 from recd_plugins.api import RecdError, Work
 from recd_plugins.api.planning import (
     STAGES,
@@ -16,10 +16,12 @@ from recd_plugins.api.planning import (
     TopologySpec,
     predict_stages,
     this_machine,
+    with_plugins,
 )
 from recd_plugins.api.registry import Registry, load_registry
 from recd_plugins.api.training import Job, calibration_job, write_topology
 from recd_plugins.cli import main
+from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.machines import machine_of
 
 COSTS = StageCosts.model_validate(
@@ -159,6 +161,23 @@ def test_a_calibration_run(tmp_path: Path) -> None:
     report = found.as_json()
     assert StageCosts.model_validate(report["costs"]) == found.costs
     assert found.table().row_count == len(STAGES)
+
+
+def test_costs_are_of_the_bytes_that_the_wire_sends(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    by_rows = "sharding: [{use: torchrec.row_wise, tables: ['*']}]\n"
+    path.write_text(REGISTRY.format(folder=tmp_path) + by_rows, encoding="utf-8")
+    registry = load_registry(path)
+    registry.dataset.prepare()
+    spec = this_machine(2)
+
+    def sent(wire: str) -> float:
+        candidate = with_plugins(registry.with_training({"wire": wire}), spec)
+        plan = candidate.plan(spec.to_torchrec(), 16).sharding
+        works = works_of(candidate, plan, NO_COMPUTE, 16, ranks=2, device_type="cpu")
+        return sum(work.bytes_in_node for work in works)
+
+    assert sent("bf16") < 0.8 * sent("fp32")
 
 
 def test_a_calibration_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
