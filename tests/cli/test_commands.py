@@ -200,6 +200,16 @@ def test_validate_counts_enabled_entries(folder):
     assert answer == {"ok": True, "entries": 3, "problems": []}
 
 
+def test_validate_answers_without_torch(folder):
+    code = (
+        "import sys\nfrom recd_plugins.cli import main\n"
+        "try: main(['--plugins-dir', 'plugins', 'validate'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'torchrec', 'fbgemm_gpu'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "registry.yaml: 3 entries, ok\n[]\n"
+
+
 def test_validate_tells_every_problem(folder):
     text = REGISTRY.replace("path: clicks", "pth: clicks").replace("version: 1", "version: 2")
     (folder / "registry.yaml").write_text(text)

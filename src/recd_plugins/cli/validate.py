@@ -10,7 +10,6 @@ import click
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.planning.prepared import Registry, load_registry
-from recd_plugins.planning.topologies import load_topology
 from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.registry.loader import read_yaml
 
@@ -50,9 +49,13 @@ def _problems(registry: Registry) -> list[Problem]:
         check_dataset(registry)
     except RegistryError as error:
         problems += error.problems
+    if registry.training.topology is None:
+        return problems
+    # It takes torch, which no other check of a file does.
+    from recd_plugins.planning.topologies import load_topology
+
     try:
-        if registry.training.topology is not None:
-            load_topology(registry.training.topology)
+        load_topology(registry.training.topology)
     except RegistryError as error:  # of its file
         problems += error.problems
     except RecdError as error:
