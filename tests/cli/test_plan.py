@@ -34,6 +34,7 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
     text = REGISTRY.replace("ranks: 2", "ranks: 4, ranks_per_node: 2")
     (folder / "registry.yaml").write_text(text, encoding="utf-8")
     assert "2 nodes of machine: 4 ranks on cpu" in plan().stdout
+    assert "3 nodes of machine: 6 ranks on cpu" in plan("--nodes", "3").stdout
     assert "1 node of machine: 1 rank on cpu" in plan("--ranks-per-node", "1").stdout
 
 

@@ -233,12 +233,13 @@ def topology_options(command: _Command) -> _Command:
 def chosen_topology(
     registry: Registry, topology: str, nodes: int | None, ranks_per_node: int | None
 ) -> TopologySpec:
-    """What ``topology_options`` name; without any of them the nodes that the registry names."""
+    """What ``topology_options`` name; what they leave open of this machine says the registry."""
     from recd_plugins.distributed.device import choose_device
     from recd_plugins.planning.topologies import MACHINE, load_topology
 
-    if (topology, nodes, ranks_per_node) == (MACHINE, None, None):
-        nodes, ranks_per_node = registry.training.nodes, registry.training.ranks_per_node
+    if topology == MACHINE and ranks_per_node is None:
+        nodes = nodes or registry.training.nodes
+        ranks_per_node = registry.training.ranks_per_node
     return load_topology(
         topology,
         nodes=nodes,

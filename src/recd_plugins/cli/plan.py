@@ -140,7 +140,8 @@ def plan(
     loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE
     if on_machine:
-        topology, nodes = MACHINE, 1  # whatever nodes its ranks stand for
+        # Whatever nodes its ranks stand for.
+        topology, nodes, ranks_per_node = MACHINE, 1, ranks_per_node or loaded.training.ranks
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     if line := adapted_line(topology, spec):
         click.echo(line, err=True)
