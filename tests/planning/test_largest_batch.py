@@ -26,3 +26,14 @@ def test_it_fits_and_a_step_more_does_not(most: int, start: int) -> None:
 def test_nothing_fits() -> None:
     with pytest.raises(NoPlanError, match="not even for batches of 64 rows"):
         largest_batch(lambda _: False, start=512)
+
+
+def test_no_batch_has_more_rows_than_fbgemm_counts() -> None:
+    asked: list[int] = []
+
+    def fits(batch_size: int) -> bool:
+        asked.append(batch_size)
+        return True
+
+    found, step = largest_batch(fits, start=512)
+    assert max(asked) == found < 2**31 == found + step

@@ -10,8 +10,8 @@ from recd_plugins.errors import NoPlanError
 GRANULE = 64
 # Batches are found to one part in so many.
 _PARTS = 128
-# No batch of a rank is larger: some 16 million rows.
-_LIMIT = 2**24
+# FBGEMM counts the rows of a batch in 32 bits, so that training.batch_size is less.
+_LIMIT = 2**31
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int) -> tuple[int, int]:
@@ -27,12 +27,12 @@ def largest_batch(fits: Callable[[int], bool], *, start: int) -> tuple[int, int]
         NoPlanError: not even ``GRANULE`` rows fit.
     """
     low, high = 0, max(GRANULE, start - start % GRANULE)
-    while high <= _LIMIT and fits(high):
+    while high < _LIMIT and fits(high):
         low, high = high, 2 * high
     # A step divides low and high: they are GRANULE times a number, or one doubled.
     while (high - low) > (step := granule(low)):
         middle = low + max(step, (high - low) // 2 // step * step)
-        if fits(middle):
+        if middle < _LIMIT and fits(middle):
             low = middle
         else:
             high = middle
