@@ -96,6 +96,11 @@ def test_columns_are_split_as_the_tables_own_optimizer_allows() -> None:
     )
 
 
+def test_of_tables_of_one_name_none_loses_its_optimizer() -> None:
+    model = nn.ModuleDict({"first": bringing(RowWiseAdagrad), "second": Model()})
+    assert not (COLUMN_WISE | {"data_parallel"}) & kinds(registry(), model)
+
+
 def test_constraints_of_a_trainer_go_before_the_data() -> None:
     wishes = {"a": ParameterConstraints(batch_sizes=[7, 7], min_partition=4)}
     constraints = table_constraints(

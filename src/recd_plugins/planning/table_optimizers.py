@@ -35,7 +35,7 @@ def table_optimizers(
     model: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]]
 ) -> dict[str, TableOptimizer]:
     """The optimizers of the tables that ``sharders`` would shard, by table name."""
-    found = {}
+    found: dict[str, TableOptimizer] = {}
     for module, sharder in sharded_modules(model, sharders):
         params: Mapping[str, Any] = getattr(sharder, "fused_params", None) or {}
         for table, parameter in sharder.shardable_parameters(module).items():
@@ -48,10 +48,17 @@ def table_optimizers(
             kind = params.get("optimizer", EmbOptimType.EXACT_SGD)
             if classes:
                 kind = _kind(classes[0], kwargs)
-            found[table] = TableOptimizer(
-                classes[0].__name__ if classes else "", kind in ELEMENTWISE, params
-            )
+            own = TableOptimizer(classes[0].__name__ if classes else "", kind in ELEMENTWISE, params)
+            found[table] = _of_both(found.get(table, own), own)
     return found
+
+
+def _of_both(first: TableOptimizer, second: TableOptimizer) -> TableOptimizer:
+    """Of tables of one name, whose constraints are the same: what both allow, of no sharder alone."""
+    if first == second:
+        return first
+    elementwise = first.elementwise and second.elementwise
+    return TableOptimizer(first.in_backward or second.in_backward, elementwise, {})
 
 
 def _kind(optimizer_class: Any, arguments: Mapping[str, Any]) -> EmbOptimType | None:
