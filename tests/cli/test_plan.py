@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.cli.plan_cases import REGISTRY, folder, invoked, plan
 
+from recd_plugins.cli import main
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.training.calibration_file import write_topology
 
@@ -66,6 +68,15 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
     result = plan(*arguments)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
+
+
+def test_ranks_of_torchrun_start_none_to_measure(folder: Path) -> None:
+    ranks = {"RANK": "0", "WORLD_SIZE": "2"}
+    command = ["plan", "registry.yaml", "--calibrate", "c.yaml"]
+    result = CliRunner().invoke(main, command, env=ranks)
+    assert result.exit_code == 2, result.output
+    assert "leave out torchrun, or measure its ranks by recd calibrate" in result.stderr
+    assert not (folder / "table").exists()
 
 
 def test_what_was_measured_on_other_nodes_is_said(folder: Path) -> None:

@@ -115,6 +115,7 @@ def plan(
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     """
     from recd_plugins import load_registry, upstream_noise
+    from recd_plugins.distributed.launch import torchrun_rank
     from recd_plugins.planning.machines import adapted_line
     from recd_plugins.planning.topologies import MACHINE
 
@@ -129,6 +130,11 @@ def plan(
         "--calibrate": calibrate_path,
     }
     _refuse_others(mode, [name for name, value in given.items() if value])
+    if calibrate_path is not None and torchrun_rank() is not None:
+        raise click.UsageError(
+            "--calibrate starts ranks itself, and each of torchrun's would: leave out torchrun, or "
+            "measure its ranks by recd calibrate"
+        )
     on_machine = calibrate_path is not None and mode.calibrates == "machine"
     if on_machine and (given["--topology"] or (nodes or 1) > 1):
         raise click.UsageError(
