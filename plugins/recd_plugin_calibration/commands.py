@@ -98,7 +98,9 @@ def calibrate(
     )
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
-        raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
+        raise click.UsageError(
+            "torchrun says which ranks there are: leave out --ranks and --ranks-per-node"
+        )
     silence_upstream()
     if rank is None:
         check_files()

@@ -248,6 +248,7 @@ def test_a_run_says_that_rounds_at_its_start_lie_far_apart(measured: MeasuredClu
         (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: cannot be written"),
         (["--plot", "links.txt"], {}, "--plot links.txt ends in none of .png"),
         (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says which ranks there are"),
+        (["--ranks-per-node", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "and --ranks-per-node"),
         (["--device", "cuda"], {}, "--device cuda: "),
     ],
 )
