@@ -97,11 +97,9 @@ def _figures(runs: Sequence[Run]) -> str:
     for name, unit in units.items():
         cells = [figure_words(name)]
         for i, run in enumerate(runs):
-            spread = run.values.get("rounds", {}).get(name, {}).get("value")
-            value = spread["median"] if spread else found[i].get(name, (None, ""))[0]
             over = run.over(runs[0], name)
             cells += [
-                figure_text(value, unit),
+                figure_text(run.figure(name), unit),
                 *([over.times().replace("\n", ", ") if over else ""] if i else []),
             ]
         rows.append(cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +82,28 @@ class Run:
     Attributes:
         name: tells it from the others of a page.
         values: as ``Result.as_json`` gives them.
+        report: that it is a side of, whose first side is what ratios of rounds are over.
     """
 
     name: str
     values: Mapping[str, Any]
+    report: object = None
+
+    def figure(self, name: str) -> float | None:
+        """A figure; of several rounds the median."""
+        value: float | None
+        if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
+            value = spread["median"]
+        else:
+            value, _ = figures_of(self.values).get(name, (None, ""))
+        return value
 
     def over(self, first: Run, figure: str) -> Spread | None:
         """A figure over that of another run: of each round, where both were trained in turn."""
-        if spread := self.values.get("rounds", {}).get(figure, {}).get("ratio"):
+        spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
+        if spread and self.report is first.report:
             return Spread(**spread)
-        mine, others = (
-            [figures_of(run.values).get(figure, (None, ""))[0]] for run in (self, first)
-        )
-        return Spread.of_ratios(mine, others)
+        return Spread.of_ratios([self.figure(figure)], [first.figure(figure)])
 
     @property
     def losses(self) -> list[float | None]:
@@ -133,10 +142,10 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
             raise RecdError(f"{path}: holds no run; a file is wanted that recd run --json wrote")
         for run in runs:
             _check(path, run)
-        found += [Run(_name(path, run.name, len(paths)), run.values) for run in runs]
+        found += [replace(run, name=_name(path, run.name, len(paths))) for run in runs]
     names = [run.name for run in found]
     return [
-        Run(run.name if names.count(run.name) == 1 else f"{run.name} ({i + 1})", run.values)
+        run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
         for i, run in enumerate(found)
     ]
 
@@ -154,7 +163,7 @@ def runs_of(report: Any) -> list[Run]:
     rounds = report.get("rounds")
     by_side = rounds if isinstance(rounds, dict) else {}
     runs = [
-        Run(name, {**values, **shared, "rounds": by_side.get(name, {})})
+        Run(name, {**values, **shared, "rounds": by_side.get(name, {})}, report)
         for name, values in sides.items()
         if isinstance(values, dict) and values.keys() >= {"losses", "collective_bytes"}
     ]

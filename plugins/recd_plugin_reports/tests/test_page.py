@@ -160,6 +160,31 @@ def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
     assert f"<td>samples per second</td>{cells}" in page(runs)
 
 
+def test_ratios_of_rounds_are_those_to_the_run_beside_which_they_stand(tmp_path: Path) -> None:
+    def compared(speed: float) -> dict[str, Any]:
+        def spread(value: float) -> dict[str, float]:
+            return {"median": value, "least": value, "most": value}
+
+        def rounds(value: float, ratio: dict[str, float] | None) -> dict[str, Any]:
+            return {"samples_per_second": {"value": spread(value), "ratio": ratio}}
+
+        of_sides = {"baseline": rounds(speed, None), "plugins": rounds(2 * speed, spread(2.0))}
+        return {"baseline": a_run(), "plugins": a_run(), "rounds": of_sides}
+
+    paths = [tmp_path / name for name in ("monday.json", "tuesday.json")]
+    for path, speed in zip(paths, (100, 300), strict=True):
+        path.write_text(json.dumps(compared(speed)), encoding="utf-8")
+    runs = read_runs(paths)
+    said = "trains {} times as many samples a second as monday baseline."
+    assert [each for each in findings(runs) if "samples" in each] == [
+        f"monday plugins {said.format('2.00')}",
+        f"tuesday baseline {said.format('3.00')}",
+        f"tuesday plugins {said.format('6.00')}",
+    ]
+    cells = "<td>100</td><td>200</td><td>2x</td><td>300</td><td>3x</td><td>600</td><td>6x</td>"
+    assert f"<td>samples per second</td>{cells}" in page(runs)
+
+
 def test_validations_are_a_curve() -> None:
     curve = {
         "metric": "auc", "mode": "max", "steps": [10, 20], "values": [0.6, None],
