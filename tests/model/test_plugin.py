@@ -11,7 +11,8 @@ from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
-from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.errors import RecdError, RegistryError, SetupError
+from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
@@ -238,3 +239,10 @@ def test_a_profile_is_of_its_tables(folder: Path) -> None:
     output = ("--output", folder / "profile.parquet", "--json", figures)
     recd("profile", "registry", write(folder), *output)
     assert "ids_of_item_0" in figures.read_text()
+
+
+def test_a_plan_has_tables_by_name(folder: Path) -> None:
+    path = write(folder, ("dim: 8", "dim: 8, fault: one_name"))
+    message = r"several modules have tables of one name, ids_of_\w+, and plans are told by name"
+    with pytest.raises(SetupError, match=message):
+        with_plugins(load_registry(path, plugins_dir=PLUGINS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,7 @@ from recd_plugins.distributed.sharders import (
     ExactEmbeddingCollectionSharder,
     stock_sharders,
 )
+from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
@@ -29,6 +31,7 @@ from recd_plugins.planning.storage import activations_of_parts
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
 from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.words import shortened
 
 
 @dataclass(frozen=True)
@@ -122,14 +125,26 @@ def with_plugins(
         data: of the registry, where it was looked at already.
 
     Raises:
-        RecdError: the registry has no model, or the data is missing or wrong.
+        RecdError: the registry has no model, several of its tables have one name, or the data is
+            missing or wrong.
     """
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
+        _refuse_one_name(registry, model)
         data = data or RegistryData(registry, model)
         prepared = registry.prepare(model, setting_of(registry, model, topology, data=data))
     assert prepared.setting is not None, "it was prepared for one"
     return Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
+
+
+def _refuse_one_name(registry: Registry, model: nn.Module) -> None:
+    """Refuse tables of one name, which plans tell by it, and what comes of them."""
+    names = Counter(table.name for table in all_tables_of(model))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise SetupError(
+            f"{registry.path}: several modules have tables of one name, {shortened(twice)}, and "
+            "plans are told by name: give each a name of its own"
+        )
 
 
 def data_of_model(registry: Registry) -> RegistryData:

@@ -76,7 +76,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             self.sequences = EmbeddingCollection(
                 tables=[
                     EmbeddingConfig(
-                        name=f"ids_of_{name}",
+                        name=f"ids_of_{features.pooled[0] if fault == 'one_name' else name}",
                         embedding_dim=dim,
                         num_embeddings=options.rows,
                         feature_names=[name],
