@@ -246,3 +246,19 @@ def test_a_plan_has_tables_by_name(folder: Path) -> None:
     message = r"several modules have tables of one name, ids_of_\w+, and plans are told by name"
     with pytest.raises(SetupError, match=message):
         with_plugins(load_registry(path, plugins_dir=PLUGINS))
+
+
+def test_a_plan_of_tables_that_torchrecs_own_sharder_takes(folder: Path) -> None:
+    path = write(
+        folder,
+        (MODEL, "model: {use: test.left}"),
+        ("pooling:\n  - {use: recd.attention, features: [seq_0_0], options: {heads: 2}}\n", ""),
+        ("sharding:\n  - {use: torchrec.row_wise, tables: [ids_of_seq_0_0]}\n", ""),
+        ("  - {use: torchrec.data_parallel, tables: [ids_of_usr_0]}\n", ""),
+    )
+    recd("plan", path, "--json", folder / "plan.json")
+    plan = json.loads((folder / "plan.json").read_text())
+    names = {table["name"] for table in plan["plugins"]["tables"]}
+    assert names == {"ids_of_seq_0_0", "ids_of_usr_0", "ids_of_item_0"}
+    assert plan["plain"] is None, "stock sharders take no such module"
+    assert "bags is a FeatureProcessedEmbeddingBagCollection" in plan["plain_problem"]

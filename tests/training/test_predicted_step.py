@@ -20,64 +20,14 @@ sharding: [{use: torchrec.row_wise, tables: ["t_*"]}]
 training: {batch_size: 16, device: cpu}
 model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
 """
-
-
-#: Bags whose ids have weights by their places: TorchRec's own sharder takes them.
-LEFT = '''
-from recd_plugins.api import Model, hookimpl
-
-
-class Left(Model):
-    """Weighted bags."""
-
-    name = "acme.left"
-
-    def build(self, features):
-        from torch import nn
-        from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
-        from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
-        from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-
-        tables = [
-            EmbeddingBagConfig(
-                name=f"t_{name}", embedding_dim=4, num_embeddings=50, feature_names=[name]
-            )
-            for name in features.pooled
-        ]
-
-        class Module(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.bags = FeatureProcessedEmbeddingBagCollection(
-                    EmbeddingBagCollection(tables=tables, is_weighted=True),
-                    PositionWeightedModuleCollection(dict.fromkeys(features.pooled, 100)),
-                )
-                self.top = nn.Linear(4 * len(tables), 1)
-
-            def forward(self, batch):
-                logits = self.top(self.bags(batch.sparse_features).values()).squeeze(1)
-                loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
-                return loss, (loss.detach(), logits.detach(), batch.labels)
-
-        return Module()
-
-
-@hookimpl
-def register_plugins():
-    return [Left]
-'''
+PLUGINS = Path(__file__).parents[1] / "model" / "plugins"
 
 
 def predicted(
-    rank: int,
-    world_size: int,
-    path: Path,
-    asked: bool | None,
-    costs: StageCosts | None,
-    plugins: Path | None = None,
+    rank: int, world_size: int, path: Path, asked: bool | None, costs: StageCosts | None
 ) -> float | None:
     """Seconds of an all-reduce, half of which may be hidden behind lookups."""
-    registry = load_registry(path, plugins_dir=plugins).with_training({"overlap": asked})
+    registry = load_registry(path, plugins_dir=PLUGINS).with_training({"overlap": asked})
     spec = this_machine(2).model_copy(update={"nodes": 2, "ranks_per_node": 1, "costs": costs})
     topology = None if costs is None else spec
     parts = assemble(registry, "plugins", torch.device("cpu"), topology=topology)
@@ -111,11 +61,10 @@ def test_a_step_is_predicted(
 
 
 def test_tables_that_torchrecs_own_sharders_take_are_in_it(tmp_path: Path) -> None:
-    (tmp_path / "left.py").write_text(LEFT)
     path = tmp_path / "registry.yaml"
     lines = [line for line in REGISTRY.splitlines() if not line.startswith(("sharding", "model"))]
-    path.write_text("\n".join([*lines, "model: {use: acme.left}"]))
-    load_registry(path, plugins_dir=tmp_path).dataset.prepare()
-    first, second = run_on_ranks(predicted, 2, path, None, COSTS, tmp_path, local_world_size=1)
+    path.write_text("\n".join([*lines, "model: {use: test.left}"]))
+    load_registry(path, plugins_dir=PLUGINS).dataset.prepare()
+    first, second = run_on_ranks(predicted, 2, path, None, COSTS, local_world_size=1)
     assert first is not None
     assert second is None

@@ -157,7 +157,7 @@ class PlanReport:
         costs_source: where the costs come from that ``seconds`` are reckoned with, in words.
         profile: of the data, deduplicated.
         plugins: the plan that ``recd run`` takes.
-        plain: TorchRec's own, without plugins; None where it does not fit.
+        plain: TorchRec's own, without plugins; None where there is none, as it does not fit.
         plain_problem: why not.
         wire: ``training.wire``, the format of what ranks send.
         chosen: what a chooser came to; None without one.

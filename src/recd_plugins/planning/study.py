@@ -66,7 +66,7 @@ class Study:
         try:
             # What data is there for none, it is there for no other.
             theirs = self._side("plain", lambda _: plain, batch_size, start, mine)
-        except NoPlanError as error:
+        except SetupError as error:  # as where it fits nowhere
             problem = str(error)
         return PlanReport(
             self.name,
