@@ -48,13 +48,15 @@ def table_optimizers(
             kind = params.get("optimizer", EmbOptimType.EXACT_SGD)
             if classes:
                 kind = _kind(classes[0], kwargs)
-            own = TableOptimizer(classes[0].__name__ if classes else "", kind in ELEMENTWISE, params)
+            own = TableOptimizer(
+                classes[0].__name__ if classes else "", kind in ELEMENTWISE, params
+            )
             found[table] = _of_both(found.get(table, own), own)
     return found
 
 
 def _of_both(first: TableOptimizer, second: TableOptimizer) -> TableOptimizer:
-    """Of tables of one name, whose constraints are the same: what both allow, of no sharder alone."""
+    """Of tables of one name, which share their constraints: no more than both allow."""
     if first == second:
         return first
     elementwise = first.elementwise and second.elementwise
