@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -37,11 +38,15 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
 
 
 def in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
-    """Whether a sharded embedding module holds the parameter: then it is a replicated table."""
+    """Whether a sharded embedding module holds the parameter: then it is a replicated table.
+
+    Feature processors are layers, around a module of tables that counts by itself.
+    """
     return any(
         parameter.startswith(f"{name}.")
         for name, module in dmp.module.named_modules()
         if isinstance(module, ShardedEmbeddingModule)
+        and not isinstance(module, ShardedFeatureProcessedEmbeddingBagCollection)
     )
 
 
