@@ -181,7 +181,8 @@ class _Had:
             for rows in rows_of_split(registry.dataset, "train"):
                 places = items.places(item_of_rows(rows, rules.item)).tolist()
                 for user, place in zip(_keys(rows, rules.user), places, strict=True):
-                    self._by_user.setdefault(user, []).append(place)
+                    if user:  # rows without one are of many, not of one user
+                        self._by_user.setdefault(user, []).append(place)
 
     def of(self, rows: Rows) -> NDArray[np.bool_]:
         """``[rows, C]``."""

@@ -14,10 +14,13 @@ import torch
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
+from recd_plugin_ranking.full_ranking import Rules, _Had
+from recd_plugin_ranking.items import Items
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugin_scoring.export import PROGRAM, export_to
 from recd_plugins import load_registry
 from recd_plugins.cli import main
+from recd_plugins.data.rows_of_split import rows_of_split
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import with_trained_columns
@@ -213,3 +216,18 @@ def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
     arguments[2] = f"dataset.options.test_path={data}"
     assert "would be written over or into" in output_of(data, "--force")
     assert [each.name for each in data.iterdir()] == ["day.parquet"]
+
+
+def test_rows_without_a_user_are_not_of_one_user(tmp_path):
+    path, table = write_registry(tmp_path, SASREC), tmp_path / "clicks.parquet"
+    rows = pq.read_table(table)
+    users = [[] if row % 2 else [row % 4] for row in range(len(rows))]
+    column = rows.schema.get_field_index("history")
+    pq.write_table(rows.set_column(column, "history", [users]), table)
+    registry = load_registry(path)
+    registry.dataset.prepare()
+    items = Items.of(registry.dataset, "item", ["item"])
+    rules = Rules("item", "history", (), (), None, 0)
+    some = next(rows_of_split(registry.dataset, "train"))
+    had = _Had(registry, rules, items).of(some).any(1)
+    assert had.tolist() == [row % 2 == 0 for row in range(len(some))]
