@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recd_plugin_scoring.score_format import ROW
 from recd_plugins.api import DataError, Rows
@@ -52,14 +55,19 @@ class KeptColumns:
         pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
         self._parts: Iterator[Rows] = table.read(pieces, schema)
         self._rest: Rows | None = None
+        self._next_row = 0
 
-    def take(self, num_rows: int) -> dict[str, pa.Array]:
-        """The next rows; of none columns have no type.
+    def take(self, rows: NDArray[Any]) -> dict[str, pa.Array]:
+        """Rows by their numbers in the table, the next ones; of none columns have no type.
 
         Raises:
-            DataError: there are fewer.
+            DataError: they are other rows, or there are fewer.
         """
         taken: list[Rows] = []
+        num_rows = len(rows)
+        if not np.array_equal(rows, np.arange(self._next_row, self._next_row + num_rows)):
+            raise self._other_rows("other")
+        self._next_row += num_rows
         while num_rows:
             part = self._next()
             if part is None:

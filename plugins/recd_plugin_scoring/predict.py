@@ -207,10 +207,12 @@ class _Output:
         columns: dict[str, pa.Array] = {}
         for column, name in self._names.items():
             columns[name] = _joined([batch.column(column) for batch in keys])
+        rows = pa.array(np.arange(self._row, self._row + len(scores)))
+        rows = columns.get(ROW, rows)  # the dataset's own where it makes several of one
         if self._kept is not None:
-            columns |= self._kept.take(len(scores))
+            columns |= self._kept.take(rows.to_numpy(zero_copy_only=False))
         if ROW not in columns:
-            columns[ROW] = pa.array(np.arange(self._row, self._row + len(scores)))
+            columns[ROW] = rows
         columns[SCORE] = pa.array(scores)
         self._row += len(scores)
         self._write(pa.RecordBatch.from_pydict(columns))
