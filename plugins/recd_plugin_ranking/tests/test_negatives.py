@@ -93,6 +93,16 @@ def test_each_epoch_draws_anew_and_each_seed(path):
     assert read(wrapped(path), batch_size=5)[0] == first
 
 
+def test_partitions_draw_apart_though_their_files_have_one_name(tmp_path):
+    for day in ("day=1", "day=2"):
+        (tmp_path / day).mkdir()
+        clicks(tmp_path / day / "part-0.parquet")
+    (rows,) = read(wrapped(tmp_path))
+    first, second = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    assert first != second
+    assert [read(wrapped(tmp_path / day))[0] for day in ("day=1", "day=2")] == [first, second]
+
+
 def test_a_request_is_compared_with_what_it_showed(tmp_path):
     path = clicks(tmp_path / "log.parquet", clicked=False)
     (rows,) = read(wrapped(path, by="in_request", negatives=2), batch_size=15)
