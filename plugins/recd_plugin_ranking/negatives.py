@@ -152,7 +152,7 @@ class Negatives(DatasetWrapper):
     @cached_property
     def _drawn_items(self) -> DrawnItems:
         options, label = self.options, self.inner.schema().label
-        columns = options.item, *options.with_item
+        columns = tuple(dict.fromkeys((options.item, *options.with_item)))
         items = kept(
             self.inner,
             ("items", columns),

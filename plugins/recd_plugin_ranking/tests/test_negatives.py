@@ -71,6 +71,11 @@ def test_items_are_replaced_with_their_features_and_nothing_else(path):
             assert each["history"] == own["history"]
 
 
+def test_the_item_may_stand_among_its_features(path):
+    expected = read(wrapped(path, with_item=["colour"]))
+    assert read(wrapped(path, with_item=["item", "colour", "colour"])) == expected
+
+
 def test_popular_items_are_drawn_more_often(path):
     counts = Counter(row["item"][0] for row in read(wrapped(path))[0] if row["label"])
     shares = {}
