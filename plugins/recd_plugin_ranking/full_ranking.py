@@ -62,7 +62,8 @@ def rank(
 
     Raises:
         RecdError: the model cannot rank, or not by this feature, a feature is not there, the
-            checkpoint is damaged or of another model, or there is no test split.
+            checkpoint is damaged or of another model, or there is no test split, or none of its
+            rows is positive.
     """
     registry.dataset.prepare()
     schema = registry.dataset.schema()
@@ -95,6 +96,11 @@ def rank(
             parts.append(_figures(scores, own, left_out, rules, num_queries))
             num_queries += len(rows)
             of_users.append(_named(rows, rules, users))
+    if not num_queries:
+        raise RecdError(
+            f"{registry.path}: the test split has no positive row, for which items would be "
+            "ranked; take another split"
+        )
     if vectors_to is not None:
         of_items = pa.table({"item": items.ids, "vector": _column(vectors)})
         items_to, users_to = (vectors_to / name for name in VECTORS)
