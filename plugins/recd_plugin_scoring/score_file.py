@@ -53,7 +53,7 @@ def score_file(
     if kind == "jsonl" and binary:
         raise RecdError(f"{path}: JSON has no bytes, which {binary[0]} is; write .parquet")
     with new_file(path, token=token, replaces=replaces) as temporary:
-        made = _JsonLines(temporary) if kind == "jsonl" else _Arrow(temporary, kind, schema)
+        made = _JsonLines(temporary) if kind == "jsonl" else _Arrow(temporary, path, kind, schema)
         try:
             yield made
         finally:
@@ -74,12 +74,19 @@ def _has_bytes(kind: pa.DataType) -> bool:
 
 
 class _Arrow(ScoreWriter):
-    def __init__(self, path: Path, kind: str, schema: pa.Schema) -> None:
+    def __init__(self, path: Path, named: Path, kind: str, schema: pa.Schema) -> None:
+        self._named, self._kind = named, kind
         make = pq.ParquetWriter if kind == "parquet" else pyarrow.csv.CSVWriter
         self._writer = make(path, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+        try:
+            self._writer.write_batch(batch)
+        except pa.ArrowException as error:
+            raise RecdError(
+                f"{self._named}: a column has values that {self._kind} does not take ({error}); "
+                "write .parquet"
+            ) from error
 
     def close(self) -> None:
         self._writer.close()

@@ -34,3 +34,14 @@ def test_bytes_are_no_json(tmp_path: Path, column: pa.Array) -> None:
     ):
         pass
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("column", [pa.array([b"\xff"]), pa.array([1], pa.duration("s"))])
+def test_what_csv_does_not_take_is_told(tmp_path: Path, column: pa.Array) -> None:
+    batch = pa.RecordBatch.from_pydict({"b": column})
+    with (
+        pytest.raises(RecdError, match=r"s.csv: a column has values that csv does not take .*parq"),
+        score_file(tmp_path / "s.csv", "csv", batch.schema) as writer,
+    ):
+        writer.write(batch)
+    assert not list(tmp_path.iterdir())
