@@ -79,7 +79,10 @@ class PredictJob(TrainedJob):
         """The columns to keep of the table that ``dataset`` reads, reached as it is; or None."""
         if not self.keep:
             return None
-        return KeptColumns(self.table, self.keep, getattr(dataset.options, "storage", None))
+        own = dataset.options
+        storage = getattr(own, "storage", None)
+        storage = storage or getattr(getattr(own, "source", None), "storage", None)
+        return KeptColumns(self.table, self.keep, storage)
 
     def planned_by(self, registry: Registry) -> Registry:
         """By the table to score where that of the training is not there.

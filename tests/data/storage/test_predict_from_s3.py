@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from recd_plugin_scoring.predict import PredictJob
+from recd_plugins import load_registry
 from recd_plugins.errors import DataError
 from recd_plugins.testing.counted_store import Store
 
@@ -19,6 +21,16 @@ converter: {{use: recd.ikjt}}
 model: {{embedding_dim: 4}}
 training: {{batch_size: 16}}
 """
+OF_TABLES = """
+version: 1
+dataset:
+  use: tables.table
+  options:
+    path: clicks.csv
+    columns: {{seen: ids, label: label}}
+    source: {{storage: {{endpoint: "{endpoint}", region: us-east-1, attempts: 1}}}}
+converter: {{use: recd.ikjt}}
+"""
 
 
 def test_kept_columns_are_reached_as_the_dataset_is(
@@ -30,7 +42,16 @@ def test_kept_columns_are_reached_as_the_dataset_is(
     job.prepare()
     kept = job.kept(job.load().dataset.to_score(job.table))
     assert kept is not None
-    assert kept.take(3)["price"].to_pylist() == [0, 1, 2]
+    assert kept.take(np.arange(3))["price"].to_pylist() == [0, 1, 2]
     job = PredictJob(path, tmp_path / "step-1", table=job.table, keep=("prize",))
     with pytest.raises(DataError, match="no column prize, which --keep names"):
         job.prepare()
+
+
+def test_the_source_of_a_table_says_how_as_well(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(OF_TABLES.format(endpoint=store.endpoint), encoding="utf-8")
+    job = PredictJob(path, tmp_path / "step-1", table="s3://tables/clicks", keep=("price",))
+    kept = job.kept(load_registry(path).dataset.to_score(job.table))
+    assert kept is not None
+    assert kept.take(np.arange(3))["price"].to_pylist() == [0, 1, 2]
