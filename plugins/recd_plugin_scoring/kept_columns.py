@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from recd_plugin_scoring.score_format import ROW
 from recd_plugins.api import DataError, Rows
+from recd_plugins.api.columns import sparse_column
 from recd_plugins.api.reading import Piece, concat_rows, slice_rows
-from recd_plugins.api.tables import ParquetTable, Storage
+from recd_plugins.api.tables import ParquetTable, Storage, is_list_dict
 
 
 class KeptColumns:
@@ -78,9 +79,9 @@ class KeptColumns:
             self._rest = slice_rows(part, len(taken[-1]), left) if left else None
         if not taken:
             return {name: pa.nulls(0) for name in self._paths}
-        data = concat_rows(taken).data
+        kept = concat_rows(taken)
         return {
-            name: pc.struct_field(data.column(column), fields) if fields else data.column(column)
+            name: pc.struct_field(kept.data.column(column), fields) if fields else _of(kept, column)
             for name, (column, *fields) in self._paths.items()
         }
 
@@ -99,6 +100,14 @@ class KeptColumns:
             "dataset may have that makes several of one, or reads files of other names; leave out "
             "--keep, and join by the keys"
         )
+
+
+def _of(rows: Rows, column: str) -> pa.Array:
+    """A column as it is, but for lists that are stored as bytes (layout ``list_dict``)."""
+    if not is_list_dict(rows.data.schema.field(column)):
+        return rows.data.column(column)
+    ids, offsets = sparse_column(rows, column)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids))
 
 
 def _path(schema: pa.Schema, name: str) -> tuple[str, ...] | None:

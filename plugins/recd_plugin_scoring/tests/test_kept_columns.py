@@ -11,6 +11,7 @@ import pytest
 
 from recd_plugin_scoring.kept_columns import KeptColumns
 from recd_plugin_scoring.predict import PredictJob, _Output
+from recd_plugins.api.columns import TableWriter
 from recd_plugins.errors import DataError
 
 
@@ -31,3 +32,13 @@ def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) 
         with pytest.raises(DataError, match=r"has other rows .*makes several of one"), output:
             output.write(keys, np.zeros(2))
         assert [each.name for each in tmp_path.iterdir()] == ["new.parquet"]
+
+
+def test_lists_that_a_table_has_in_a_dictionary_are_lists(tmp_path: Path) -> None:
+    lists = pa.array([[1, 2], [1, 2], [], [3]], pa.list_(pa.int64()))
+    path, schema = tmp_path / "t.parquet", pa.schema([("a", lists.type)])
+    with TableWriter(path, schema, keys=None, layout={"a": "list_dict"}) as writer:
+        writer.write(pa.record_batch([lists], schema=schema))
+    kept = KeptColumns(str(path), ["a"])
+    found = [kept.take(np.arange(start, start + 2))["a"].to_pylist() for start in (0, 2)]
+    assert found == [[[1, 2], [1, 2]], [[], [3]]]
