@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
-
 from recd_plugin_scoring.unknown_ids import UnknownIds
 from recd_plugins.api import RecdError
 from recd_plugins.api.distributed import close_kernels
 from recd_plugins.api.registry import Registry
-from recd_plugins.api.training import Quality, TrainedJob, load_trained
+from recd_plugins.api.training import Quality, TrainedJob, load_trained, say_other_data
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,7 @@ def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
     """
     trained = load_trained(job)
     if rank == 0 and not trained.same_data:
-        click.echo(
-            f"The data is not what {job.checkpoint} was trained on: rows that it has learnt may "
-            "stand in the test split now",
-            err=True,
-        )
+        say_other_data(job.checkpoint)
     registry = trained.parts.prepared.registry
     unknown = UnknownIds(registry, _readers(registry))
     quality, metrics = trained.evaluate(rank, world_size)

@@ -161,9 +161,12 @@ def trained(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
 
 
 @pytest.mark.parametrize("loss", ["sampled_softmax", "in_batch"])
-def test_a_trained_model_is_exported_without_the_data_that_it_counted(trained, tmp_path, loss):
+def test_a_trained_model_is_exported_without_the_data_that_it_counted(
+    trained, tmp_path, loss, capsys
+):
     path, checkpoint = trained[loss]
     share = whole_model(load_registry(path), checkpoint).model.state_dict()["top.share"]
+    assert "The data is not what" not in capsys.readouterr().err
     assert len(share.unique()) > 1
     gone = load_registry(path, settings=[f"dataset.options.path={tmp_path}/gone"])
     absent = with_trained_columns(gone, checkpoint)
@@ -186,6 +189,7 @@ def test_an_item_that_training_never_saw_is_a_miss_among_few_drawn_ones(trained,
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert "-k 5: a row ranks 3 items at most, so all are among the first" in result.output
+    assert f"The data is not what {checkpoint} was trained on" in result.output
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["num_items"] == ITEMS
     assert figures["hr_at_5"] == figures["recall_at_5"] == known / 4

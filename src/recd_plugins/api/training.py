@@ -50,7 +50,7 @@ from recd_plugins.training.session import session
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.table_parts import sections_of
 from recd_plugins.training.trained import Trained, TrainedJob, load_trained, on_ranks
-from recd_plugins.training.whole_model import unchecked_model, whole_model
+from recd_plugins.training.whole_model import say_other_data, unchecked_model, whole_model
 from recd_plugins.versions import fbgemm_has_cuda
 
 __all__ = [
@@ -93,6 +93,7 @@ __all__ = [
     "read_profile",
     "refuse_existing",
     "refuse_other_names",
+    "say_other_data",
     "sections_of",
     "session",
     "stages_over_time",

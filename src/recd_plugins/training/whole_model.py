@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import click
 from torch import nn
 
 from recd_plugins.data.fitted_steps import fitted_steps
@@ -21,6 +22,8 @@ from recd_plugins.training.identity import check_same_model, identity_of
 def whole_model(registry: Registry, checkpoint: Path) -> Prepared:
     """A trained model with its poolings and preprocessing, whatever sharding it was trained by.
 
+    Says where the data is not what it was trained on.
+
     Args:
         registry: that it was trained by; its data is prepared.
         checkpoint: as ``chosen_checkpoint`` gives it.
@@ -31,7 +34,8 @@ def whole_model(registry: Registry, checkpoint: Path) -> Prepared:
     whole = _as_fitted(registry, checkpoint)
     # Poolings are put in before their weights are loaded.
     prepared = whole.prepare(build_model(whole, whole.dataset.schema()))
-    _fill(prepared.model, registry, checkpoint)
+    if not _fill(prepared.model, registry, checkpoint):
+        say_other_data(checkpoint)
     return prepared
 
 
@@ -48,6 +52,15 @@ def unchecked_model(registry: Registry, checkpoint: Path) -> nn.Module:
     return model
 
 
+def say_other_data(checkpoint: Path) -> None:
+    """Say that the data is not what a checkpoint was trained on."""
+    click.echo(
+        f"The data is not what {checkpoint} was trained on: rows that it has learnt may stand in "
+        "the test split now",
+        err=True,
+    )
+
+
 def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
     check_whole(checkpoint)
     load_fitted(registry, checkpoint)
@@ -57,6 +70,8 @@ def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
     return replace(whole, sharding=(), cache=())
 
 
-def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> None:
-    check_same_model(checkpoint, identity_of(registry, tables_of(model)))
+def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> bool:
+    """Load the weights; whether the data is what they were trained on."""
+    same_data = check_same_model(checkpoint, identity_of(registry, tables_of(model)))
     load_weights(checkpoint, model)
+    return same_data
