@@ -14,7 +14,7 @@ from recd_plugins.api.batches import fitted_steps
 from recd_plugins.api.files import new_file
 from recd_plugins.api.model import table_name
 from recd_plugins.api.registry import Registry
-from recd_plugins.api.training import load_fitted, table_weights
+from recd_plugins.api.training import check_same_preprocessing, load_fitted, table_weights
 
 _ROWS_AT_ONCE = 65_536
 
@@ -29,7 +29,8 @@ def write_embeddings(registry: Registry, checkpoint: Path, table: str, output: P
         output: a Parquet file.
 
     Raises:
-        RecdError: the checkpoint is damaged or has no such table, or the place cannot be written.
+        RecdError: the checkpoint is damaged or has no such table, or other preprocessing than the
+            registry, or the place cannot be written.
     """
     weights = table_weights(checkpoint, table).numpy()
     values = _values(registry, checkpoint, table, len(weights))
@@ -53,6 +54,7 @@ def write_embeddings(registry: Registry, checkpoint: Path, table: str, output: P
 def _values(registry: Registry, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
     """What preprocessing made each id of, where all features of the table have one vocabulary."""
     load_fitted(registry, checkpoint)
+    check_same_preprocessing(checkpoint, registry)
     schema = registry.dataset.schema()
     features = [name for name in schema.sparse if table_name(name) == table]
     steps = fitted_steps(registry, schema)

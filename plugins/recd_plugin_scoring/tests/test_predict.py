@@ -212,6 +212,9 @@ def test_another_model_is_refused(folder: Path) -> None:
     table = str(folder / "new.parquet")
     (said,) = run_on_ranks(cases.refused, 1, other, checkpoint, table)
     assert f"{checkpoint}: is of another model: preprocessing[0].options.buckets was 50" in said
+    with pytest.raises(RecdError, match=r"another model: preprocessing.0..options.buckets was 50"):
+        write_embeddings(load_registry(other), checkpoint, "t_item", folder / "other.parquet")
+    assert not (folder / "other.parquet").exists()
     (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(checkpoint))
     assert "step-" in said
 

@@ -28,7 +28,7 @@ from recd_plugins.training.figures import (
 )
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.group_report import GroupShare
-from recd_plugins.training.identity import identity_of
+from recd_plugins.training.identity import check_same_preprocessing, identity_of
 from recd_plugins.training.job import Job
 from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.measured_at_start import topology_at_start
@@ -77,6 +77,7 @@ __all__ = [
     "assemble",
     "build_train_pipeline",
     "calibration_job",
+    "check_same_preprocessing",
     "device_seconds",
     "fbgemm_has_cuda",
     "figure_text",

@@ -217,12 +217,15 @@ def check_resumable(
     raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused[:8])}{more}; {remedy}")
 
 
-def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> bool:
+def check_same_model(
+    checkpoint: Path, identity: Mapping[str, Any], fields: Collection[str] = SCORES
+) -> bool:
     """Refuse a checkpoint of a model that would score otherwise; data and training may differ.
 
     Args:
         checkpoint: whose files are as they were written.
         identity: of the registry that is to score by it.
+        fields: that have to be alike.
 
     Returns:
         Whether the data is what the checkpoint was trained on.
@@ -235,7 +238,7 @@ def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> bool:
         f"{field.removeprefix(f'{FURTHER}.')} was {_shown(before, field)} and is "
         f"{_shown(now, field)}"
         for field in dict.fromkeys((*before, *now))
-        if (_within(field, SCORES) and not _within(field, FREE))
+        if (_within(field, fields) and not _within(field, FREE))
         # Where both are known: not of older checkpoints, nor of data that is not there.
         or (_within(field, [_KINDS]) and field in before and field in now)
         if before.get(field) != now.get(field)
@@ -251,6 +254,19 @@ def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> bool:
         for field in dict.fromkeys((*before, *now))
         if _within(field, ("data",))
     )
+
+
+def check_same_preprocessing(checkpoint: Path, registry: Registry) -> None:
+    """Refuse a checkpoint whose rows of tables are of other ids, whatever else it is of.
+
+    Raises:
+        RecdError: says each field, with both values.
+    """
+    schema = registry.dataset.schema()
+    fitted_steps(registry, schema)
+    features = (*schema.sparse, *schema.dense)
+    said = [_entry(entry, "features", features) for entry in registry.preprocessing]
+    check_same_model(checkpoint, {"preprocessing": said}, ["preprocessing"])
 
 
 def same_preprocessing(checkpoint: Path, registry: Registry) -> set[int]:
