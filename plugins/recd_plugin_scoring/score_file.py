@@ -77,19 +77,25 @@ class _Arrow(ScoreWriter):
     def __init__(self, path: Path, named: Path, kind: str, schema: pa.Schema) -> None:
         self._named, self._kind = named, kind
         make = pq.ParquetWriter if kind == "parquet" else pyarrow.csv.CSVWriter
-        self._writer = make(path, schema)
+        with self._told():
+            self._writer = make(path, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        try:
+        with self._told():
             self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
         except pa.ArrowException as error:
             raise RecdError(
                 f"{self._named}: a column has values that {self._kind} does not take ({error}); "
                 "write .parquet"
             ) from error
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _JsonLines(ScoreWriter):
