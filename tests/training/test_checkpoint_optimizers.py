@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.training.checkpoint_cases import Trainer
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.training.checkpoint_cases import Model, Trainer
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.warmup import WarmupOptimizer
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 
@@ -79,3 +86,45 @@ def load_otherwise(rank: int, world_size: int, folder: Path) -> bool:
 def test_state_of_what_is_not_trained_is_not_asked_for(tmp_path: Path) -> None:
     run_on_ranks(save, 1, tmp_path, "adam")
     assert run_on_ranks(load_otherwise, 1, tmp_path) == [True]
+
+
+def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list[str]:
+    """What is said of a trainer's dense optimizer beside a table that one of the ranks has."""
+    kind = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}[of_table]
+    model, sharder = Model(16), EmbeddingBagCollectionSharder({"optimizer": kind})
+    plan = construct_module_sharding_plan(
+        model.bags,
+        {"t": table_wise(1, compute_kernel="fused")},
+        sharder,
+        local_size=world_size,
+        world_size=world_size,
+        device_type="cpu",
+    )
+    dmp = DistributedModelParallel(
+        model, device=torch.device("cpu"), plan=ShardingPlan({"bags": plan}), sharders=[sharder]
+    )
+    dense = dict(in_backward_optimizer_filter(dmp.named_parameters()))
+    own = KeyedOptimizerWrapper(dense, OPTIMIZERS["sgd"])
+    plain: Any = torch.optim.SGD(dense.values(), lr=0.1)
+    checkpoints, said = Checkpoints(folder, keep=1), []
+    for optimizer in (own, WarmupOptimizer(own, []), plain):
+        try:
+            checkpoints.save(dmp, optimizer, Progress(1))
+            checkpoints.load(dmp, optimizer)
+        except SetupError as error:
+            said.append(str(error))
+            with pytest.raises(SetupError):
+                checkpoints.load(dmp, optimizer)
+    return said
+
+
+def test_tables_do_not_lose_what_they_learn_by(tmp_path: Path) -> None:
+    unnamed = "by the names of parameters, which SGD does not know: put it into a KeyedOptimizerWr"
+    lost = r"the optimizer lacks the state that bags\.t\.weight learn by .* CombinedOptimizer\(\[dmp"
+    for of_rank in run_on_ranks(dense_alone, 2, tmp_path, "adagrad"):
+        for text, told in zip(of_rank, (lost, lost, unnamed), strict=True):
+            assert re.search(told, text)
+    assert not list(tmp_path.iterdir())
+    for of_rank in run_on_ranks(dense_alone, 2, tmp_path, "sgd"):  # which has no state
+        assert len(of_rank) == 1
+        assert unnamed in of_rank[0]

@@ -23,11 +23,7 @@ from recd_plugins.data.fitted_state import FittedState
 from recd_plugins.errors import RecdError
 from recd_plugins.file_lock import locked_folder
 from recd_plugins.training.agreement import from_rank_0, together
-from recd_plugins.training.checkpoint_files.arrays import (
-    FITTED,
-    RANKS,
-    write_arrays,
-)
+from recd_plugins.training.checkpoint_files.arrays import FITTED, RANKS, write_arrays
 from recd_plugins.training.checkpoint_files.errors import DamagedError, damaged
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
 from recd_plugins.training.checkpoint_files.folder import (
@@ -64,6 +60,7 @@ from recd_plugins.training.checkpoint_io import (
 from recd_plugins.training.checkpoint_state import (
     CheckpointState,
     check_names,
+    check_optimizer,
     make_state,
     trained_names,
 )
@@ -155,8 +152,10 @@ class Checkpoints:
         """Write a checkpoint and delete those that are too many. A collective call.
 
         Raises:
+            SetupError: ``optimizer`` lacks what tables have learned by.
             RecdError: it cannot be written; the ones before it are as they were.
         """
+        check_optimizer(dmp, optimizer)
         text = progress_text(progress)
         final = self._folder / step_name(progress.step)
         state, own = CheckpointState.of(dmp, optimizer), rank_state(dmp)
@@ -190,8 +189,9 @@ class Checkpoints:
 
         Raises:
             RecdError: the checkpoint does not fit the model or is of another run, or none is whole,
-                or two parameters of the model would have one name in checkpoints.
+                or two parameters of the model would have one name in checkpoints; or as ``save``.
         """
+        check_optimizer(dmp, optimizer)
         together(lambda: check_names(name for name, _ in dmp.named_parameters()))
         damaged: dict[Path, str] = {}
         for path in reversed(from_rank_0(checkpoints_in(self._folder))):

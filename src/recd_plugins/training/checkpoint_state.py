@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.step_counts import set_steps_of_tables, steps_of_tables
 from recd_plugins.errors import SetupError
+from recd_plugins.training.agreement import together
 from recd_plugins.training.optimizer import in_embedding_module
+from recd_plugins.words import shortened
 
 # Where the built-in model keeps pooled tables that every rank has whole, and where the others.
 _REPLICATED, _SHARDED = "replicated_bags.", "bags."
@@ -134,6 +136,36 @@ def check_names(names: Iterable[str]) -> None:
                 "tables are named as sharded ones: give one of the tables, or one of the modules "
                 f"{_SHARDED.rstrip('.')} and {_REPLICATED.rstrip('.')}, another name"
             )
+
+
+def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
+    """Refuse an optimizer without what tables have learned by in the backward pass.
+
+    A checkpoint would have none of it, and who goes on from that would begin anew, unseen. A
+    collective call.
+
+    Raises:
+        SetupError: names the tables; or the optimizer knows no names of parameters.
+    """
+    given: Mapping[str, Any] | None = getattr(optimizer, "params", None)
+    if given is None:
+        raise SetupError(
+            f"checkpoints have state by the names of parameters, which {type(optimizer).__name__} "
+            "does not know: put it into a KeyedOptimizerWrapper of torchrec.optim.keyed"
+        )
+    known = {id(parameter) for parameter in given.values()}
+    fused = dmp.fused_optimizer
+    lacking = {name: each for name, each in fused.params.items() if id(each) not in known}
+    if not any(together(lambda: bool(lacking))):
+        return
+    state = fused.state  # which ranks may read together alone
+    lost = together(lambda: [name for name, each in lacking.items() if state.get(each)])
+    if names := sorted({name for of_rank in lost for name in of_rank}):
+        raise SetupError(
+            f"the optimizer lacks the state that {shortened(names)} learn by in the backward pass, "
+            "which checkpoints are to have: give CombinedOptimizer([dmp.fused_optimizer, yours]) "
+            "of torchrec.optim.keyed"
+        )
 
 
 def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
