@@ -17,7 +17,6 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
-from torchrec.optim.warmup import WarmupOptimizer
 
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -107,7 +106,7 @@ def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list
     own = KeyedOptimizerWrapper(dense, OPTIMIZERS["sgd"])
     plain: Any = torch.optim.SGD(dense.values(), lr=0.1)
     checkpoints, said = Checkpoints(folder, keep=1), []
-    for optimizer in (own, WarmupOptimizer(own, []), plain):
+    for optimizer in (own, plain):
         try:
             checkpoints.save(dmp, optimizer, Progress(1))
             checkpoints.load(dmp, optimizer)
@@ -120,9 +119,9 @@ def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list
 
 def test_tables_do_not_lose_what_they_learn_by(tmp_path: Path) -> None:
     unnamed = "by the names of parameters, which SGD does not know: put it into a KeyedOptimizerWr"
-    lost = r"the optimizer lacks the state that bags\.t\.weight learn by .* CombinedOptimizer\(\[dmp"
+    lost = r"the optimizer lacks the state that \S+\.t\.weight learn by .* CombinedOptimizer\(\[dmp"
     for of_rank in run_on_ranks(dense_alone, 2, tmp_path, "adagrad"):
-        for text, told in zip(of_rank, (lost, lost, unnamed), strict=True):
+        for text, told in zip(of_rank, (lost, unnamed), strict=True):
             assert re.search(told, text)
     assert not list(tmp_path.iterdir())
     for of_rank in run_on_ranks(dense_alone, 2, tmp_path, "sgd"):  # which has no state
