@@ -61,6 +61,16 @@ def save(rank: int, world_size: int, folder: Path, step: int) -> str:
     return said.getvalue()
 
 
+def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
+    """A run that counts anew would have each of its checkpoints deleted in favour of that one."""
+    run_on_ranks(save, 1, tmp_path, 7)
+    told = r"step-000000003: would be of an earlier step than step-000000007, which is there"
+    with pytest.raises(RecdError, match=told):
+        run_on_ranks(save, 1, tmp_path, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]
+    run_on_ranks(save, 1, tmp_path, 7)
+
+
 def test_an_old_one_that_cannot_be_deleted_ends_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ from recd_plugins.training.checkpoint_files.arrays import FITTED, RANKS, write_a
 from recd_plugins.training.checkpoint_files.errors import DamagedError, damaged
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
 from recd_plugins.training.checkpoint_files.folder import (
+    check_newest,
     checkpoints_in,
     clean,
     delete,
@@ -153,11 +154,13 @@ class Checkpoints:
 
         Raises:
             SetupError: ``optimizer`` lacks what tables have learned by.
-            RecdError: it cannot be written; the ones before it are as they were.
+            RecdError: it cannot be written, or there is one of a later step; those that are there
+                are as they were.
         """
         check_optimizer(dmp, optimizer)
         text = progress_text(progress)
         final = self._folder / step_name(progress.step)
+        together(lambda: check_newest(final) if dist.get_rank() == 0 else None)
         state, own = CheckpointState.of(dmp, optimizer), rank_state(dmp)
         partial = from_rank_0(partial_of(final))
         try:

@@ -26,6 +26,21 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(path for path in names if path.is_dir())
 
 
+def check_newest(checkpoint: Path) -> None:
+    """Refuse to write one of an earlier step than the newest, which a run would go on from.
+
+    Raises:
+        RecdError: names both.
+    """
+    newest = max((path.name for path in checkpoints_in(checkpoint.parent)), default="")
+    if checkpoint.name < newest:
+        raise RecdError(
+            f"{checkpoint}: would be of an earlier step than {newest}, which is there and would be "
+            "gone on from: count steps on from what load returned, as BatchSource(loader, "
+            "progress) does, or set another folder"
+        )
+
+
 def partial_of(checkpoint: Path) -> Path:
     """Where it is written: a new name, which ranks of a killed run that still write do not know."""
     return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.partial")
