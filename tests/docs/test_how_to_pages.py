@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 from tests.docs import how_to_cases as cases
 from tests.docs.pages import DOCS, blocks
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins import load_registry
+from recd_plugins.distributed.launch import launch
+from recd_plugins.testing.fake_device import fake_device
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.testing.shaped_network import unavailable
 
@@ -58,3 +62,25 @@ def test_the_model_trains_on_ranks_as_without_deduplication(folder: Path, model:
     for converter in ("recd.ikjt", "recd.partial_ikjt"):
         for rank in range(2):
             assert losses[converter][rank] == pytest.approx(losses["recd.kjt"][rank], abs=1e-6)
+
+
+def test_a_batch_of_empty_sequences_is_pooled_to_zeros() -> None:
+    """As the last batch of a rank may be: of few rows, none with an id."""
+    values = torch.empty(0, 8, requires_grad=True)
+    rows = JaggedTensor(values, lengths=torch.zeros(3, dtype=torch.int64))
+    pooled = cases.models()["GruPooling"]().pool(rows)
+    assert torch.equal(pooled, torch.zeros(3, 8))
+    pooled.sum().backward()  # or this rank would leave the others alone in their backward pass
+    assert values.grad is not None
+
+
+def mean_elsewhere(rank: int, world_size: int) -> list[list[float]]:
+    mean = cases.models()["Mean"]()
+    with fake_device() as device:
+        values, lengths = torch.ones(3, 8).to(device), torch.tensor([2, 0, 1]).to(device)
+        pooled: list[list[float]] = mean(JaggedTensor(values, lengths=lengths)).tolist()
+    return pooled
+
+
+def test_the_mean_of_the_page_mixes_no_devices() -> None:
+    assert launch(mean_elsewhere, 1) == [[[1.0] * 8, [0.0] * 8, [1.0] * 8]]
