@@ -59,6 +59,8 @@ def test_what_pods_mount_is_there() -> None:
         mounts = {mount["name"]: Path(mount["mountPath"]) for mount in container["volumeMounts"]}
         assert mounts.keys() == {volume["name"] for volume in pod["volumes"]}
         assert Path(container["command"][4]).parent == mounts["shared"]
+        # Relative paths of the file are taken from there: else each pod has checkpoints of its own.
+        assert Path(container["workingDir"]) == mounts["shared"]
 
 
 def closed(schema: Any) -> Any:
