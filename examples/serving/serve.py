@@ -45,6 +45,9 @@ class Scorer:
         """
         if not candidates:
             raise ValueError("there are no candidates")
+        for name in (*self._sparse, *self._dense):
+            if name in request and any(name in each for each in candidates):
+                raise ValueError(f"{name} stands in the request and in a candidate: give one of them")
         every, once = torch.arange(len(candidates)), torch.zeros(len(candidates), dtype=torch.int64)
         values: dict[str, Tensor] = {}
         lengths: dict[str, Tensor] = {}
@@ -52,7 +55,10 @@ class Scorer:
         for name in self._sparse:
             shared = name in request
             stored = [request[name]] if shared else [each[name] for each in candidates]
-            values[name] = torch.tensor([id for ids in stored for id in ids], dtype=torch.int64)
+            ids = [id for ids in stored for id in ids]
+            values[name] = torch.tensor(ids, dtype=None if ids else torch.int64)
+            if values[name].dtype != torch.int64:
+                raise ValueError(f"{name} has ids that are no whole numbers")
             lengths[name] = torch.tensor([len(ids) for ids in stored])
             rows[name] = once if shared else every
         dense = torch.tensor(
@@ -77,7 +83,8 @@ def server(scorer: Scorer, port: int = 0) -> ThreadingHTTPServer:
                 answer, status = {"scores": scorer.score(body["request"], body["candidates"])}, 200
             except KeyError as error:
                 answer, status = {"error": f"{error} is missing"}, 400
-            except (ValueError, TypeError, IndexError) as error:
+            # RuntimeError is torch's, as of an id that no row of a table has.
+            except (ValueError, TypeError, IndexError, RuntimeError) as error:
                 answer, status = {"error": str(error)}, 400
             content = json.dumps(answer).encode()
             self.send_response(status)

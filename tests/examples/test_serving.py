@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -49,3 +51,19 @@ def test_a_request_is_scored_as_its_rows_are(
     assert scores == pytest.approx(expected, abs=1e-6)
     with pytest.raises(KeyError, match="item"):
         scorer.score(body["request"], [{"category": [1], "price": 0.5}])
+    one = body["candidates"][:1]
+    for more, told in (
+        ({"price": 0.5}, "price stands in the request and in a candidate"),
+        ({"item": [1]}, "item stands in the request and in a candidate"),
+        ({"history": [3.5]}, "history has ids that are no whole numbers"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            scorer.score({**body["request"], **more}, one)
+    with serve.server(scorer) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        connection = http.client.HTTPConnection("127.0.0.1", running.server_port)
+        request = {**body["request"], "history": [10**9]}  # an id that no row of a table has
+        sent_again = json.dumps({"request": request, "candidates": one}).encode()
+        assert "error" in measure.post(connection, sent_again)
+        connection.close()
+        running.shutdown()
