@@ -47,7 +47,7 @@ class Scorer:
             raise ValueError("there are no candidates")
         for name in (*self._sparse, *self._dense):
             if name in request and any(name in each for each in candidates):
-                raise ValueError(f"{name} stands in the request and in a candidate: give one of them")
+                raise ValueError(f"{name} stands in the request and in a candidate: give one")
         every, once = torch.arange(len(candidates)), torch.zeros(len(candidates), dtype=torch.int64)
         values: dict[str, Tensor] = {}
         lengths: dict[str, Tensor] = {}
