@@ -91,12 +91,12 @@ def test_two_optimizers_of_a_table_are_refused(file: Any, section: str, said: st
 def test_sections_that_change_nothing_are_named(
     file: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recd_plugins.wrap(Model(), file(ROW_WISE, "training: {batch_size: 64}"))
+    recd_plugins.wrap(Model(), file(ROW_WISE, "training: {batch_size: 64, device: cpu}"))
     assert "they change nothing" not in caplog.text
     of_runs = "metrics: [{use: torchrec.rec_metrics}]\nmodel: {embedding_dim: 32}"
-    training = "training: {epochs: 3, checkpoint: {path: a}, wire: fp16}"
+    training = "training: {epochs: 3, checkpoint: {path: a}, wire: fp16, device: cuda}"
     recd_plugins.wrap(Model(), file(ROW_WISE, of_runs, training))
-    named = "registry.yaml: metrics, model, training.checkpoint, training.epochs: for recd run, or"
+    named = "metrics, model, training.checkpoint, training.device, training.epochs: for recd run, or"
     assert named in caplog.text
 
 

@@ -157,7 +157,9 @@ def _tell_what_does_not_count(parsed: ParsedRegistry) -> None:
         if name not in _COUNTS and kind.claimed != "table" and parsed.entries(name)
     ]
     sections += ["model"] if parsed.model is not None else []
-    fields = [each for each in parsed.training.model_fields_set if each not in _COUNTS_OF_TRAINING]
+    # Of a device that is the CPU entries decide for that, whatever ranks talk by.
+    counts = _COUNTS_OF_TRAINING | ({"device"} if parsed.training.device == "cpu" else set())
+    fields = [each for each in parsed.training.model_fields_set if each not in counts]
     unused = [*dict.fromkeys(sections), *(f"training.{each}" for each in sorted(fields))]
     if unused and _speaks():
         logger.warning(
