@@ -262,6 +262,13 @@ class DedupLoader:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set what is the loader's own there, as an epoch that it shuffles by."""
+        if name in ("_loader", "_dedup"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._loader, name, value)
+
 
 @dataclass
 class _Look:
