@@ -96,7 +96,9 @@ def test_sections_that_change_nothing_are_named(
     of_runs = "metrics: [{use: torchrec.rec_metrics}]\nmodel: {embedding_dim: 32}"
     training = "training: {epochs: 3, checkpoint: {path: a}, wire: fp16, device: cuda}"
     recd_plugins.wrap(Model(), file(ROW_WISE, of_runs, training))
-    named = "metrics, model, training.checkpoint, training.device, training.epochs: for recd run, or"
+    named = (
+        "metrics, model, training.checkpoint, training.device, training.epochs: for recd run, or"
+    )
     assert named in caplog.text
 
 
