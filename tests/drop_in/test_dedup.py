@@ -96,7 +96,7 @@ def test_a_loader_is_what_it_was_but_for_its_batches() -> None:
     loader = Dedup(cases.Model())(own)
     loader.set_epoch(3)
     assert (own.epoch, len(loader)) == (3, 7)
-    loader.epoch = 4  # type: ignore[attr-defined]
+    loader.epoch = 4
     assert own.epoch == 4
     assert len(copy.copy(loader)) == 7
 
