@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,3 +30,14 @@ def timeouts(rank: int, world_size: int) -> set[timedelta]:
 
 def test_the_timeout_of_the_trainer_holds() -> None:
     assert launch(timeouts, 1, timeout=TIMEOUT) == [{TIMEOUT}]
+
+
+def late_of_some_ranks(rank: int, world_size: int) -> bool:
+    """Whether a model that other ranks do not train has gradients summed late."""
+    groups = [dist.new_group([other]) for other in range(world_size)]
+    wrapped = DistributedDataParallel(nn.Linear(1, 1), process_group=groups[rank])
+    return LateGradients.of(wrapped) is not None
+
+
+def test_ranks_that_train_apart_make_no_groups_without_the_others() -> None:
+    assert launch(late_of_some_ranks, 2) == [False, False]

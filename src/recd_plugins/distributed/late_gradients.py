@@ -40,8 +40,11 @@ class LateGradients:
     def of(cls, wrapped: DistributedDataParallel) -> LateGradients | None:
         """That of ``wrapped``, which has one from the first call on. A collective call.
 
-        None where a trainer has given it a hook of its own, which sums as it likes.
+        None where a trainer has given it a hook of its own, which sums as it likes, and of some of
+        the ranks alone: the others would have to make its groups, too.
         """
+        if wrapped.process_group.size() != dist.get_world_size():
+            return None
         if wrapped not in _LATE:
             late = cls(wrapped.process_group)
             hooks = list(wrapped._comm_hooks)
