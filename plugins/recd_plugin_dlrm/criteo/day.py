@@ -49,6 +49,10 @@ class Day(ABC):
         """What tells this day from another of as many rows; as quick to know as ``identity``."""
         return {"rows": self.identity()}
 
+    def provenance(self) -> list[Any]:
+        """``identity``, and what else a dictionary of these ids is known by; JSON values."""
+        return self.identity()
+
     @abstractmethod
     def read(
         self, stretches: Iterable[Stretch]

@@ -40,7 +40,7 @@ class CountedRows:
     def identity(self) -> list[Any]:
         """JSON values."""
         first = self.stretches[0].first_row
-        return [*self.day.identity(), first, sum(part.num_rows for part in self.stretches)]
+        return [*self.day.provenance(), first, sum(part.num_rows for part in self.stretches)]
 
 
 class Dictionary:

@@ -52,10 +52,12 @@ class NpyDay(Day):
         return [self.name, self.num_rows, str(self._sparse.dtype), str(self._dense.dtype)]
 
     def contents(self) -> dict[str, Any]:
-        edges = hashlib.sha256()
-        for array in (self._sparse, self._dense, self._labels):
-            edges.update(array[:_EDGE].tobytes() + array[-_EDGE:].tobytes())
-        return {"rows": self.identity(), "edges": edges.hexdigest()}
+        edges = _edges(self._sparse, self._dense, self._labels)
+        return {"rows": self.identity(), "edges": edges}
+
+    def provenance(self) -> list[Any]:
+        # Ids may be in several files of as many rows, by option npy_sparse.
+        return [*self.identity(), self._path.name, _edges(self._sparse)]
 
     def read(
         self, stretches: Iterable[Stretch]
@@ -83,6 +85,13 @@ def _ids(rows: NDArray[Any]) -> NDArray[np.int64]:
     if columns.dtype == np.int32:
         columns = columns.view(np.uint32)
     return columns.astype(np.int64, copy=False)
+
+
+def _edges(*arrays: NDArray[Any]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(array[:_EDGE].tobytes() + array[-_EDGE:].tobytes())
+    return found.hexdigest()
 
 
 def _load(path: Path, kinds: str, width: int) -> NDArray[Any]:

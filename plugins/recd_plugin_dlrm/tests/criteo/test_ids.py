@@ -95,6 +95,17 @@ def test_the_dictionary_is_made_once(write_days, monkeypatch):
     assert not list(cache.glob("counts-*"))
 
 
+def test_the_dictionary_is_of_the_ids_that_npy_sparse_names(tmp_path):
+    for number, rows in enumerate((60, 30)):
+        write_day(tmp_path, f"day_{number}", "npy", sample_rows(rows, number))
+        other = np.stack(sample_rows(rows, number + 5).sparse, axis=1)
+        np.save(tmp_path / f"day_{number}_sparse_other.npy", other)
+    options = {"categorical": "dictionary", "threshold": 1}
+    make(tmp_path, **options).prepare()
+    options["npy_sparse"] = "sparse_other"
+    assert ids_of(make(tmp_path, **options)) == ids_of(make(tmp_path, cache=tmp_path / "c", **options))
+
+
 def test_counting_goes_on_where_it_broke_off(write_days, monkeypatch):
     folder = write_days("gz", 60, 30, 30, 10)
     options = {"categorical": "dictionary", "cache": folder / "cache"}
