@@ -58,6 +58,9 @@ REFUSED: dict[str, Read] = {
     ".length_per_key()": lambda kjt: kjt.length_per_key(),
     ".to_dict()": lambda kjt: kjt.to_dict(),
     "['clicks']": lambda kjt: kjt["clicks"],
+    ".split()": lambda kjt: kjt.split([1, 1])[0].lengths(),
+    ".permute()": lambda kjt: kjt.permute([1, 0]).lengths(),
+    ".flatten_lengths()": lambda kjt: kjt.flatten_lengths().values(),
 }
 TAKEN: dict[str, Read] = {
     "what stays as it is": lambda kjt: kjt["views"].values(),

@@ -21,6 +21,8 @@ _PASSES = 10
 _READS = (
     *("values", "lengths", "lengths_or_none", "offsets", "offsets_or_none", "weights"),
     *("weights_or_none", "length_per_key", "offset_per_key", "to_dict", "__getitem__"),
+    # What these give has stored rows, too, and no longer says so.
+    *("split", "permute", "flatten_lengths"),
 )
 # Who asks for these knows that rows are stored once.
 _KNOWING = ("inverse_indices", "inverse_indices_or_none")
