@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed import overlapped_pipeline
+from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
@@ -50,6 +52,18 @@ def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float]
     batches = iter([batch_of(rank, step) for step in range(5)])
     losses = [float(pipeline.progress(batches)) for _ in range(5)]
     return losses, [each.detach().clone() for each in dmp.parameters()]
+
+
+def counted(rank: int, world_size: int, kind: Pipeline) -> tuple[int, dict[str, int]]:
+    """Ids that the lookups of four steps took, and bytes that were sent in them, by collective."""
+    dmp, optimizer = shard(world_size, None, DEVICE)
+    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
+    batches = repeat(batch_of(rank, 0))
+    pipeline.progress(batches)
+    with CollectiveBytes() as sent, lookup_ids(dmp) as ids:
+        for _ in range(4):
+            pipeline.progress(batches)
+    return ids.total, sent.by("payload")
 
 
 def chosen(rank: int, world_size: int, asked: bool | None) -> bool:

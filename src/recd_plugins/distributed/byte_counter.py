@@ -160,7 +160,7 @@ def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
     modules = [m for m in model.modules() if isinstance(m, ShardedEmbeddingModule)]
     before = [_tracker(module) for module in modules]
     for module, tracker in zip(modules, before, strict=True):
-        module.post_lookup_tracker_fn = _counting(ids, tracker)
+        module.post_lookup_tracker_fn = _Counting(ids, tracker)
     try:
         yield ids
     finally:
@@ -174,14 +174,25 @@ def _tracker(module: nn.Module) -> Any:
     return module.post_lookup_tracker_fn
 
 
-def _counting(ids: LookupIds, tracker: Callable[..., None] | None) -> Callable[..., None]:
-    def count(features: KeyedJaggedTensor, *rest: Any) -> None:
-        for name, num_ids in zip(features.keys(), features.length_per_key(), strict=True):
-            ids.per_feature[name] += num_ids
-        if tracker is not None:
-            tracker(features, *rest)
+def tracker_of(module: nn.Module) -> Callable[..., None] | None:
+    """What looks on at the lookups of a sharded module, besides ``lookup_ids``."""
+    tracker = _tracker(module)
+    while isinstance(tracker, _Counting):
+        tracker = tracker.before
+    found: Callable[..., None] | None = tracker
+    return found
 
-    return count
+
+class _Counting:
+    def __init__(self, ids: LookupIds, before: Callable[..., None] | None) -> None:
+        self._ids = ids
+        self.before = before
+
+    def __call__(self, features: KeyedJaggedTensor, *rest: Any) -> None:
+        for name, num_ids in zip(features.keys(), features.length_per_key(), strict=True):
+            self._ids.per_feature[name] += num_ids
+        if self.before is not None:
+            self.before(features, *rest)
 
 
 _Sent = Callable[[dict[str, Any], int, int], int]

@@ -28,6 +28,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
+from recd_plugins.distributed.byte_counter import tracker_of
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.joined_ids import JoinedIds
 from recd_plugins.distributed.late_gradients import LateGradients
@@ -246,10 +247,10 @@ def _looks_up_ahead(module: Any) -> bool:
     """Whether rows of the next batch are final when the backward pass of this one is over.
 
     Those of data-parallel tables are read later. Rows of other kernels learn in the optimizer's
-    step, or move by steps, and trackers of lookups may go by steps.
+    step, or move by steps, and trackers of lookups may go by steps; what counts ids does not.
     """
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))
-        and module.post_lookup_tracker_fn is None
+        and tracker_of(module) is None
         and _is_final_early(module.module_sharding_plan)
     )
