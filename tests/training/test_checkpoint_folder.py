@@ -18,6 +18,7 @@ from tests.training.checkpoint_cases import Trainer
 from recd_plugins.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint_files.folder import put
 from recd_plugins.training.checkpoint_files.manifest import problems
 
 
@@ -91,6 +92,26 @@ def test_an_old_one_that_cannot_be_deleted_ends_no_run(
     with Checkpoints(tmp_path, keep=1).reserve(resume=True):
         assert [path.name for path in tmp_path.glob("*step-*")] == ["step-000000002"]
     assert problems(tmp_path / "step-000000002") == ([], [])
+
+
+def test_a_step_that_is_saved_again_always_has_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by who is asked to end right after a checkpoint, and is killed while the first one goes."""
+    checkpoint, partial = tmp_path / "step-000000001", tmp_path / ".step-000000001.0.partial"
+    for folder, file in ((checkpoint, "before"), (partial, "after")):
+        folder.mkdir()
+        (folder / file).touch()
+    remove, there = shutil.rmtree, []
+
+    def removed(path: Path) -> None:
+        there.extend(file.name for file in checkpoint.iterdir())
+        remove(path)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    put(partial, checkpoint)
+    assert there == ["after"]
+    assert list(tmp_path.iterdir()) == [checkpoint]
 
 
 def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:

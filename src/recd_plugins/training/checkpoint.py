@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,6 +31,7 @@ from recd_plugins.training.checkpoint_files.folder import (
     clean,
     delete,
     partial_of,
+    put,
     set_aside,
     sync,
 )
@@ -324,10 +324,7 @@ class Checkpoints:
         (partial / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
         for path in (*partial.iterdir(), partial):
             sync(path)
-        if final.exists():
-            delete(final)
-        os.replace(partial, final)
-        sync(self._folder)
+        put(partial, final)
         for old in checkpoints_in(self._folder)[: -self._keep]:
             if best_step is not None and old.name == step_name(best_step):
                 continue

@@ -90,12 +90,31 @@ def delete(checkpoint: Path) -> None:
     Raises:
         OSError: it keeps its name.
     """
+    if dying := _without_name(checkpoint):
+        _remove(dying)
+
+
+def put(partial: Path, checkpoint: Path) -> None:
+    """Give what was written its name. One that has it already is removed after that.
+
+    Raises:
+        OSError: it does not get it.
+    """
+    before = _without_name(checkpoint) if checkpoint.exists() else None
+    os.replace(partial, checkpoint)
+    sync(checkpoint.parent)
+    if before:
+        _remove(before)
+
+
+def _without_name(checkpoint: Path) -> Path | None:
+    """What is left of one that is to go, under another name; None where that is nothing."""
     if checkpoint.is_symlink():  # somebody put it there; what it leads to is theirs
         checkpoint.unlink()
-        return
+        return None
     dying = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.old")
     os.replace(checkpoint, dying)
-    _remove(dying)
+    return dying
 
 
 def _remove(path: Path) -> None:
