@@ -97,7 +97,7 @@ def test_an_old_one_that_cannot_be_deleted_ends_no_run(
 def test_a_step_that_is_saved_again_always_has_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by who is asked to end right after a checkpoint, and is killed while the first one goes."""
+    """As by who is asked to end right after a checkpoint, and killed while the first one goes."""
     checkpoint, partial = tmp_path / "step-000000001", tmp_path / ".step-000000001.0.partial"
     for folder, file in ((checkpoint, "before"), (partial, "after")):
         folder.mkdir()

@@ -103,7 +103,9 @@ def test_the_dictionary_is_of_the_ids_that_npy_sparse_names(tmp_path):
     options = {"categorical": "dictionary", "threshold": 1}
     make(tmp_path, **options).prepare()
     options["npy_sparse"] = "sparse_other"
-    assert ids_of(make(tmp_path, **options)) == ids_of(make(tmp_path, cache=tmp_path / "c", **options))
+    assert ids_of(make(tmp_path, **options)) == ids_of(
+        make(tmp_path, cache=tmp_path / "c", **options)
+    )
 
 
 def test_counting_goes_on_where_it_broke_off(write_days, monkeypatch):
