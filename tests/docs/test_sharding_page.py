@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+import torch.distributed as dist
 from tests.docs.pages import page
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.plugin_modules import load_file
 from recd_plugins.training.session import session
 
 REGISTRY = """
@@ -22,16 +33,60 @@ training: {batch_size: 16, ranks: 2, device: cpu, evaluate: false}
 """
 
 
-def test_rewritten_bags_train_as_before(tmp_path: Path) -> None:
+@pytest.fixture
+def plugins(tmp_path: Path) -> Path:
+    """A folder with the files of the page."""
     for path, code in re.findall(
         r"`plugins/(acme_seen/\w+\.py)` .*?```python\n(.*?)```", page("plugins/sharding.md"), re.S
     ):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(code)
+    return tmp_path
+
+
+def test_rewritten_bags_train_as_before(plugins: Path) -> None:
     losses = []
     for sharding in ("acme.seen", "torchrec.planner"):
-        registry = tmp_path / "registry.yaml"
+        registry = plugins / "registry.yaml"
         registry.write_text(REGISTRY.replace("SHARDING", sharding))
-        with session(registry, plugins_dir=tmp_path, overrides={}) as trainer:
+        with session(registry, plugins_dir=plugins, overrides={}) as trainer:
             losses.append(trainer.train("plugins").losses)
     assert losses[0] == losses[1]
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_bags_of_ones_own_see_what_is_sent_and_looked_up(one_rank: None, plugins: Path) -> None:
+    bags: Any = load_file("acme_seen_bags", plugins / "acme_seen" / "bags.py")
+    looked_up = []
+
+    class LooksUp(bags.ShardedSeenBags):
+        def look_up(self, ctx: Any, input: Any) -> Any:
+            looked_up.append(input[0].values().tolist())
+            return super().look_up(ctx, input)
+
+    class Sharder(bags.SeenSharder):
+        @property
+        def sharded_module_type(self) -> type[LooksUp]:
+            return LooksUp
+
+    config = EmbeddingBagConfig(
+        name="t", num_embeddings=8, embedding_dim=4, feature_names=["clicks"]
+    )
+    module = bags.SeenBags(EmbeddingBagCollection(tables=[config]))
+    sharder = Sharder({})
+    plan = construct_module_sharding_plan(
+        module, {"t": row_wise()}, sharder, local_size=1, world_size=1, device_type="cpu"
+    )
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    sharded = sharder.shard(module, plan, env, torch.device("cpu"))
+    ids = torch.tensor([1, 5, 2])
+    rows = sharded(KeyedJaggedTensor(["clicks"], ids, lengths=torch.tensor([2, 1])))
+    assert rows.values().shape == (2, 4)
+    assert sharded.seen == 3
+    assert looked_up == [[1, 5, 2]]

@@ -242,10 +242,16 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
         elif isinstance(features, KeyedJaggedTensor):
             features = self.form.fit(features)
-        awaitable = super().input_dist(ctx, features)
+        awaitable = self.distribute(ctx, features)
         if self._divided_columns is not None:
             ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns)
         return awaitable
+
+    def distribute(
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """The input dist of ids, which are unique where tables are coalesced."""
+        return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
@@ -255,7 +261,13 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             self._id_weights.check_sent(input)
         set_stored_rows(ctx, input)
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
-            return self._pooled(ctx, super().compute_and_output_dist(ctx, input))
+            return self._pooled(ctx, self.look_up(ctx, input))
+
+    def look_up(
+        self, ctx: EmbeddingBagCollectionContext, input: KJTList
+    ) -> LazyAwaitable[KeyedTensor]:
+        """Lookup and output dist of the ids that ``distribute`` sent."""
+        return super().compute_and_output_dist(ctx, input)
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
         """The first half of ``compute_and_output_dist``."""
