@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.api import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactShardedEmbeddingBagCollection,
+)
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import ExactnessError
 
@@ -115,3 +123,49 @@ def test_other_threads_may_read_meanwhile() -> None:
     model = Model(read)
     model(Dedup(model).batch(batch()))
     assert counted == [8]
+
+
+class CountingBags(ExactShardedEmbeddingBagCollection):
+    """A sharded module of a plugin's, in a package of any name."""
+
+    seen = 0
+
+    def distribute(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
+        self.seen += ids_in(features)
+        return super().distribute(ctx, features)
+
+
+def ids_in(features: KeyedJaggedTensor) -> int:
+    return features.values().numel()
+
+
+class CountingSharder(ExactEmbeddingBagCollectionSharder):
+    @property
+    def sharded_module_type(self) -> type[CountingBags]:
+        return CountingBags
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_sharded_modules_of_plugins_may_read_what_they_send(one_rank: None, reads: bool) -> None:
+    model = Model(REFUSED[".values()"] if reads else lambda kjt: None)
+    dedup, sharder = Dedup(model), CountingSharder({})
+    places = {name: row_wise() for name in ("clicks", "views")}
+    plan = construct_module_sharding_plan(
+        model.bags, places, sharder, local_size=1, world_size=1, device_type="cpu"
+    )
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
+    model.bags = sharder.shard(model.bags, plan, env, torch.device("cpu"))
+    stored = dedup.batch(batch())
+    if reads:  # the model is none of it, though it is of the same package
+        with pytest.raises(ExactnessError, match=r"\.values\(\)"):
+            model(stored)
+        return
+    assert torch.equal(model(stored), model(batch()))
+    assert model.bags.seen == 8 + 18

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import ExactnessError
@@ -37,7 +38,8 @@ class OwnReads:
     outside of the model, as to count ids, and may.
 
     Args:
-        model: whose own code is watched, and not that of torch, TorchRec and recd-plugins.
+        model: whose own code is watched, and not that of torch, TorchRec and recd-plugins, nor of
+            sharded modules that are a plugin's.
         features: that are deduplicated; others may be taken by name.
     """
 
@@ -86,7 +88,7 @@ class OwnReads:
             if threading.get_ident() == self._thread and self._is_stored(kjt):
                 here = inspect.currentframe()
                 frame = here and here.f_back
-                if frame is not None and not _is_of_libraries(frame):
+                if not (frame is None or _package(frame) in _LIBRARIES or _is_sharded(frame)):
                     self._note(name, arguments, frame)
             return method(kjt, *arguments, **options)
 
@@ -107,6 +109,18 @@ class OwnReads:
                 self._reads.append(place)
 
 
-def _is_of_libraries(frame: FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return package in _LIBRARIES or package.startswith("recd_plugin_")
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_sharded(frame: FrameType) -> bool:
+    """Whether a sharded module of the same package had this done: it gives all rows back."""
+    package = _package(frame)
+    caller: FrameType | None = frame
+    while caller is not None:
+        module = caller.f_locals.get("self")
+        of = type(module).__module__.partition(".")[0]
+        if of == package and isinstance(module, ShardedModule):
+            return True
+        caller = caller.f_back
+    return False
