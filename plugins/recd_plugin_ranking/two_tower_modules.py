@@ -52,7 +52,7 @@ class TwoTowerModule(nn.Module):
         ]
         pooled = [name for name in made_from.pooled if name in known and name not in copies]
         self.bags = _tables(EmbeddingBagCollection, EmbeddingBagConfig, options, pooled)
-        self.copies = _tables(EmbeddingBagCollection, EmbeddingBagConfig, options, copies)
+        self.replicated_bags = _tables(EmbeddingBagCollection, EmbeddingBagConfig, options, copies)
         sequence = [name for name in made_from.sequence if name in known]
         self.sequences = _tables(EmbeddingCollection, EmbeddingConfig, options, sequence)
         self.pooling = SequencePooling(sequence, options.embedding_dim) if sequence else None
@@ -72,7 +72,9 @@ class TwoTowerModule(nn.Module):
 
     def _looked_up(self, batch: ModelInput) -> tuple[Any, Any, Any]:
         bags = self.bags(batch.sparse_features) if self.bags is not None else None
-        copies = self.copies(batch.replicated_features) if self.copies is not None else None
+        copies = None
+        if self.replicated_bags is not None:
+            copies = self.replicated_bags(batch.replicated_features)
         pooled = None
         if self.sequences is not None and self.pooling is not None:
             pooled = self.pooling(self.sequences(batch.sequence_features), batch)

@@ -18,6 +18,7 @@ from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
 from recd_plugins.training.trainer import train
+from recd_plugins.training.whole_model import unchecked_model
 
 PLUGINS = Path(__file__).parent / "plugins"
 REGISTRY = """
@@ -192,6 +193,14 @@ def test_a_run_goes_on_with_the_same_model_alone(folder: Path, tmp_path: Path) -
     with pytest.raises(RecdError, match=r"test\.tower is gone"):
         run(write(folder, (MODEL, "model: {}"), ("ids_of_", "t_")), 8, resume=True)
     assert run(write(folder), 8, resume=True).losses == whole.losses
+
+
+def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> None:
+    """One on every rank has the name in a checkpoint that it has in a model without ranks."""
+    trained(write(folder), steps=2, checkpoint={"path": str(tmp_path), "every": 2})
+    registry = load_registry(write(folder), plugins_dir=PLUGINS)
+    model = unchecked_model(registry, tmp_path / "step-000000002")
+    assert "bags.embedding_bags.ids_of_usr_0.weight" in model.state_dict()
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class TestTower(ModelContract):
         ("mixes_copies", "test_replicated_tables_stand_apart"),
         ("drops_copies", "test_replicated_tables_stand_apart"),
         ("has_one_table_of_its_own", "test_replicated_tables_stand_apart"),
+        ("names_copies_otherwise", "test_replicated_tables_stand_apart"),
         ("stays_on_cpu", "test_mixes_no_devices"),
         ("lacks_a_kernel_everywhere", "test_mixes_no_devices"),
     ],

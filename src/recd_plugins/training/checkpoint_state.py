@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +18,9 @@ from recd_plugins.training.agreement import together
 from recd_plugins.training.optimizer import in_embedding_module
 from recd_plugins.words import shortened
 
-# Where the built-in model keeps pooled tables that every rank has whole, and where the others.
-_REPLICATED, _SHARDED = "replicated_bags.", "bags."
+# Where models keep pooled tables that every rank has whole; the others are in what is called so
+# without the first word.
+_REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class CheckpointState:
 
 def common_name(name: str) -> str:
     """The name of a parameter in checkpoints."""
-    return _SHARDED + name.removeprefix(_REPLICATED) if name.startswith(_REPLICATED) else name
+    return _REPLICATED.sub(r"\1\2", name)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -133,8 +135,8 @@ def check_names(names: Iterable[str]) -> None:
         if first != name:
             raise SetupError(
                 f"{first} and {name} of the model have one name in checkpoints, where replicated "
-                "tables are named as sharded ones: give one of the tables, or one of the modules "
-                f"{_SHARDED.rstrip('.')} and {_REPLICATED.rstrip('.')}, another name"
+                "tables are named as sharded ones, without replicated_: give one of the tables, or "
+                "one of their modules, another name"
             )
 
 

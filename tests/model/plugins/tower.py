@@ -72,7 +72,10 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             if fault == "has_one_table_of_its_own" and not own:
                 raise RecdError("no table")
             self.bags = EmbeddingBagCollection(tables=own) if own else None
-            self.copies = EmbeddingBagCollection(tables=copies) if copies else None
+            self.of_copies = "copies" if fault == "names_copies_otherwise" else "replicated_bags"
+            self.add_module(
+                self.of_copies, EmbeddingBagCollection(tables=copies) if copies else None
+            )
             self.sequences = EmbeddingCollection(
                 tables=[
                     EmbeddingConfig(
@@ -121,7 +124,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
 
         def forward(self, batch: Any) -> Any:
             bags = None if self.bags is None else self.bags(batch.sparse_features)
-            copies = None if self.copies is None else self.copies(batch.replicated_features)
+            of_copies = getattr(self, self.of_copies)
+            copies = None if of_copies is None else of_copies(batch.replicated_features)
             pooled = self.pooling(self.sequences(batch.sequence_features), batch)
             if fault == "learns_unique_rows_never" and batch.inverse_lookup:
                 pooled = pooled.detach() + 0 * pooled

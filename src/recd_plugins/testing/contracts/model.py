@@ -26,6 +26,7 @@ from recd_plugins.model_tables import tables_of
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
+from recd_plugins.training.checkpoint_state import common_name
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import ModelInput, Placement
 
@@ -153,6 +154,11 @@ class ModelContract(PluginContract):
         each = [(name,) for name in bags]
         for names in [*each, tuple(bags)] if len(bags) > 1 else each:
             apart = _model(plugin, replace(features, replicated=names))
+            found = {common_name(name) for name in apart.state_dict()}
+            assert found == {*model.state_dict()}, (
+                "checkpoints of this placement go on with no other: name the collection of "
+                "replicated tables as that of the others, with replicated_ before it"
+            )
             batch = _batch(apart, features, deduplicated=True, replicated=names)
             assert batch.replicated_features is not None
             apart(batch)[0].backward()
