@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -27,6 +28,7 @@ from recd_plugins.data.read_task import hand_out, read_task
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import Reader, Rows, Sharding
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, TaskReader
+from recd_plugins.model.build import build_model
 from recd_plugins.registry import Entry, RegistrySpec
 from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable
 
@@ -376,3 +378,52 @@ def test_plugins_that_are_not_there_are_named(folder, monkeypatch):
     renamed = task.pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
     with pytest.raises(PluginError, match=r"No module named 'recd_plugin_gone'.*install"):
         replace(task, pickled=renamed).open()
+
+
+OF_TABLES = '''
+from recd_plugins.api import Sharding, TablePart, hookimpl
+
+class Part(TablePart):
+    """Nothing."""
+
+class Parted(Sharding):
+    """Has a part."""
+    name = "acme.parted"
+
+    def part(self, tables, setting): return Part() if tables else None
+
+@hookimpl
+def register_shardings(): return [Parted]
+'''
+WRAPPER = '''
+from recd_plugins.api import DatasetWrapper, hookimpl
+
+class Same(DatasetWrapper):
+    """The rows as they are."""
+    name = "acme.same"
+
+    def reader(self, **options): return self.inner.reader(**options)
+
+@hookimpl
+def register_datasets(): return [Same]
+'''
+
+
+def test_a_reader_has_the_file_of_a_part_that_wrappers_may_ask(folder, monkeypatch):
+    (folder / "plugins" / "acme_tables.py").write_text(OF_TABLES)
+    (folder / "plugins" / "acme_same.py").write_text(WRAPPER)
+    path = "{path: table.parquet}"
+    text = REGISTRY.replace(path, f"{path}, wrap: [{{use: acme.same}}]")
+    sharding = 'sharding: [{use: acme.parted, tables: ["*"]}]\n'
+    sizes = "model: {embedding_dim: 4, num_embeddings: 16, bottom_mlp: [4], top_mlp: [4]}\n"
+    (folder / "registry.yaml").write_text(text + sharding + sizes)
+    monkeypatch.chdir(folder)
+    registry = load_registry("registry.yaml", plugins_dir="plugins")
+    prepared = registry.prepare(build_model(registry, registry.dataset.schema()))
+    task = read_task(prepared.registry, 0, 1, prepared=prepared)
+    start = prepared.dataloader(rank=0, world_size=1).state_dict()
+    for name in task.modules:  # as in a process that has not loaded them
+        monkeypatch.delitem(sys.modules, name)
+    for name in [each for each in sys.modules if each.endswith("_acme_tables")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert len(contents(task.open().block(start, 0))[0][0]) == 4

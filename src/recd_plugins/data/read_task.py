@@ -21,7 +21,7 @@ from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError, RecdError
-from recd_plugins.interfaces import Dataset, Plugin, Reader, Split
+from recd_plugins.interfaces import Dataset, Plugin, Reader, Split, TablePart
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.processes import portable
@@ -51,9 +51,10 @@ def read_task(
     """
     transforms = fitted_transforms(registry, prepared)
     known = _for_readers(registry)
-    lookups = RegistryLookups(known)
+    lookups, parts = RegistryLookups(known), tuple[TablePart, ...]()
     if prepared is not None and registry.wrappers:
-        lookups = RegistryLookups(known, prepared.lookups.tables, prepared.lookups.parts)
+        parts = tuple(prepared.lookups.parts)
+        lookups = RegistryLookups(known, prepared.lookups.tables, parts)
     reader = partial(_Reader, registry=known, lookups=lookups, transforms=transforms)
     try:
         pickled = pickle.dumps(reader)
@@ -64,7 +65,8 @@ def read_task(
             "preprocessing also with what they hold (Plugin.__getstate__); or let the rank "
             "read by itself, with training.workers: 0 and no ingestion"
         ) from error
-    modules = modules_of_files(map(type, _plugins(registry)))
+    # Parts too may be of a file, though the sharding or cache that made them stays here.
+    modules = modules_of_files(map(type, (*_plugins(registry), *parts)))
     return ReadTask(rank, world_size, split, Path.cwd(), modules, pickled)
 
 
