@@ -273,7 +273,7 @@ import hashlib
 from pathlib import Path
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.preprocessing import SigridHash
-from recd_plugins.api import hookimpl
+from recd_plugins.api import DatasetWrapper, hookimpl
 
 class Known:
     def identity(self):
@@ -287,9 +287,16 @@ class Grouped(Known, IkjtConverter):
     """Known by a file."""
     name = "acme.grouped"
 
+class Same(Known, DatasetWrapper):
+    """Known by a file."""
+    name = "acme.same"
+
+    def reader(self, **options):
+        return self.inner.reader(**options)
+
 @hookimpl
 def register_plugins():
-    return [Mapped, Grouped]
+    return [Mapped, Grouped, Same]
 '''
 
 
@@ -324,6 +331,22 @@ def test_a_file_with_other_content(
         PluginError, match=r"yaml:\d+ \S+: acme\.\w+: identity failed at .*FileNotFoundError"
     ):
         identity(folder, change, plugins_dir=plugins)
+
+
+def test_a_wrapper_by_a_file_with_other_content(folder: Path, tmp_path: Path) -> None:
+    file, plugins = tmp_path / "ids.txt", tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
+    change = ("\nconverter:", "\n  wrap: [{use: acme.same}]\nconverter:")
+    file.write_text("one", encoding="utf-8")
+    before = identity(folder, change, plugins_dir=plugins)
+    (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
+    file.write_text("two", encoding="utf-8")
+    now = identity(folder, change, plugins_dir=plugins)
+    words = r"dataset\.wrap\[0\]\.identity\.file was \"one\" and is \"two\""
+    with pytest.raises(RecdError, match=words):
+        check_resumable(tmp_path, now, ALLOWABLE)
+    assert check_same_model(tmp_path, now), "scores do not depend on it"
 
 
 def test_an_identity_that_is_no_json(folder: Path, tmp_path: Path) -> None:

@@ -12,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.errors import RecdError
-from recd_plugins.interfaces import Dataset, FeatureSchema, Plugin, Preprocessing, Table
+from recd_plugins.interfaces import (
+    Dataset,
+    DatasetWrapper,
+    FeatureSchema,
+    Plugin,
+    Preprocessing,
+    Table,
+)
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.registry.plugin_versions import plugin_versions
@@ -59,7 +67,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
         "format": FORMAT,
         "dataset": {
             **_plugin(registry.dataset),
-            "wrap": [_plugin(entry.plugin) for entry in registry.wrappers],
+            "wrap": _wrappers(registry),
         },
         "data": {"schema": _schema(schema), **identity_of_data(registry.dataset)},
         _KINDS: _kinds(registry.dataset),
@@ -295,6 +303,18 @@ def _plugin(plugin: Plugin) -> dict[str, Any]:
             if identity := _own_identity(plugin):
                 said["identity"] = identity
     return said
+
+
+def _wrappers(registry: Registry) -> list[dict[str, Any]]:
+    """Those of the dataset, and what one depends on that says more than what it wraps."""
+    dataset, found = registry.dataset, []
+    for entry in registry.wrappers:
+        said = _plugin(entry.plugin)
+        dataset = entry.plugin.over(dataset, RegistryLookups(registry))
+        if type(dataset).identity is not DatasetWrapper.identity:
+            said["identity"] = identity_of_data(dataset)
+        found.append(said)
+    return found
 
 
 def _kinds(dataset: Dataset) -> dict[str, str]:
