@@ -223,7 +223,7 @@ def test_states_of_all_ranks() -> None:
 
 
 PLUGINS = '''
-from recd_plugins.api import Callback, Kind, PluginOptions, Sharding, hookimpl
+from recd_plugins.api import Callback, DatasetWrapper, Kind, PluginOptions, Sharding, hookimpl
 
 class Watch(Callback):
     """Watch tables."""
@@ -232,6 +232,12 @@ class Watch(Callback):
 class Both(Sharding, Callback):
     """Shard nothing, and look on."""
     name = "acme.both"
+
+class Wraps(DatasetWrapper, Callback):
+    """Leave rows as they are, and look on."""
+    name = "acme.wraps"
+    def reader(self, **options):
+        return self.inner.reader(**options)
 
 class Look(Callback):
     """Look on."""
@@ -247,11 +253,14 @@ def register_kinds():
 
 @hookimpl
 def register_plugins():
-    return [Watch, Both, Look]
+    return [Watch, Both, Wraps, Look]
 '''
 
 REGISTRY = """version: 1
-dataset: {use: dlrm.random, options: {rows: 4, sparse: {user: 9, item: 9}}}
+dataset:
+  use: dlrm.random
+  options: {rows: 4, sparse: {user: 9, item: 9}}
+  wrap: [{use: acme.wraps}]
 converter: {use: recd.kjt}
 sharding: [{use: acme.both, tables: [t_item]}]
 callbacks:
@@ -270,16 +279,17 @@ def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> No
     tables = [Table(name, (name,), 9, 4, pooled=True) for name in ("t_user", "t_item")]
     found = callbacks_of(registry, tables)
     assert [(each.entry.plugin.name, each.entry.field, each.claimed) for each in found] == [
+        ("acme.wraps", "dataset.wrap[0]", ()),
         ("acme.both", "sharding[0]", ("t_item",)),
         ("acme.look", "callbacks[0]", ()),
         ("acme.look", "callbacks[2]", ()),
         ("acme.watch", "watch[0]", ("t_user", "t_item")),
     ]
-    assert len({each.key for each in found}) == 4
-    assert isinstance(found[0].entry.plugin, Sharding)
+    assert len({each.key for each in found}) == 5
+    assert isinstance(found[1].entry.plugin, Sharding)
     (tmp_path / "r.yaml").write_text(REGISTRY.replace("t_*", "t_nobody"))
     registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
-    with pytest.raises(RegistryError, match=r"r.yaml:9 watch\[0\].tables: t_nobody matches no tab"):
+    with pytest.raises(RegistryError, match=r"r.yaml:12 watch\[0\].tables: t_nobody matches no tab"):
         callbacks_of(registry, tables)
 
 

@@ -68,7 +68,8 @@ def callbacks_of(registry: Registry, tables: Iterable[Table]) -> list[Called]:
         matched = names[kind.claimed] if kind.claimed else ()
         if kind.claimed and kind.name in registry.further:
             registry.claim(kind.name, matched)  # for its errors; nobody else may ask
-        for entry in registry.entries(kind.name):
+        wrappers = registry.wrappers if kind.name == "dataset" else ()
+        for entry in (*registry.entries(kind.name), *wrappers):
             if isinstance(entry.plugin, Callback):
                 found.append((entry, tuple(filter(entry.matches, matched))))
     count = Counter(entry.plugin.name for entry, _ in found)
