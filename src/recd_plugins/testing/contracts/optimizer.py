@@ -18,6 +18,7 @@ from torchrec.distributed.utils import convert_to_fbgemm_types, merge_fused_para
 from recd_plugins.distributed.row_updates import (
     kind_of_update,
     unheeded_argument,
+    unknown_arguments,
     why_not,
 )
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table
@@ -41,6 +42,7 @@ class OptimizerContract(PluginContract):
             assert isinstance(update, RowUpdate)
             kind = kind_of_update(update.optimizer, update.arguments)
             assert not unheeded_argument(kind, update.arguments, None)
+            assert not unknown_arguments(update.arguments), "FBGEMM's kernels do not take these"
 
     def test_its_class_takes_the_arguments(
         self, plugin: Optimizer, tables: Sequence[Table]

@@ -189,7 +189,8 @@ class TargetPoolingContract(PluginContract):
         self, plugin: TargetPooling, module: nn.Module, batch_size: int
     ) -> None:
         num_rows = min(batch_size, 2)
-        sequence = _jagged([torch.zeros(0, self.embedding_dim)] * num_rows)
+        nothing = torch.zeros(0, self.embedding_dim)
+        sequence = _jagged([nothing] * num_rows, nothing)
         inverse = torch.arange(batch_size) % max(num_rows, 1)
         pooled = module(sequence, torch.randn(batch_size, self.embedding_dim), inverse)
         assert pooled.shape == (batch_size, self.embedding_dim)
@@ -320,6 +321,4 @@ def _assert_trained_if_always(plugin: Pooling, module: nn.Module, pooled: Tensor
 
 def _jagged(rows: list[Tensor], values: Tensor | None = None) -> JaggedTensor:
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    if values is None:
-        values = torch.cat(rows) if rows else torch.zeros(0, PoolingContract.embedding_dim)
-    return JaggedTensor(values=values, lengths=lengths)
+    return JaggedTensor(values=torch.cat(rows) if values is None else values, lengths=lengths)

@@ -1,0 +1,54 @@
+"""The contract suites pass plugins that are right, though no built-in one is like them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import PluginOptions, Preprocessing
+from recd_plugins.manager import installed_plugin
+from recd_plugins.testing.contracts import PreprocessingContract, TargetPoolingContract
+
+
+class Wide(TargetPoolingContract):
+    """Of vectors of another dimension, as the page says."""
+
+    embedding_dim = 16
+
+
+@pytest.mark.parametrize("batch_size", [0, 4])
+def test_a_target_pooling_of_another_dimension(batch_size: int) -> None:
+    plugin: Any = installed_plugin("pooling", "recd.din", {"target": "item"})
+    Wide().test_takes_input_without_values(plugin, plugin.build(16), batch_size)
+
+
+class Scaled(Preprocessing):
+    """Divide by the largest difference, which one row has not."""
+
+    name = "test.scaled"
+    takes = ("numbers",)
+
+    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
+        values = torch.cat([values for values, _ in rows])
+        self.span = int(values.max() - values.min())
+        if not self.span:
+            raise DataError(f"{feature} is the same in all rows: leave it out")
+
+    def identity(self) -> dict[str, Any]:
+        return {"span": self.span}
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return values / self.span, offsets
+
+
+def test_a_preprocessing_that_refuses_to_learn_of_one_row() -> None:
+    contract, plugin = PreprocessingContract(), Scaled(PluginOptions())
+    rows = contract._rows_of("numbers")
+    values = torch.tensor([value for (value,) in rows])
+    plugin.fit("number", iter([(values, torch.arange(len(rows) + 1))]))
+    contract.test_identity_tells_what_was_fitted(plugin, rows)
