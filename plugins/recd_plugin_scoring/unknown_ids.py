@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import torch.distributed as dist
 
-from recd_plugins.api import MOST_UNKNOWN
+from recd_plugins.api import MOST_UNKNOWN, Preprocessing
 from recd_plugins.api.batches import fitted_steps
 from recd_plugins.api.registry import Registry
 
@@ -23,12 +23,14 @@ class UnknownIds:
         shared: dict[int, tuple[list[str], set[int]]] = {}
         for feature, steps in fitted_steps(registry, registry.dataset.schema()).items():
             for step in steps:
-                if step.num_ids is None:
+                if type(step).fit is Preprocessing.fit:
                     continue
                 if step.unknown_ids is None:  # which features that share a vocabulary share
                     step.unknown_ids = set()
                 shared.setdefault(id(step.unknown_ids), ([], step.unknown_ids))[0].append(feature)
-        self._features = {_joined(features): ids for features, ids in shared.values()}
+        self._features: dict[str, list[set[int]]] = {}  # of a feature with two such steps, two
+        for features, ids in shared.values():
+            self._features.setdefault(_joined(features), []).append(ids)
 
     def say(self) -> None:
         """Say on rank 0 how many there are on all ranks, or why nobody knows. A collective call."""
@@ -41,7 +43,8 @@ class UnknownIds:
                 )
             return
         everyone: list[dict[str, set[int]]] = [{}] * dist.get_world_size()
-        dist.all_gather_object(everyone, self._features)
+        mine = {name: set[int]().union(*ids) for name, ids in self._features.items()}
+        dist.all_gather_object(everyone, mine)
         if dist.get_rank():
             return
         counts = {

@@ -8,14 +8,36 @@ from typing import Any
 import pytest
 
 from recd_plugin_scoring.unknown_ids import UnknownIds
+from recd_plugins.api import PluginOptions, Preprocessing
+
+
+class Hashed(Preprocessing):
+    """Is fitted to nothing."""
+
+    name = "test.hashed"
+
+    def transform(self, values: Any, offsets: Any) -> Any:
+        return values, offsets
+
+
+class Fitted(Hashed):
+    """Knows which ids it was fitted to, and need not say how many it makes."""
+
+    name = "test.fitted"
+
+    def fit(self, feature: str, rows: Any) -> None:
+        pass
 
 
 def test_features_of_one_vocabulary_have_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of one of them would say of another one what it has not."""
-    shared, own, hashed = (SimpleNamespace(num_ids=of, unknown_ids=None) for of in (5, 5, None))
-    steps = {"item": [shared], "hist": [shared], "user": [hashed, own], "hour": [hashed]}
+    hashed, *fitted = (cls(PluginOptions()) for cls in (Hashed, Fitted, Fitted, Fitted))
+    shared, own, behind = fitted
+    steps = {"item": [shared], "hist": [shared], "user": [hashed, own, behind], "hour": [hashed]}
     monkeypatch.setattr("recd_plugin_scoring.unknown_ids.fitted_steps", lambda *_: steps)
     registry: Any = SimpleNamespace(dataset=SimpleNamespace(schema=lambda: None))
     unknown = UnknownIds(registry)
     assert list(unknown._features) == ["item and hist together", "user"]
-    assert unknown._features["user"] is own.unknown_ids
+    for found, step in zip(unknown._features["user"], (own, behind), strict=True):
+        assert found is step.unknown_ids
+    assert hashed.unknown_ids is None
