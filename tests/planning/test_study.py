@@ -22,7 +22,7 @@ from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.plan_report import COMPONENTS, PlanReport, report_side
 from recd_plugins.planning.report_text import compressed, render, size_text
-from recd_plugins.planning.study import Study
+from recd_plugins.planning.study import Study, study
 from recd_plugins.planning.topologies import (
     MACHINE,
     TopologySpec,
@@ -64,6 +64,16 @@ def test_what_parts_say_of_a_table_has_the_whole_width(make_registry) -> None:
     with console.capture() as capture:
         console.print(render(said))
     assert f"\n{first.name}: {words}\n" in capture.get()
+
+
+def test_wrappers_are_prepared_as_in_a_run(make_registry, table) -> None:
+    wrap = [{"use": "ranking.negatives", "options": {"item": "nobody", "negatives": 1}}]
+    options = {"path": str(table), "sparse": ["item_0"]}
+    dataset = {"use": "recd.session_parquet", "options": options, "wrap": wrap}
+    registry = make_registry(dataset=dataset, pooling=[])
+    spec = load_topology("machine", ranks=2)
+    with pytest.raises(SetupError, match="option item names nobody, which is no feature of"):
+        study(registry, "some", spec, lambda _: None)
 
 
 def test_costs_that_come_to_nothing_are_refused(make_registry) -> None:

@@ -174,6 +174,6 @@ def study(registry: Registry, name: str, spec: TopologySpec, say: Callable[[str]
     Raises:
         RecdError: the registry has no model, or the data is missing or wrong.
     """
-    registry.dataset.prepare()
+    registry.wrapped_dataset.prepare()
     say("counting what the model computes")
     return Study(name, spec, measure_compute(registry), say)

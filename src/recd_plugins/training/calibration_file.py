@@ -39,7 +39,7 @@ def calibration_job(
     if batch_size is not None:
         overrides["batch_size"] = batch_size
     registry = registry.with_training(overrides)
-    registry.dataset.prepare()
+    registry.wrapped_dataset.prepare()
     job = Job(
         registry.path,
         plugins_dir=plugins_dir,

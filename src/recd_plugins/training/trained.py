@@ -73,7 +73,7 @@ class TrainedJob:
 
     def prepare(self) -> None:
         """Make what data is missing, in one process before ranks read it."""
-        self.load().dataset.prepare()
+        self.load().wrapped_dataset.prepare()
 
     def planned_by(self, registry: Registry) -> Registry:
         """The registry by whose data tables are placed: that of ``load``."""
