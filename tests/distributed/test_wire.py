@@ -13,7 +13,7 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.distributed.wire import wire_codecs
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding
 from recd_plugins.registry.training_spec import TrainingSpec
 
@@ -68,6 +68,16 @@ class Own(Sharding):
 
 class Taking(Own):
     takes = True
+
+
+class Failing(Own):
+    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
+        raise KeyError(len(arguments.kernels))
+
+
+def test_sharders_that_fail_name_their_plugin() -> None:
+    with pytest.raises(PluginError, match=r"test\.own: sharders failed at .*py:\d+: KeyError: 0"):
+        build_sharders(prepared(registry((make(Failing), ["t"]))))
 
 
 def test_a_sharder_without_the_format_is_refused() -> None:

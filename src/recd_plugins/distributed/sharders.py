@@ -47,6 +47,8 @@ from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.model_tables import tables_of
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import at_entry
 from recd_plugins.registry.training_spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
@@ -286,7 +288,8 @@ def build_sharders(
     for entry in registry.sharding:
         given = SharderArguments(dict(params), kernels, prepared.coalesced, codecs)
         where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
-        of_entry = entry.plugin.sharders(given)
+        with at_entry(registry.path, entry), plugin_call(entry.plugin, "sharders"):
+            of_entry = entry.plugin.sharders(given)
         is_list = isinstance(of_entry, Sequence) and not isinstance(of_entry, str)
         if not (is_list and all(isinstance(each, ModuleSharder) for each in of_entry)):
             raise PluginError(
