@@ -168,10 +168,11 @@ def test_a_wrong_plugin_is_refused_with_its_file(folder, change, expected):
     assert "recd_plugins_dir" not in message, "a name that is in no file"
 
 
-def test_a_callback_that_nobody_calls_is_refused(folder):
+@pytest.mark.parametrize("besides", ["", "Sharding, "])
+def test_a_callback_that_nobody_calls_is_refused(folder, besides):
     text = (
-        "from recd_plugins.api import Callback, hookimpl\n"
-        "class Notes(Callback):\n"
+        "from recd_plugins.api import Callback, Sharding, hookimpl\n"
+        f"class Notes({besides}Callback):\n"
         '    """Takes notes."""\n'
         '    name = "acme.notes"\n'
         "    def on_stpe(self, step): ...\n"

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Plugin, PluginOptions
+from recd_plugins.interfaces import Callback, Plugin, PluginOptions
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.versions import __version__
@@ -61,6 +61,8 @@ def check_class(cls: Any, interface: type[Plugin], where: str) -> None:
 
 def _check_class(cls: Any, interface: type[Plugin], where: str) -> None:
     check_implements(cls, interface, where)
+    if issubclass(cls, Callback) and not issubclass(interface, Callback):  # it is one besides
+        check_implements(cls, Callback, where)
     what = f"{where}: {qualified(cls)}"
     name = getattr(cls, "name", None)
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
