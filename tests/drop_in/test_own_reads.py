@@ -156,7 +156,7 @@ def one_rank() -> Iterator[None]:
 def test_sharded_modules_of_plugins_may_read_what_they_send(one_rank: None, reads: bool) -> None:
     model = Model(REFUSED[".values()"] if reads else lambda kjt: None)
     dedup, sharder = Dedup(model), CountingSharder({})
-    places = {name: row_wise() for name in ("clicks", "views")}
+    places = {name: row_wise(compute_kernel="fused") for name in ("clicks", "views")}
     plan = construct_module_sharding_plan(
         model.bags, places, sharder, local_size=1, world_size=1, device_type="cpu"
     )

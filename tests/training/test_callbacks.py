@@ -289,7 +289,9 @@ def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> No
     assert isinstance(found[1].entry.plugin, Sharding)
     (tmp_path / "r.yaml").write_text(REGISTRY.replace("t_*", "t_nobody"))
     registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
-    with pytest.raises(RegistryError, match=r"r.yaml:12 watch\[0\].tables: t_nobody matches no tab"):
+    with pytest.raises(
+        RegistryError, match=r"r.yaml:12 watch\[0\].tables: t_nobody matches no tab"
+    ):
         callbacks_of(registry, tables)
 
 
