@@ -48,14 +48,19 @@ def of_distribution(command: _Command) -> _Command:
         click.option(
             "--seed",
             type=COUNT_FROM_0,
-            default=0,
-            show_default=True,
-            help="Shuffles rows.",
+            help="Shuffles rows; 0 without it.",
         ),
         click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
     ):
         command = option(command)
     return command
+
+
+def seed_of(seed: int | None, in_order: bool) -> int | None:
+    """What rows are shuffled by; None where they are not."""
+    if in_order and seed is not None:
+        raise click.UsageError("--seed shuffles rows, and --in-order leaves them; take one of them")
+    return None if in_order else seed or 0
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from recd_plugin_profiles.command_output import (
     finish,
     in_memory,
     of_distribution,
+    seed_of,
     show,
     shown,
     written,
@@ -148,7 +149,7 @@ def distribution_command(
     scale: float | None,
     cap: float | None,
     table: str,
-    seed: int,
+    seed: int | None,
     in_order: bool,
     output: Path,
     force: bool,
@@ -172,8 +173,8 @@ def distribution_command(
     if exponent is not None and scale is not None:
         raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
     exponent = 1.0 if exponent is None else exponent
+    drawn = seed_of(seed, in_order)
     check_output(output, force)
-    drawn = None if in_order else seed
     with in_memory(rows):
         if scale is None:
             made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
@@ -206,7 +207,7 @@ def reuse_command(
     read_rows: int | None,
     length: float | None,
     table: str,
-    seed: int,
+    seed: int | None,
     in_order: bool,
     output: Path,
     force: bool,
@@ -220,6 +221,7 @@ def reuse_command(
         read_reuse_histograms,
     )
 
+    drawn = seed_of(seed, in_order)
     check_output(output, force)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
@@ -237,7 +239,7 @@ def reuse_command(
             num_embeddings=rows,
             read_rows=read_rows,
             length=length,
-            seed=None if in_order else seed,
+            seed=drawn,
         )
     source = f"{name} of {histograms}"
     finish(AccessProfile({table: made}, source), output, json_path, plot_path)

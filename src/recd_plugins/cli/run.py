@@ -174,10 +174,10 @@ def run(
         )
     if allowed and not resume:
         raise click.UsageError("--allow is about going on from a checkpoint; it takes --resume")
-    if dry_run and (compare or several or resume or torchrun_rank() is not None):
+    if dry_run and (compare or several or resume or breakdown or torchrun_rank() is not None):
         raise click.UsageError(
-            "--dry-run is of one run from its first step; leave out torchrun, --compare, --resume "
-            "and all but one --sharding"
+            "--dry-run is of one run up to its first step; leave out torchrun, --compare, "
+            "--resume, --breakdown and all but one --sharding"
         )
     if rounds > 1 and not (compare or several):
         raise click.UsageError("--rounds is about a comparison; it takes --compare")
