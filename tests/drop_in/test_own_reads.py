@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -128,15 +129,20 @@ def test_other_threads_may_read_meanwhile() -> None:
 class CountingBags(ExactShardedEmbeddingBagCollection):
     """A sharded module of a plugin's, in a package of any name."""
 
-    seen = 0
+    seen = seen_by_kernels = 0
 
     def distribute(self, ctx: Any, features: KeyedJaggedTensor) -> Any:
         self.seen += ids_in(features)
+        self.seen_by_kernels += ids_in_a_kernel(features)
         return super().distribute(ctx, features)
 
 
 def ids_in(features: KeyedJaggedTensor) -> int:
     return features.values().numel()
+
+
+# Kernels of a plugin are in another package than the sharded module that calls them.
+ids_in_a_kernel = FunctionType(ids_in.__code__, {"__name__": "acme_kernels.rows"})
 
 
 class CountingSharder(ExactEmbeddingBagCollectionSharder):
@@ -168,4 +174,4 @@ def test_sharded_modules_of_plugins_may_read_what_they_send(one_rank: None, read
             model(stored)
         return
     assert torch.equal(model(stored), model(batch()))
-    assert model.bags.seen == 8 + 18
+    assert model.bags.seen == model.bags.seen_by_kernels == 8 + 18

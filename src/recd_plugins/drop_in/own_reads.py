@@ -39,7 +39,7 @@ class OwnReads:
 
     Args:
         model: whose own code is watched, and not that of torch, TorchRec and recd-plugins, nor of
-            sharded modules that are a plugin's.
+            what sharded modules call.
         features: that are deduplicated; others may be taken by name.
     """
 
@@ -114,13 +114,10 @@ def _package(frame: FrameType) -> str:
 
 
 def _is_sharded(frame: FrameType) -> bool:
-    """Whether a sharded module of the same package had this done: it gives all rows back."""
-    package = _package(frame)
+    """Whether a sharded module had this done, be it a kernel of its: it gives all rows back."""
     caller: FrameType | None = frame
     while caller is not None:
-        module = caller.f_locals.get("self")
-        of = type(module).__module__.partition(".")[0]
-        if of == package and isinstance(module, ShardedModule):
+        if isinstance(caller.f_locals.get("self"), ShardedModule):
             return True
         caller = caller.f_back
     return False
