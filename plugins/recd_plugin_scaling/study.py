@@ -160,7 +160,7 @@ def _sides(registries: Mapping[str, Registry], say: Callable[[str], None]) -> di
     sides = {}
     for name, registry in registries.items():
         say(f"counting what the model of {name} computes")
-        registry.dataset.prepare()
+        registry.wrapped_dataset.prepare()
         sides[name] = _Side(registry, data_of_model(registry), measure_compute(registry))
     first = next(iter(sides.values()))
     # No entry is left: what they do with tables would be prepared for nothing.

@@ -35,7 +35,7 @@ def study_readers(
     overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
     registry = without_stores(registry.with_training(overrides))
     training = registry.training
-    registry.dataset.prepare()
+    registry.wrapped_dataset.prepare()
     job = Job(
         registry.path,
         plugins_dir=plugins_dir,

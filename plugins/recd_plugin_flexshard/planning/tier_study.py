@@ -78,7 +78,7 @@ def planned_tiers(registry: Registry, spec: TopologySpec) -> PlannedTiers:
     Raises:
         RecdError: no entry has tiers; says which one to add.
     """
-    registry.dataset.prepare()
+    registry.wrapped_dataset.prepare()
     candidate = with_plugins(registry, spec)
     parts = candidate.prepared.parts.items()
     plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}

@@ -85,7 +85,7 @@ def study_caches(
         DataError: the profile is not of these tables.
         SetupError: the memory has no room for a sample of each rank.
     """
-    registry.dataset.prepare()
+    registry.wrapped_dataset.prepare()
     data = RegistryData(registry)
     tables = cached_tables(registry)
     if question.profile is None:
