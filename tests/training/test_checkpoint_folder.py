@@ -114,6 +114,14 @@ def test_a_step_that_is_saved_again_always_has_a_whole_checkpoint(
     assert list(tmp_path.iterdir()) == [checkpoint]
 
 
+def test_a_step_that_gets_no_new_checkpoint_keeps_its_own(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "step-000000001"
+    checkpoint.mkdir()
+    with pytest.raises(FileNotFoundError):
+        put(tmp_path / ".step-000000001.0.partial", checkpoint)
+    assert list(tmp_path.iterdir()) == [checkpoint]
+
+
 def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:
     """A checkpoint that fits, and others that do not: what is said of each."""
     trainer = Trainer(world_size)

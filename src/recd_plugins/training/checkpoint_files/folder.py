@@ -98,10 +98,15 @@ def put(partial: Path, checkpoint: Path) -> None:
     """Give what was written its name. One that has it already is removed after that.
 
     Raises:
-        OSError: it does not get it.
+        OSError: it does not get it, and the other one keeps it.
     """
     before = _without_name(checkpoint) if checkpoint.exists() else None
-    os.replace(partial, checkpoint)
+    try:
+        os.replace(partial, checkpoint)
+    except OSError:
+        if before:
+            os.replace(before, checkpoint)
+        raise
     sync(checkpoint.parent)
     if before:
         _remove(before)
