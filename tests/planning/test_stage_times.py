@@ -143,6 +143,13 @@ def test_ranks_that_share_processors_compute_while_others_wait_for_links(
     assert predict_stages(works, costs).all_to_all == pytest.approx(4.0 + sent * 1e-9 - saved)
 
 
+def test_ranks_gain_nothing_where_some_wait_for_all_of_the_step() -> None:
+    """A part may bring bytes to one link alone: that is waited for longer than ranks take."""
+    works = [Work(bytes_waited_for=4e9), *[Work()] * 3]
+    costs = StageCosts(all_to_all=AllToAllCost(bytes_waited_for=1e-9), alone=0.25)
+    assert predict_stages(works, costs).all_to_all == pytest.approx(4.0)
+
+
 @pytest.mark.parametrize(
     ("alone", "idle", "left"),
     [

@@ -70,7 +70,9 @@ def predict_stages(
     latencies = sum(first_bytes)
     # Ranks that share processors compute while others wait, but for when all of them wait at once.
     waited = costs.idle * latencies + costs.idle_links * sent
-    together = (waited / mean.total) ** (1 / costs.alone - 1) if waited else 1.0
+    # Of works that parts bring to some ranks alone, these wait for more than the mean has.
+    all_wait = min(1.0, waited / mean.total) if waited else 1.0
+    together = all_wait ** (1 / costs.alone - 1)
     filled = costs.idle * (1 - together)
     computing = sum(own) / len(own) - hidden + latencies * (1 - filled)
     beside = min(costs.idle_links * (1 - together) * sent, (1 - costs.alone) * computing)
