@@ -21,7 +21,10 @@ class UnknownIds:
     def __init__(self, registry: Registry, readers: str | None = None) -> None:
         self._readers = readers
         shared: dict[int, tuple[list[str], set[int]]] = {}
-        for feature, steps in fitted_steps(registry, registry.dataset.schema()).items():
+        schema = registry.dataset.schema()
+        for feature, steps in fitted_steps(registry, schema).items():
+            if feature not in schema.sparse:  # numbers are no ids
+                continue
             for step in steps:
                 if type(step).fit is Preprocessing.fit:
                     continue

@@ -31,13 +31,16 @@ class Fitted(Hashed):
 
 def test_features_of_one_vocabulary_have_one_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of one of them would say of another one what it has not."""
-    hashed, *fitted = (cls(PluginOptions()) for cls in (Hashed, Fitted, Fitted, Fitted))
-    shared, own, behind = fitted
+    hashed, *fitted = (cls(PluginOptions()) for cls in (Hashed, *[Fitted] * 4))
+    shared, own, behind, numbers = fitted
     steps = {"item": [shared], "hist": [shared], "user": [hashed, own, behind], "hour": [hashed]}
     monkeypatch.setattr("recd_plugin_scoring.unknown_ids.fitted_steps", lambda *_: steps)
-    registry: Any = SimpleNamespace(dataset=SimpleNamespace(schema=lambda: None))
+    schema = SimpleNamespace(sparse=tuple(steps))
+    steps["price"] = [numbers]
+    registry: Any = SimpleNamespace(dataset=SimpleNamespace(schema=lambda: schema))
     unknown = UnknownIds(registry)
     assert list(unknown._features) == ["item and hist together", "user"]
     for found, step in zip(unknown._features["user"], (own, behind), strict=True):
         assert found is step.unknown_ids
     assert hashed.unknown_ids is None
+    assert numbers.unknown_ids is None, "of numbers no id is unknown"
