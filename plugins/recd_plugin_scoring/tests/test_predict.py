@@ -29,6 +29,8 @@ from recd_plugins.errors import DataError, RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import AbsentData, with_trained_columns
+from recd_plugins.training.checkpoint_files.fields import IDENTITY
+from recd_plugins.training.checkpoint_files.manifest import MANIFEST, manifest_text, read_manifest
 from recd_plugins.training.checkpoint_files.tables import table_entry
 from recd_plugins.training.checkpoint_weights import read_weights
 from recd_plugins.training.quality import measure
@@ -217,6 +219,22 @@ def test_another_model_is_refused(folder: Path) -> None:
     assert not (folder / "other.parquet").exists()
     (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(checkpoint))
     assert "step-" in said
+
+
+def test_rows_of_a_checkpoint_that_says_nothing_of_its_run(folder: Path, tmp_path: Path) -> None:
+    """As a trainer's own; where ids are preprocessed, nobody knows whether they were so then."""
+    checkpoint = shutil.copytree(cases.newest(folder / "plain"), tmp_path / "own")
+    files = read_manifest(checkpoint)
+    del files[IDENTITY]
+    (checkpoint / IDENTITY).unlink()
+    (checkpoint / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
+    lines = (folder / "plain.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    plain = tmp_path / "plain.yaml"
+    plain.write_text("".join(line for line in lines if not line.startswith("preprocessing")))
+    output = tmp_path / "rows.parquet"
+    assert write_embeddings(load_registry(plain), checkpoint, "t_item", output) == 100
+    with pytest.raises(RecdError, match="no run of a registry file wrote this checkpoint"):
+        write_embeddings(load_registry(folder / "plain.yaml"), checkpoint, "t_item", output)
 
 
 def test_a_damaged_checkpoint_is_no_other_model(folder: Path, tmp_path: Path) -> None:
