@@ -199,6 +199,9 @@ def test_costs_as_a_section_of_a_file() -> None:
         StageCosts.model_validate({"gemm": {"per_flop": 1.0}})
     with pytest.raises(ValidationError, match="greater than or equal"):
         StageCosts.model_validate({"gemm": {"steps": -1.0}})
+    with pytest.raises(ValidationError) as error:
+        StageCosts.model_validate({"all_to_all": {"bytes_across_nodes": -1.0}})
+    assert error.value.error_count() == 1  # of what the file has, and of nothing else
 
 
 @pytest.mark.parametrize("ranks", [3, 7, 24, 1024])

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from recd_plugins.values.work import Work
 
 # More, 11 days for one of anything, is a mistake; sums of far more are no numbers.
-Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+_MOST = 1e6
+Seconds = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
 
 
 class StageCost(BaseModel):
@@ -76,8 +77,11 @@ class AllToAllCost(StageCost):
     @classmethod
     def _as_others(cls, values: Any) -> Any:
         """What files have not that were written before it was measured."""
-        if isinstance(values, dict) and "bytes_across_nodes" in values:
-            return {"bytes_waited_for": values["bytes_across_nodes"], **values}
+        if not isinstance(values, dict):
+            return values
+        across = values.get("bytes_across_nodes")
+        if isinstance(across, (int, float)) and 0 <= across <= _MOST:  # else that is told
+            return {"bytes_waited_for": across, **values}
         return values
 
 
