@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -96,6 +97,12 @@ def tables_of(model: nn.Module) -> list[Table]:
 def all_tables_of(model: nn.Module) -> list[Table]:
     """The tables of all of them, those inside modules that are left to TorchRec too."""
     return [table for module in embedding_modules(model) for table in module.tables]
+
+
+def names_of_several(tables: Iterable[Table]) -> list[str]:
+    """Names that more than one of the tables has."""
+    counts = Counter(table.name for table in tables)
+    return [name for name, count in counts.items() if count > 1]
 
 
 def left_modules(model: nn.Module) -> list[EmbeddingModule]:

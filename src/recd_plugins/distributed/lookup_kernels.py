@@ -84,8 +84,13 @@ def kept_tables(module: nn.Module) -> set[str]:
 
 
 @contextmanager
-def without_kept_tables(module: Any, configs: str) -> Iterator[None]:
-    """While it is open, the module's list of tables lacks those whose files were kept."""
+def tables_drawn_anew(module: Any, configs: str) -> Iterator[None]:
+    """While it is open, the base class may draw first values of the tables, but of kept files.
+
+    Row kernels read rows again before they use them.
+    """
+    for kernel in row_kernels(module):
+        kernel.flush()
     # Private, torchrec 1.6 to 1.9: the tables whose first values the base classes draw.
     require_attributes(module, configs)
     tables = getattr(module, configs)

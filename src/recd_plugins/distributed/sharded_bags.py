@@ -45,9 +45,8 @@ from recd_plugins.distributed.int8 import why_plain_codecs
 from recd_plugins.distributed.lookup_kernels import (
     follow_state_dicts,
     lookups_with,
-    row_kernels,
+    tables_drawn_anew,
     tables_of_row_kernels_stay,
-    without_kept_tables,
 )
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
@@ -164,9 +163,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def reset_parameters(self) -> None:
         """As the base class, but for tables that have the rows of an earlier run."""
-        for kernel in row_kernels(self):
-            kernel.flush()  # rows are read again before they are used
-        with without_kept_tables(self, "_embedding_bag_configs"):
+        with tables_drawn_anew(self, "_embedding_bag_configs"):
             super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -37,9 +37,8 @@ from recd_plugins.distributed.lookup_kernels import (
     follow_state_dicts,
     kept_tables,
     lookups_with,
-    row_kernels,
+    tables_drawn_anew,
     tables_of_row_kernels_stay,
-    without_kept_tables,
 )
 from recd_plugins.distributed.no_rows import (
     num_rows,
@@ -118,9 +117,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
 
     def reset_parameters(self) -> None:
         """As the base class, but for tables that have the rows of an earlier run."""
-        for kernel in row_kernels(self):
-            kernel.flush()  # rows are read again before they are used
-        with without_kept_tables(self, "_embedding_configs"):
+        with tables_drawn_anew(self, "_embedding_configs"):
             super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,7 +20,7 @@ from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
-from recd_plugins.model_tables import all_tables_of, rows_by_feature, tables_of
+from recd_plugins.model_tables import all_tables_of, names_of_several, rows_by_feature, tables_of
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.planner import Planned, RegistryPlanner
@@ -139,8 +138,7 @@ def with_plugins(
 
 def _refuse_one_name(registry: Registry, model: nn.Module) -> None:
     """Refuse tables of one name, which plans tell by it, and what comes of them."""
-    names = Counter(table.name for table in all_tables_of(model))
-    if twice := [name for name, count in names.items() if count > 1]:
+    if twice := names_of_several(all_tables_of(model)):
         raise SetupError(
             f"{registry.path}: several modules have tables of one name, {shortened(twice)}, and "
             "plans are told by name: give each a name of its own"

@@ -60,7 +60,7 @@ def predict_stages(
     even = sum(each) / len(each)
     uneven = costs.all_to_all.bytes_waited_for * max(work.bytes_waited_for for work in works)
     sent = even + uneven
-    all_to_all = even + max(r.all_to_all - sent for r, sent in zip(ranks, each, strict=True))
+    all_to_all = even + max(r.all_to_all - part for r, part in zip(ranks, each, strict=True))
     reduced = mean.all_reduce - hidden
     let_through = (
         min(costs.spared * collectives * _CARRYING, sent),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def check_same_model(
 
     Args:
         checkpoint: whose files are as they were written.
-        identity: of the registry that is to score by it.
+        identity: ``identity_of_scores`` of the registry that is to score by it.
         fields: that have to be alike.
 
     Returns:
@@ -262,6 +263,11 @@ def check_same_model(
         for field in dict.fromkeys((*before, *now))
         if _within(field, ("data",))
     )
+
+
+def identity_of_scores(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
+    """What ``check_same_model`` takes: what wrappers depend on may be gone, and no score does."""
+    return identity_of(replace(registry, wrappers=()), tables)
 
 
 def check_same_preprocessing(checkpoint: Path, registry: Registry) -> None:

@@ -34,7 +34,7 @@ from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.fitted import load_fitted
-from recd_plugins.training.identity import check_same_model, identity_of
+from recd_plugins.training.identity import check_same_model, identity_of_scores
 from recd_plugins.training.steps import steps
 from recd_plugins.values.model_input import ModelInput
 
@@ -145,10 +145,9 @@ def load_trained(job: TrainedJob) -> Trained:
         parts.prepared.registry, dataset=registry.dataset, wrappers=registry.wrappers
     )
     fitted_steps(registry, registry.dataset.schema())
-    bare = replace(registry, wrappers=())  # what they depend on may be gone, and no score does
     same_data, *_ = together(
         lambda: (
-            check_same_model(job.checkpoint, identity_of(bare, parts.tables))
+            check_same_model(job.checkpoint, identity_of_scores(registry, parts.tables))
             if dist.get_rank() == 0
             else True
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import pickle
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -30,7 +29,7 @@ from recd_plugins.errors import (
 )
 from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import Choice, Chooser, Setting, Table, TablePart
-from recd_plugins.model_tables import embedding_modules, rows_by_feature
+from recd_plugins.model_tables import embedding_modules, names_of_several, rows_by_feature
 from recd_plugins.planning.choosing.check_offers import check_offers
 from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
 from recd_plugins.planning.choosing.entries import chooser_of, with_offers
@@ -103,8 +102,7 @@ def choose(
             "leave: leave it out"
         )
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
-    names = Counter(table.name for table in tables)
-    if twice := [name for name, count in names.items() if count > 1]:
+    if twice := names_of_several(tables):
         problem = (
             f"several modules have tables of one name, {shortened(twice)}, and it chooses by name: "
             "give each a name of its own, or let another entry name them"
