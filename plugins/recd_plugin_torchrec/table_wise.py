@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from recd_plugin_torchrec.coalescing import CoalescingSharding
-from recd_plugins.api import Table
+from recd_plugin_torchrec.coalescing import CoalescingSharding, saves
+from recd_plugins.api import Setting, Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -22,3 +22,17 @@ class TableWise(CoalescingSharding):
         from torchrec.distributed.planner.types import ParameterConstraints
 
         return {table.name: ParameterConstraints(sharding_types=["table_wise"]) for table in tables}
+
+    @classmethod
+    def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
+        """Sequences on CPUs, whose rows the planner splits: ranks without a table call no kernel.
+
+        What is sent leaves them to one rank; where processors take the time, that counts less.
+        """
+        costs = setting.costs
+        if setting.world_size == 1 or costs is None or not costs.lookup.lookups:
+            return []
+        sequences = [table for table in tables if not table.pooled]
+        if setting.device_type != "cpu" or not sequences:
+            return []
+        return [{}, {"coalesce": True}] if saves(sequences, setting) else [{}]

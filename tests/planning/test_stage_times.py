@@ -48,6 +48,22 @@ def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
     assert predict_stages(uneven, COSTS).total == pytest.approx(most.total)
 
 
+@pytest.mark.parametrize(
+    ("alone", "seconds"),
+    [
+        (1.0, 4),
+        # Two processors of four ranks: all take half, then one has a processor.
+        (0.5, 1 + 3 * 0.5),
+        # One: nobody waits.
+        (0.25, (1 + 1 + 1 + 4) / 4),
+    ],
+)
+def test_a_rank_has_the_processors_of_those_that_are_done(alone: float, seconds: float) -> None:
+    costs = StageCosts(lookup=LookupCost(lookups=1.0), alone=alone)
+    works = [Work(lookups=calls) for calls in (1, 4, 1, 1)]
+    assert predict_stages(works, costs).total == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(("cost", "seconds"), [({}, 4 + 6), ({"bytes_waited_for": 0.5}, 4 + 3)])
 def test_a_link_with_more_to_carry_does_so_at_its_own_rate(
     cost: dict[str, float], seconds: float

@@ -283,6 +283,24 @@ def test_rows_learn_once_however_often_ids_are_of_them() -> None:
             assert (work.rows_updated, work.tables_looked_up) == (rows / 4, 1)
 
 
+def test_tables_that_are_sharded_alike_are_looked_up_in_one_call() -> None:
+    names = ("a", "b", "c")
+    tables = [Table(name, (name,), 100, 8, pooled=True) for name in names]
+    profile = DataProfile({name: FeatureProfile(3.0) for name in names})
+    split = plan("row_wise", *((rank, 50, 8) for rank in range(2)))
+    (of_split,) = split.plan[""].values()  # type: ignore[attr-defined]
+    (whole,) = plan("table_wise", (0, 100, 8)).plan[""].values()  # type: ignore[attr-defined]
+
+    def calls(**shardings: ParameterSharding) -> list[float]:
+        modules = ShardingPlan({"": EmbeddingModuleShardingPlan(shardings)})
+        works = work_of_step(tables, modules, profile, NOTHING, batch_size=10, world_size=2)
+        return [work.lookups for work in works]
+
+    assert calls(a=whole, b=whole, c=whole) == [1, 0]
+    assert calls(a=of_split, b=of_split) == [1, 1]
+    assert calls(a=of_split, b=whole, c=whole) == [2, 1]
+
+
 def test_tables_with_fewer_ids_have_more_operators() -> None:
     table = Table("t", ("f",), 100, 8, pooled=True)
 

@@ -108,7 +108,7 @@ def counted(rank: int, world_size: int, folder: Path, case: str) -> tuple[list[i
     counts: list[Tensor] = []
     for module in dmp.modules():
         for part in chain.from_iterable(each.modules() for each in getattr(module, "_lookups", ())):
-            if own := step_counts(getattr(part, "emb_module", nn.Module())):
+            if own := step_counts([getattr(part, "emb_module", nn.Module())]):
                 counts += own
                 part.register_forward_hook(partial(_count, own))
     pipeline = prepared.train_pipeline(dmp, parts.optimizer, device)

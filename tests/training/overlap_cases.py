@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -41,6 +42,32 @@ def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
     pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
     pipeline.progress(iter([batch_of(rank, step) for step in range(1 + batches_left)]))
     dmp.load_state_dict(dmp.state_dict())
+
+
+def load_after_a_pipeline(rank: int, world_size: int) -> None:
+    """Weights are loaded when who trained has let go of a pipeline that had batches left."""
+    dmp, optimizer = shard(world_size, None, DEVICE)
+    pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
+    pipeline.progress(iter([batch_of(rank, step) for step in range(2)]))
+    del pipeline
+    gc.collect()
+    dmp.load_state_dict(dmp.state_dict())
+
+
+def starts(rank: int, world_size: int) -> list[int]:
+    """How often sums are started in a step; sequences and bags are all on the first rank."""
+    dmp, optimizer = shard(world_size, None, DEVICE, on_one_rank=True)
+    found = []
+    for _ in range(2):
+        pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
+        batches = iter([batch_of(rank, step) for step in range(4)])
+        for _ in range(4):
+            original = LateGradients.start
+            with mock.patch.object(LateGradients, "start", autospec=True) as start:
+                start.side_effect = original
+                pipeline.progress(batches)
+            found.append(start.call_count)
+    return found
 
 
 def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float], list[Tensor]]:

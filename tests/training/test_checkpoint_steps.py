@@ -62,7 +62,7 @@ def kernels_of(dmp: DistributedModelParallel) -> list[Any]:
 
 
 def counts_of(dmp: DistributedModelParallel) -> list[Any]:
-    return [count for kernel in kernels_of(dmp) for count in step_counts(kernel)]
+    return [count for kernel in kernels_of(dmp) for count in step_counts([kernel])]
 
 
 def save(rank: int, world_size: int, folder: Path) -> None:

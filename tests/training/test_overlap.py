@@ -14,7 +14,9 @@ from tests.training.overlap_cases import (
     chosen_of_replicated,
     counted,
     events,
+    load_after_a_pipeline,
     load_after_a_step,
+    starts,
     with_a_hook,
 )
 
@@ -79,6 +81,12 @@ def test_weights_that_come_too_late_are_refused() -> None:
     run_on_ranks(load_after_a_step, 2, 0)
     with pytest.raises(ExactnessError, match=r"were loaded when rows .*training\.overlap: false"):
         run_on_ranks(load_after_a_step, 2, 1)
+    run_on_ranks(load_after_a_pipeline, 2)
+
+
+def test_a_step_does_as_much_however_many_there_were() -> None:
+    for of_rank in run_on_ranks(starts, 2):
+        assert len(set(of_rank)) == 1, of_rank
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,27 @@ def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
     assert found.seconds.total < found.planner
 
 
+@pytest.mark.parametrize("milliseconds", [0.0, 1e-6, 5.0])
+def test_a_sequence_is_whole_where_calls_of_kernels_take_the_time(
+    make_registry, milliseconds: float
+) -> None:
+    spec = load_topology("machine", nodes=2, ranks=4)
+    costs = StageCosts(
+        lookup=LookupCost(lookups=milliseconds / 1e3),
+        all_to_all=AllToAllCost(bytes_in_node=1e-9, bytes_across_nodes=1e-9),
+        alone=0.25,
+    )
+    sharding = [
+        {"use": "auto", "tables": ["t_seq_0_0"]},
+        {"use": "torchrec.table_wise", "tables": ["t_seq_0_[12]", *BAGS]},
+    ]
+    large = {"embedding_dim": 16, "num_embeddings": 100_000}
+    registry = make_registry(sharding=sharding, model=large)
+    made = with_plugins(registry, spec.model_copy(update={"costs": costs})).prepared
+    (group,) = chosen_of(made).groups
+    assert ("table_wise" in str(group.offer)) == (milliseconds == 5.0)
+
+
 @pytest.mark.parametrize("milliseconds", [1e-6, 5.0])
 def test_tables_are_on_every_rank_where_that_spares_collectives(
     make_registry, milliseconds: float

@@ -72,7 +72,7 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
     _, flops, _ = products[0].work
     rates["matmul"] = MiddleHalf.of((flops / by_rank[str(products[0])]).tolist())
     by_lookup = (
-        *("steps", "bytes_looked_up", "ids_looked_up", "rows_updated", "tables_looked_up"),
+        *("lookups", "bytes_looked_up", "ids_looked_up", "rows_updated", "tables_looked_up"),
         "rows_updated_by_fbgemm",
     )
     gemm = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ class LateGradients:
         # Its own threads and its own order: what else ranks send does not wait for it.
         self._group = new_group(ranks)
         self._hops = _hops(ranks)
+        self._followed: WeakSet[nn.Module] = WeakSet()
         self._is_late = False
         self._ready: list[_Sum] = []
         self._under_way: list[_Sum] = []
@@ -83,10 +84,17 @@ class LateGradients:
 
     def start_after(self, lookup: nn.Module) -> None:
         """Start when gradients of its rows have come: links are free while tables learn."""
+        if lookup in self._followed:  # by a pipeline before
+            return
+        self._followed.add(lookup)
 
-        def follow(_module: nn.Module, _ids: object, rows: Tensor) -> None:
+        def follow(_module: nn.Module, _ids: object, rows: Tensor) -> Tensor:
             if rows.requires_grad:
+                # A rank without tables is given the same empty tensor in each step: a hook of it
+                # would stay.
+                rows = rows.view_as(rows) if rows.is_leaf else rows
                 rows.register_hook(lambda _: self.start())  # type: ignore[no-untyped-call]
+            return rows
 
         lookup.register_forward_hook(follow)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
+from weakref import WeakMethod, finalize
 
 import torch
 import torch.distributed as dist
@@ -102,16 +103,17 @@ def _before_the_step(module: Any) -> Iterator[None]:
     rates of that step.
     """
     require_attributes(module, "_lookups", "_output_dists")  # torchrec 1.6 to 1.9
-    lookups, dists = module._lookups, module._output_dists
+    own = vars(module)  # of lists, which an assignment to a module takes long to look at
+    lookups, dists = own["_lookups"], own["_output_dists"]
     late = {n: _LateCopies(each) for n, each in enumerate(lookups) if _is_replicated(each)}
-    module._lookups = [
+    own["_lookups"] = [
         late[n].look_up if n in late else LookupAhead(each) for n, each in enumerate(lookups)
     ]
-    module._output_dists = [late[n].sent if n in late else each for n, each in enumerate(dists)]
+    own["_output_dists"] = [late[n].sent if n in late else each for n, each in enumerate(dists)]
     try:
         yield
     finally:
-        module._lookups, module._output_dists = lookups, dists
+        own["_lookups"], own["_output_dists"] = lookups, dists
 
 
 def _is_replicated(lookup: nn.Module) -> bool:
@@ -140,8 +142,13 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
         self._late: LateGradients | None = None
         sharded = [module for _, module in outermost_sharded(model)]
         self._is_ahead = all(map(_looks_up_ahead, sharded))
+        # Of a pipeline that is there: who has let go of one cannot train its batches to the end.
+        refuse_loading = WeakMethod(self._refuse_loading)
         for module in _ahead(sharded):
-            module.register_load_state_dict_post_hook(self._refuse_loading)
+            handle = module.register_load_state_dict_post_hook(
+                lambda module, keys: (refuse := refuse_loading()) and refuse(module, keys)
+            )
+            finalize(self, handle.remove)
         for child in model.children():
             # Else gradients are copied from the buckets before they are summed.
             if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:

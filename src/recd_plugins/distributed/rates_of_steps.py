@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.step_counts import step_counts
+from recd_plugins.distributed.step_counts import counting, step_counts
 
 
 class LookupAhead:
@@ -27,16 +27,16 @@ class LookupAhead:
 
     def __init__(self, lookup: nn.Module) -> None:
         self._lookup = lookup
-        self._kernels: list[Any] = [
-            each for each in lookup.modules() if hasattr(each, "learning_rate_tensor")
-        ]
+        parts: list[Any] = list(lookup.modules())
+        self._kernels = [each for each in parts if hasattr(each, "learning_rate_tensor")]
+        self._counting = counting(parts)
 
     def __call__(self, features: KeyedJaggedTensor) -> Tensor:
         """Rows, as the lookup gives them."""
         self._features, self._rates = features, self._rates_now()
-        before = [count.clone() for count in step_counts(self._lookup)]
+        before = [count.clone() for count in step_counts(self._counting)]
         self._rows = rows = self._lookup(features)
-        counts = step_counts(self._lookup)
+        counts = step_counts(self._counting)
         self._counted = [now - then for now, then in zip(counts, before, strict=True)]
         if not rows.requires_grad:
             return rows
@@ -58,7 +58,7 @@ class LookupAhead:
 
     def _count(self, sign: int) -> None:
         """Count the step, or take it back."""
-        for count, counted in zip(step_counts(self._lookup), self._counted, strict=True):
+        for count, counted in zip(step_counts(self._counting), self._counted, strict=True):
             count.add_(counted, alpha=sign)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,23 +15,26 @@ from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.errors import SetupError
 
 
-def step_counts(lookup: nn.Module) -> list[Tensor]:
-    """Of each kernel the count that it learns by, and that of its state (fbgemm 1.6 to 1.9)."""
-    found = (
-        getattr(each, name, None) for each in lookup.modules() for name in ("iter_cpu", "iter")
-    )
+def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those of modules that are kernels which count (fbgemm 1.6 to 1.9)."""
+    return [each for each in modules if hasattr(each, "iter_cpu") or hasattr(each, "iter")]
+
+
+def step_counts(kernels: Iterable[nn.Module]) -> list[Tensor]:
+    """Of each kernel the count that it learns by, and that of its state."""
+    found = (getattr(each, name, None) for each in kernels for name in ("iter_cpu", "iter"))
     return [each for each in found if isinstance(each, Tensor)]
 
 
 @contextmanager
 def steps_kept(model: nn.Module) -> Iterator[None]:
     """A context whose lookups are no steps; FBGEMM counts those of an evaluation, too."""
-    lookups = nn.ModuleList(_lookups_of(model))
-    before = [count.clone() for count in step_counts(lookups)]
+    kernels = counting(nn.ModuleList(_lookups_of(model)).modules())
+    before = [count.clone() for count in step_counts(kernels)]
     try:
         yield
     finally:
-        for count, then in zip(step_counts(lookups), before, strict=True):
+        for count, then in zip(step_counts(kernels), before, strict=True):
             count.copy_(then)
 
 
@@ -69,7 +72,7 @@ def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise
             )
         found.append((kernel, of_tables[names[0]]))
     for kernel, step in found:
-        for count in step_counts(kernel):
+        for count in step_counts([kernel]):
             count.fill_(step)
 
 

@@ -50,8 +50,8 @@ def predict_stages(
     mean = StageTimes.mean(ranks)
     own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
     # As a mean of differences, so that ranks with equal work wait for exactly 0 seconds.
-    longest = max(own)
-    waiting = sum(longest - seconds for seconds in own) / len(own)
+    all_done = _all_done(own, costs.alone)
+    waiting = sum(all_done - seconds for seconds in own) / len(own)
     # Processors that the ranks share have no time left while they compute.
     hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
     collectives = max(work.collectives for work in works)
@@ -87,3 +87,18 @@ def predict_stages(
         all_reduce=max(0.0, reduced - share * let_through[1] - filled * first_bytes[1]),
         other=mean.other,
     )
+
+
+def _all_done(own: Sequence[float], alone: float) -> float:
+    """Seconds until all ranks have done their own work.
+
+    Args:
+        own: of each, while the others work too.
+        alone: the share of it that a rank takes by itself: whose processors it shares leave them
+            to it when they are done.
+    """
+    seconds = before = 0.0
+    for done, work in enumerate(sorted(own)):
+        seconds += (work - before) * max(alone, 1 - done / len(own))
+        before = work
+    return seconds

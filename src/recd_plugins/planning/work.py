@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
@@ -109,6 +110,8 @@ def work_of_step(
         dense = replace(dense, bytes_reduced=dense.bytes_reduced * once / in_ring)
     add(EVERY_RANK, vars(dense))
     output, kinds = np.zeros(world_size), set[Kind]()
+    # Tables of a module that are sharded alike are looked up in one call of a kernel.
+    calls = defaultdict[tuple[str, str, str], _Numbers](lambda: np.zeros(world_size))
     variable = variable_bags(tables, profile)
     for path, module in plan.plan.items():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
@@ -117,6 +120,8 @@ def work_of_step(
             kinds.add(Kind(path, sharding.sharding_type, table.pooled, name in variable))
             own_share = _sharded_share(name, parts)
             of_table = _table_work(table, sharding, step, own_share, gloo=gloo)
+            alike = calls[path, sharding.sharding_type, sharding.compute_kernel]
+            np.maximum(alike, np.minimum(of_table["tables_looked_up"], 1), out=alike)
             output += of_table.get(_OUTPUT, 0.0)
             add(EVERY_RANK, {name: work for name, work in of_table.items() if name != _OUTPUT})
             for part in parts:
@@ -135,7 +140,7 @@ def work_of_step(
         gloo=gloo,
         joined=overlapped and gloo,
     )
-    add(EVERY_RANK, {"collectives": of_kinds})
+    add(EVERY_RANK, {"collectives": of_kinds, "lookups": sum(calls.values(), np.zeros(world_size))})
     if learns_by_fbgemm:
         totals["rows_updated_by_fbgemm"] += totals["rows_updated"]
     # Ranks of a node share its link where it is gloo that sends.

@@ -37,6 +37,9 @@ class LookupCost(StageCost):
         default=0.0,
         description="Beside that, where FBGEMM's own row-wise Adagrad does it on a CPU.",
     )
+    lookups: Seconds = Field(
+        default=0.0, description="For a call of a kernel, however little it looks up."
+    )
     tables_looked_up: Seconds = Field(default=0.0, description="For a table or a shard of one.")
     rows_looked_up: Seconds = Field(
         default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
