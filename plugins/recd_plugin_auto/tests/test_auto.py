@@ -25,11 +25,13 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_auto.lines import patterns_of
 from recd_plugin_auto.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
+from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.errors import NoPlanError, RegistryError, SetupError
-from recd_plugins.interfaces import Setting
+from recd_plugins.interfaces import Setting, Table
 from recd_plugins.model.build import build_model
+from recd_plugins.model_tables import all_tables_of
 from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.report_text import render
@@ -235,25 +237,17 @@ def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
     assert found.seconds.total < found.planner
 
 
-@pytest.mark.parametrize("milliseconds", [0.0, 1e-6, 5.0])
-def test_a_sequence_is_whole_where_calls_of_kernels_take_the_time(
-    make_registry, milliseconds: float
-) -> None:
-    spec = load_topology("machine", nodes=2, ranks=4)
-    costs = StageCosts(
-        lookup=LookupCost(lookups=milliseconds / 1e3),
-        all_to_all=AllToAllCost(bytes_in_node=1e-9, bytes_across_nodes=1e-9),
-        alone=0.25,
-    )
-    sharding = [
-        {"use": "auto", "tables": ["t_seq_0_0"]},
-        {"use": "torchrec.table_wise", "tables": ["t_seq_0_[12]", *BAGS]},
-    ]
-    large = {"embedding_dim": 16, "num_embeddings": 100_000}
-    registry = make_registry(sharding=sharding, model=large)
-    made = with_plugins(registry, spec.model_copy(update={"costs": costs})).prepared
-    (group,) = chosen_of(made).groups
-    assert ("table_wise" in str(group.offer)) == (milliseconds == 5.0)
+def test_sequences_may_be_whole_where_calls_of_kernels_take_time(make_registry) -> None:
+    registry = make_registry(sharding=AUTO)
+    model = build_model(registry, registry.dataset.schema())
+    sequences, bags = ([t for t in all_tables_of(model) if t.pooled == p] for p in (False, True))
+
+    def offers(tables: list[Table], seconds: float) -> list[Any]:
+        costs = StageCosts(lookup=LookupCost(lookups=seconds))
+        return list(TableWise.offers(tables, setting_of(registry, model, slow(costs=costs))))
+
+    assert offers(sequences, 1e-3) == [{}, COALESCED]
+    assert offers(sequences, 0.0) == offers(bags, 1e-3) == []
 
 
 @pytest.mark.parametrize("milliseconds", [1e-6, 5.0])
