@@ -36,6 +36,19 @@ def test_against_definitions() -> None:
     assert quality.calibration == pytest.approx(float(calibration), rel=1e-6)
 
 
+def test_samples_that_tie_count_half() -> None:
+    """Whatever the order of rows, and where float32 has one probability for two logits."""
+    logits, labels = data()
+    order = labels.argsort()
+    for rows in (order, order.flip(0)):
+        of_all = labels[rows]
+        assert measure(torch.zeros_like(of_all), of_all).auc == 0.5
+        assert measure(20 + 5 * of_all, of_all).auc == 1
+        few = logits[rows].round()
+        higher = (few[of_all == 1, None] - few[of_all == 0]).sign()
+        assert measure(few, of_all).auc == pytest.approx(float((higher.mean() + 1) / 2))
+
+
 def predict(rank: int, world_size: int) -> Quality | None:
     predictions = Predictions()
     logits, labels = data()

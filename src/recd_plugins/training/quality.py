@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchrec.metrics.auc import AUCMetric
 from torchrec.metrics.calibration import CalibrationMetric
 from torchrec.metrics.metrics_config import RecTaskInfo
 from torchrec.metrics.ne import NEMetric
@@ -70,7 +69,7 @@ def _of_all(ranks: Iterable[Any]) -> Quality | None:
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """TorchRec's own metrics over logits and labels ``[N]``, which one rank can ask for alone.
+    """Quality over logits and labels ``[N]``, which one rank can ask for alone.
 
     Raises:
         RecdError: a logit is NaN, which says nothing of its row.
@@ -88,11 +87,7 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
     }
     values = {}
     # Of them all, NE alone keeps the log loss, and takes a number for "yes".
-    for kind, more in (
-        (NEMetric, {"include_logloss": True}),
-        (AUCMetric, {}),
-        (CalibrationMetric, {}),
-    ):
+    for kind, more in ((NEMetric, {"include_logloss": True}), (CalibrationMetric, {})):
         metric = kind(
             world_size=1,
             my_rank=0,
@@ -105,12 +100,25 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
         metric.update(**batch)
         for name, value in metric.local_compute().items():
             values[name.partition("|")[2]] = float(value)
-    # Of one label alone they say nothing, and TorchRec has 1e12 and 0.5.
+    # Of one label alone it says nothing, and TorchRec has 1e12.
     told = bool((labels != labels[0]).any())
     return Quality(
         normalized_entropy=values["local_lifetime_ne"] if told else math.nan,
-        auc=values["local_window_auc"] if told else math.nan,
+        auc=_auc(logits, labels) if told else math.nan,
         num_samples=num_samples,
         log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
         calibration=values["local_lifetime_calibration"],
     )
+
+
+def _auc(logits: Tensor, labels: Tensor) -> float:
+    """How often a positive is above a negative, half where they tie.
+
+    TorchRec's leaves ties in an order that its sort chooses, by the order of rows and so by ranks.
+    """
+    _, place = torch.unique(logits, return_inverse=True)
+    positives = torch.bincount(place, labels)
+    negatives = torch.bincount(place) - positives
+    below = negatives.cumsum(0) - negatives
+    wins = (positives * (below + negatives / 2)).sum()
+    return float(wins / positives.sum() / negatives.sum())
