@@ -22,7 +22,7 @@ from recd_plugin_scoring.score_format import ROW, SCORE
 from recd_plugin_scoring.scored_rows import keys_of, scanned
 from recd_plugin_scoring.turns import Turn, turns
 from recd_plugin_scoring.unknown_ids import UnknownIds
-from recd_plugins.api import DataError, Dataset, FeatureSchema
+from recd_plugins.api import DataError, Dataset, FeatureSchema, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
 from recd_plugins.api.distributed import check_agreement, close_kernels
@@ -179,9 +179,21 @@ def _scores(
 
     for logits in trained.logits(inputs()):
         turn = waiting.popleft()
+        _check_scores(turn.rows, logits)
         of_ranks = [torch.empty_like(logits) for _ in range(world_size)]
         dist.all_gather(of_ranks, logits.contiguous())
         yield turn, _probabilities(of_ranks, turn.counts)
+
+
+def _check_scores(rows: Rows, logits: Tensor) -> None:
+    """Refuse what says nothing of its row, as an evaluation does."""
+    if len(wrong := (~logits.isfinite()).nonzero()):
+        at = int(wrong[0])
+        raise DataError(
+            f"{rows.place_of(at)}: the model's logit is {float(logits[at])}, which is no score; "
+            "numbers far from those of training leave float32 in its layers: keep them between "
+            "bounds by preprocessing, or leave the row out"
+        )
 
 
 def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:

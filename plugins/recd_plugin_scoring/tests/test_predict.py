@@ -256,6 +256,13 @@ def test_a_column_that_is_missing_is_named(folder: Path) -> None:
     assert not (folder / "plain.csv").exists()
 
 
+def test_a_row_that_has_no_score_is_named(folder: Path) -> None:
+    (said,) = run_on_ranks(cases.refused_of_numbers, 1, folder)
+    assert f"{folder / 'large.parquet'}: row 11 (from 0): the model's logit is " in said
+    assert "which is no score" in said
+    assert not (folder / "cross.csv").exists()
+
+
 def test_ranks_that_see_other_tables_are_refused(folder: Path) -> None:
     (folder / "older").mkdir()
     new, older = folder / "new.parquet", folder / "older" / "new.parquet"
