@@ -28,8 +28,9 @@ class Int8Rows(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Float32 ``[num_ids, dim]``."""
-        scale, offset = self.scales[ids].unbind(1)
-        return self.numbers[ids].float() * scale.unsqueeze(1) + offset.unsqueeze(1)
+        # Not by an index in brackets, to which -1 is the last row.
+        scale, offset = self.scales.index_select(0, ids).unbind(1)
+        return self.numbers.index_select(0, ids).float() * scale.unsqueeze(1) + offset.unsqueeze(1)
 
     numbers: Tensor
     scales: Tensor

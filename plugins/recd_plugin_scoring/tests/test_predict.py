@@ -192,6 +192,12 @@ def test_quantized_rows_are_those_of_torchrecs_inference_modules() -> None:
         assert bool(((rows - weight).abs() <= step).all())
 
 
+@pytest.mark.parametrize("wrong", [-1, 30])
+def test_ids_that_a_quantized_table_has_no_row_of_are_refused(wrong: int) -> None:
+    with pytest.raises(IndexError, match="out of range"):
+        Int8Rows(torch.randn(30, 8))(torch.tensor([0, wrong]))
+
+
 @pytest.mark.parametrize("name", ["nothing", "cache"])
 def test_rows_of_a_table_are_written(folder: Path, name: str) -> None:
     checkpoint = cases.newest(folder / name)
