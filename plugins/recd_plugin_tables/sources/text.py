@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
@@ -23,6 +24,8 @@ from recd_plugins.api.tables import Location
 
 #: Bytes of a block; the first one shows the types of columns.
 _BLOCK = 8 << 20
+# Bytes that names of columns are looked for in; the module csv takes no longer ones.
+_LINE = 1 << 17
 # What an integer would lose a zero of.
 _CODE = r"^-?0\d"
 # At the end of a time: what zone it is of.
@@ -125,6 +128,7 @@ class CsvFormat(FileFormat):
         )
 
     def _check_names(self, file: Location, schema: pa.Schema) -> None:
+        self._check_first_line(file)
         names = schema.names
         if self._header is None and names and all(map(_is_number, names)):
             raise DataError(
@@ -134,6 +138,19 @@ class CsvFormat(FileFormat):
         if len(names) == 1 and (other := self._other_separator(names[0])) is not None:
             raise DataError(
                 f"{file}: the only column is {names[0]!r}; {set_option('separator', other)}"
+            )
+
+    def _check_first_line(self, file: Location) -> None:
+        """Refuse one that holds the names of option header: it would be a row."""
+        if self._header is None:
+            return
+        with open_stream(file) as source:
+            line = source.read(_LINE).partition(b"\n")[0].decode("utf-8-sig", errors="replace")
+        if next(csv.reader([line], delimiter=self._separator), []) == self._header:
+            raise DataError(
+                f"{file}: the first line names the columns, as option header does, and would be a "
+                "row: leave header out (recd predict: dataset.options.source.header=null), or the "
+                "line"
             )
 
     def _other_separator(self, text: str) -> str | None:

@@ -89,6 +89,10 @@ def test_text_without_names(tmp_path):
     names = ["user", "item", "rating"]
     assert read(path, header=names)[1] == {"user": 186, "item": 302, "rating": 3}
     assert read(path, header=names, types={"user": "string"})[0]["user"] == "196"
+    path.write_bytes(b'\xef\xbb\xbfuser\t"item"\trating\r\n196\t242\t3\r\n')
+    with pytest.raises(DataError, match=r"t.tsv: the first line names the columns, as option head"):
+        read(path, header=names)
+    assert read(path) == [{"user": 196, "item": 242, "rating": 3}]
 
 
 def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):
