@@ -81,6 +81,15 @@ def test_times_of_json_lines_keep_that_they_have_a_zone(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".jsonl", ".jsonl.gz"])
+def test_a_byte_order_mark_is_no_value(suffix, tmp_path):
+    path = tmp_path / f"t{suffix}"
+    text = '{"a": 1, "b": "x"}\n' if "json" in suffix else "a,b\n1,x\n"
+    packed = gzip.compress if suffix.endswith(".gz") else bytes
+    path.write_bytes(packed(text.encode("utf-8-sig")))
+    assert read(path) == [{"a": 1, "b": "x"}]
+
+
 def test_text_without_names(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_text("196\t242\t3\n186\t302\t3\n")
