@@ -97,7 +97,8 @@ def open_stream(file: Location) -> pa.NativeFile:
 
 def _compression_of(file: Location) -> str | None:
     """What the name of a file says."""
-    return next((k for suffix, k in _COMPRESSED.items() if str(file.path).endswith(suffix)), None)
+    name = str(file.path).lower()  # as formats are told by it
+    return next((kind for suffix, kind in _COMPRESSED.items() if name.endswith(suffix)), None)
 
 
 def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
