@@ -84,7 +84,8 @@ class FileSource(Source):
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
-        stored = [name for name in names if name in self._inner.names]
+        inner = frozenset(self._inner.names)  # a schema makes its names anew each time
+        stored = [name for name in names if name in inner]
         for number, file in enumerate(self._files):
             first_row = 0
             with format_errors(file, self._format.name):
@@ -92,7 +93,7 @@ class FileSource(Source):
                 for batch in self._format.read(file, self._inner, stored or self._inner.names[:1]):
                     arrays = [
                         _cast(batch.column(field.name), field, file, first_row)
-                        if field.name in self._inner.names
+                        if field.name in inner
                         else self._keys[field.name].take(pa.array([number] * batch.num_rows))
                         for field in schema
                     ]
@@ -121,14 +122,13 @@ class FileSource(Source):
         first = known = self._schema(self._files[0])
         for file in self._files[1:]:
             schema = self._schema(file)
-            for name in dict.fromkeys([*first.names, *schema.names]):
-                has, lacks = (
-                    (self._files[0], file) if name in first.names else (file, self._files[0])
+            if alone := {*first.names} ^ {*schema.names}:
+                name = next(each for each in [*first.names, *schema.names] if each in alone)
+                pair = self._files[0], file
+                has, lacks = pair if name in first.names else pair[::-1]
+                raise DataError(
+                    f"files of one table differ: {lacks} has no column {name}, which {has} has"
                 )
-                if name not in first.names or name not in schema.names:
-                    raise DataError(
-                        f"files of one table differ: {lacks} has no column {name}, which {has} has"
-                    )
             try:
                 known = pa.unify_schemas([known, schema], promote_options="permissive")
             except pa.ArrowException as error:

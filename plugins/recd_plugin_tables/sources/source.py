@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -140,8 +141,8 @@ def check_names(location: str, schema: pa.Schema) -> pa.Schema:
     Raises:
         DataError: two have; says which.
     """
-    for name in schema.names:
-        if (count := schema.names.count(name)) > 1:
+    for name, count in Counter(schema.names).items():
+        if count > 1:
             raise DataError(
                 f"{location}: {count} columns are named {name}; which of them is meant cannot be "
                 "said, so write the table with other names"
