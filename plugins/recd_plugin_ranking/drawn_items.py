@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugin_ranking.draws import row_keys, unit_floats
-from recd_plugin_ranking.items import Int64s, Items, item_of_rows, lists_of
+from recd_plugin_ranking.items import Int64s, Items, is_positive, item_of_rows, lists_of
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.reading import RowTable
 
@@ -115,11 +115,11 @@ class DrawnItems:
         return np.unique(np.concatenate(pairs))
 
     def _check_positive(self, rows: Rows) -> None:
-        labels = rows.data.column(self._label).to_numpy(zero_copy_only=False)
-        if len(wrong := np.flatnonzero(~(labels > 0.5))):
-            place = rows.place_of(int(wrong[0]))
+        if len(wrong := np.flatnonzero(~is_positive(rows, self._label))):
+            row = int(wrong[0])
+            label = rows.data.column(self._label)[row].as_py()
             raise DataError(
-                f"{place} has the label {labels[wrong[0]]}, and negatives are drawn for positive "
+                f"{rows.place_of(row)} has the label {label}, and negatives are drawn for positive "
                 "rows: leave the others out by the dataset's options, or set by: in_request, which "
                 "draws among them"
             )

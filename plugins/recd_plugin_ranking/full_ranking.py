@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from recd_plugin_ranking.items import Items, item_of_rows, lists_of
+from recd_plugin_ranking.items import Items, is_positive, item_of_rows, lists_of
 from recd_plugin_ranking.ranks import figures, means
 from recd_plugins.api import RecdError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
@@ -213,8 +213,7 @@ def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
 def _positive(registry: Registry, label: str) -> Iterator[Rows]:
     """Positive rows of the test split, some at a time."""
     for rows in rows_of_split(registry.dataset, "test"):
-        positive = rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5
         table = RowTable([rows])
-        chosen = np.flatnonzero(positive)
+        chosen = np.flatnonzero(is_positive(rows, label))
         for start in range(0, len(chosen), _QUERIES):
             yield table.take(chosen[start : start + _QUERIES], {})

@@ -54,6 +54,22 @@ def item_of_rows(rows: Rows, feature: str) -> Int64s:
     return ids
 
 
+def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
+    """Which rows have a label above one half, ``[num_rows]``.
+
+    Raises:
+        DataError: a row has none; says which.
+    """
+    labels = rows.data.column(label)
+    if (empty := labels.is_null(nan_is_null=True).index(True).as_py()) >= 0:
+        raise DataError(
+            f"{rows.place_of(empty)} has no {label}, so nothing says whether it is positive; write "
+            "0 or 1, or leave such rows out"
+        )
+    found: NDArray[np.bool_] = labels.to_numpy(zero_copy_only=False) > 0.5
+    return found
+
+
 @dataclass(frozen=True)
 class Items:
     """The items of a training split.

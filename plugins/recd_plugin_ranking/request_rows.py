@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from recd_plugin_ranking.draws import row_keys, unit_floats
-from recd_plugin_ranking.items import Int64s
+from recd_plugin_ranking.items import Int64s, is_positive
 from recd_plugins.api import DataError, Dataset, Reader, Rows, SessionKeys
 from recd_plugins.api.reading import (
     Piece,
@@ -54,7 +54,7 @@ class RequestRows:
         parts, sessions, labels = [], [], []
         for rows in rows_of_split(dataset, "train"):
             sessions.append(_sessions(rows, keys.session))
-            labels.append(rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5)
+            labels.append(is_positive(rows, label))
             parts.append(Rows(rows.data.select(list(columns)), rows.origins))
         positive = np.concatenate(labels)
         session = pa.concat_arrays(sessions).dictionary_encode().indices.to_numpy()

@@ -268,3 +268,15 @@ def test_it_goes_on_over_a_reader_whose_state_is_of_any_shape(path):
     resumed.load_state_dict(first.state_dict())
     expected = [rows.data for rows in whole]
     assert [rows.data for rows in resumed] == expected[1:]
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.float32(), pa.int8()])
+@pytest.mark.parametrize("by", ["in_request", "uniform"])
+def test_a_row_without_a_label_is_refused(tmp_path, kind, by):
+    path = clicks(tmp_path / "log.parquet", rows=9)
+    table = pq.read_table(path)
+    labels = pa.array([1] * 4 + [None] + [1] * 4).cast(kind)
+    table = table.set_column(table.schema.get_field_index("label"), "label", labels)
+    pq.write_table(table, path)
+    with pytest.raises(DataError, match=r"log.parquet: row 4 \(from 0\) has no label"):
+        read(wrapped(path, by=by), 5)

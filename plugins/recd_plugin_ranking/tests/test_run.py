@@ -14,13 +14,14 @@ import torch
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from recd_plugin_ranking.full_ranking import Rules, _Had
+from recd_plugin_ranking.full_ranking import Rules, _Had, _positive
 from recd_plugin_ranking.items import Items
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugin_scoring.export import PROGRAM, export_to
 from recd_plugins import load_registry
 from recd_plugins.cli import main
 from recd_plugins.data.rows_of_split import rows_of_split
+from recd_plugins.errors import DataError
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import with_trained_columns
@@ -247,3 +248,15 @@ def test_rows_without_a_user_are_not_of_one_user(tmp_path):
     some = next(rows_of_split(registry.dataset, "train"))
     had = _Had(registry, rules, items).of(some).any(1)
     assert had.tolist() == [row % 2 == 0 for row in range(len(some))]
+
+
+@pytest.mark.parametrize("kind", [pa.bool_(), pa.float32()])
+def test_a_row_without_a_label_is_not_left_out_of_a_ranking(tmp_path, kind):
+    path = write_registry(tmp_path, SASREC)
+    rows = pq.read_table(tmp_path / "clicks.parquet").slice(0, 5)
+    labels = pa.array([1, None, 0, 1, 1]).cast(kind)
+    column = rows.schema.get_field_index("label")
+    pq.write_table(rows.set_column(column, "label", labels), tmp_path / "test.parquet")
+    setting = f"dataset.options.test_path={tmp_path}/test.parquet"
+    with pytest.raises(DataError, match=r"test.parquet: row 1 \(from 0\) has no label"):
+        list(_positive(load_registry(path, settings=[setting]), "label"))
