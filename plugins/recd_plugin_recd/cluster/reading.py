@@ -18,7 +18,7 @@ from recd_plugin_recd.cluster.memory import BATCH_BYTES, RowSize
 from recd_plugin_recd.cluster.options import ClusterOptions
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError, Origin, Rows
-from recd_plugins.api.tables import is_id_list, is_list_dict, to_lists
+from recd_plugins.api.tables import check_int96, int96_columns, is_id_list, is_list_dict, to_lists
 
 _LISTS = pa.list_(pa.int64())
 _FIRST_ROWS, _MOST_ROWS = 256, 1 << 16
@@ -148,7 +148,11 @@ class Input:
             with pq.ParquetFile(
                 path, buffer_size=_FILE_BUFFER, page_checksum_verification=True
             ) as file:
+                int96 = int96_columns(file.metadata)
+                if columns is not None:
+                    int96 = [name for name in int96 if name in columns]
                 for group in range(file.metadata.num_row_groups):
+                    check_int96(path, file.metadata, group, int96, path)
                     for batch in file.iter_batches(
                         self._batch_rows(columns), row_groups=[group], columns=columns
                     ):

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from recd_plugin_tables.sources.file_format import FileFormat
 from recd_plugin_tables.sources.source import BATCH_ROWS
-from recd_plugins.api.tables import Location
+from recd_plugins.api.tables import Location, int96_columns
 
 _FILE_MAGIC = b"ARROW1"
 
@@ -22,8 +22,10 @@ class ParquetFormat(FileFormat):
     suffixes = (".parquet", ".pq", ".parq")
 
     def schema(self, file: Location) -> pa.Schema:
-        with file.open() as source:
-            return pq.read_schema(source)
+        with file.open() as source, _open_parquet(source) as table:
+            if int96_columns(table.metadata):
+                return table.schema_arrow
+            return table.schema.to_arrow_schema()
 
     def num_rows(self, file: Location) -> int | None:
         with file.open() as source:
@@ -35,10 +37,7 @@ class ParquetFormat(FileFormat):
         schema: pa.Schema,  # noqa: ARG002
         columns: Sequence[str],
     ) -> Iterator[pa.RecordBatch]:
-        with (
-            file.open() as source,
-            pq.ParquetFile(source, page_checksum_verification=True) as table,
-        ):
+        with file.open() as source, _open_parquet(source) as table:
             # Top columns by their numbers: a name with a dot would be taken for a struct's field.
             yield from table.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=True)
 
@@ -78,6 +77,11 @@ class ArrowFormat(FileFormat):
                 chosen = batch.select(list(columns))
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     yield chosen.slice(start, BATCH_ROWS)
+
+
+def _open_parquet(source: pa.NativeFile) -> pq.ParquetFile:
+    # Nanoseconds, which Arrow makes of Spark's times, wrap around beyond the year 2262.
+    return pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
 
 
 def _open(source: pa.NativeFile) -> ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import fsspec
@@ -387,3 +388,11 @@ def test_text_of_another_encoding(tmp_path):
     with pytest.raises(DataError, match=r"column name has text that is not UTF-8.*iconv"):
         read(path)
     assert read(path, types={"name": "binary"}) == [{"name": "café".encode("latin1"), "clicked": 1}]
+
+
+def test_times_in_96_bits_are_what_they_are(tmp_path):
+    times = [datetime(2026, 5, 1, 10, 30), None, datetime(9999, 12, 31)]
+    rows = [{"until": each, "deep": [{"at": each}]} for each in times]
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, use_deprecated_int96_timestamps=True)
+    assert read(path) == rows

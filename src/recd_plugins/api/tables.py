@@ -5,6 +5,7 @@ tables is in ``recd_plugins.api.columns``.
 """
 
 from recd_plugins.data.buffered_file import ReadOptions
+from recd_plugins.data.int96 import check_int96, int96_columns
 from recd_plugins.data.list_dict import (
     Layout,
     decoded_field,
@@ -31,9 +32,11 @@ __all__ = [
     "Storage",
     "TableStatistics",
     "Url",
+    "check_int96",
     "decoded_field",
     "dedupe_factor",
     "id_features",
+    "int96_columns",
     "is_id_list",
     "is_list_dict",
     "list_dict_field",

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from recd_plugins.data.buffered_file import BufferedFile, ReadOptions, column_ranges
 from recd_plugins.data.file_identity import check_unchanged, look_at, replaced
+from recd_plugins.data.int96 import check_int96, int96_columns
 from recd_plugins.data.list_dict import decoded_field, is_list_dict
 from recd_plugins.data.row_filter import Condition, RowFilter
 from recd_plugins.data.storage import Location
@@ -118,6 +119,7 @@ class OpenFile:
                     page_checksum_verification=True,
                     pre_buffer=False,
                 )
+                self._int96 = int96_columns(metadata)
         except _UNREADABLE as error:
             raise DataError(f"{location}: no readable Parquet file: {error}") from error
 
@@ -127,14 +129,17 @@ class OpenFile:
         """The columns ``names`` of a row group, ``num_rows`` at once, in the order of the file.
 
         Raises:
-            DataError: it cannot be decoded, or a local file was changed meanwhile.
+            DataError: it cannot be decoded, a time is none that Arrow has, or a local file was
+                changed meanwhile.
             SetupError: the store cannot be reached, or refuses.
         """
         try:
             with self.location.told():
+                metadata = self.parquet.metadata
                 if self._buffered is not None:
-                    metadata = self.parquet.metadata.row_group(group)
-                    self._buffered.load(column_ranges(metadata, names))
+                    self._buffered.load(column_ranges(metadata.row_group(group), names))
+                if int96 := [name for name in names if name in self._int96]:
+                    check_int96(self._source, metadata, group, int96, self.location)
                 for batch in self.parquet.iter_batches(
                     num_rows, row_groups=[group], columns=list(names), use_threads=False
                 ):

@@ -169,3 +169,13 @@ def test_an_engine_that_is_missing_leaves_nothing(source, monkeypatch):
     with pytest.raises(SetupError, match="needs pyspark"):
         cluster(ClusterOptions(source, source.parent / "dst", engine="spark"))
     assert [path.name for path in source.parent.iterdir()] == [source.name]
+
+
+def test_a_time_that_arrow_would_make_another_one_of(source):
+    late = pa.array([2**47] * ROWS, pa.timestamp("ms"))  # of the year 6429
+    table = good().append_column("until", late)
+    for path in source.iterdir():
+        pq.write_table(table, path, use_deprecated_int96_timestamps=True)
+    assert "a.parquet: row group 0, column until: a time before 1677 or after 2262" in failure(
+        source
+    )
