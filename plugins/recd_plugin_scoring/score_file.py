@@ -53,7 +53,11 @@ def score_file(
     if kind == "jsonl" and binary:
         raise RecdError(f"{path}: JSON has no bytes, which {binary[0]} is; write .parquet")
     with new_file(path, token=token, replaces=replaces) as temporary:
-        made = _JsonLines(temporary) if kind == "jsonl" else _Arrow(temporary, path, kind, schema)
+        made = (
+            _JsonLines(temporary, path)
+            if kind == "jsonl"
+            else _Arrow(temporary, path, kind, schema)
+        )
         try:
             yield made
         finally:
@@ -99,11 +103,20 @@ class _Arrow(ScoreWriter):
 
 
 class _JsonLines(ScoreWriter):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, named: Path) -> None:
+        self._named = named
         self._file = path.open("w", encoding="utf-8")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for row in batch.to_pylist():
+        try:
+            rows = batch.to_pylist()
+        except (ValueError, OverflowError, LookupError) as error:
+            # A time with nanoseconds, of the year 10000, or of a zone that this machine lacks.
+            raise RecdError(
+                f"{self._named}: a column has values that Python does not take ({error}); write "
+                ".parquet"
+            ) from error
+        for row in rows:
             # Dates, times and decimals as text.
             text = json.dumps(finite(row), default=str, ensure_ascii=False, allow_nan=False)
             self._file.write(text + "\n")

@@ -45,3 +45,21 @@ def test_what_csv_does_not_take_is_told(tmp_path: Path, column: pa.Array) -> Non
     ):
         writer.write(batch)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([2**31 - 1], pa.date32()),
+        pa.array([2**62], pa.timestamp("us")),
+        pa.array([0], pa.timestamp("us", "Nowhere/Land")),
+    ],
+)
+def test_a_time_that_python_has_not_is_told(tmp_path: Path, column: pa.Array) -> None:
+    batch = pa.RecordBatch.from_pydict({"until": column})
+    with (
+        pytest.raises(RecdError, match=r"s.jsonl: a column has values that Python .*parquet"),
+        score_file(tmp_path / "s.jsonl", "jsonl", batch.schema) as writer,
+    ):
+        writer.write(batch)
+    assert not list(tmp_path.iterdir())
