@@ -29,6 +29,9 @@ _BLOCK = 8 << 20
 _LINE = 1 << 17
 # What an integer would lose a zero of.
 _CODE = r"^-?0\d"
+# What a float would round, unless it is an amount, as others with fractions show.
+_LARGE = r"^-?\d{19,}$"
+_FRACTION = r"[.,]|\d[eE]"
 # At the end of a time: what zone it is of.
 _OFFSET = r":\d\d(Z|[+-]\d\d(:?\d\d)?)$"
 
@@ -37,7 +40,8 @@ class CsvFormat(FileFormat):
     """Text in lines whose columns are separated by one character.
 
     An empty place is null. ``NA`` and ``null`` are in columns of numbers, and words elsewhere.
-    Whole numbers are text where one has a zero in front, as codes have: 01234 is not 1234.
+    Whole numbers are text where one has a zero in front, as codes have: 01234 is not 1234; and
+    where one has more than 64 bits, as a float would round it.
     """
 
     name = "csv"
@@ -89,15 +93,23 @@ class CsvFormat(FileFormat):
         return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
 
     def _codes(self, file: Location, found: pa.Schema) -> Iterator[str]:
-        """The columns of whole numbers in which the first block has one that begins with 0."""
-        whole = [each.name for each in found if pa.types.is_integer(each.type)]
-        texts = dict.fromkeys((name for name in whole if name not in self._types), pa.string())
+        """The columns of whole numbers of which the first block has one that no number keeps."""
+        kinds = {f.name: f.type for f in found if f.name not in self._types}
+        texts = {
+            name: pa.string()
+            for name, kind in kinds.items()
+            if pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        }
         if not texts:
             return
         with open_stream(file) as source, self._open(source, texts, list(texts)) as reader:
             for batch in islice(reader, 1):
                 for name, column in zip(texts, batch.columns, strict=True):
-                    if pc.any(pc.match_substring_regex(column, _CODE)).as_py():
+                    if pa.types.is_integer(kinds[name]):
+                        found_one = _any(column, _CODE)
+                    else:
+                        found_one = _any(column, _LARGE) and not _any(column, _FRACTION)
+                    if found_one:
                         yield name
 
     def read(
@@ -285,6 +297,10 @@ def _with_zone(kind: pa.DataType, values: pa.Array) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_with_zone(kind.value_type, values.flatten()))
     return kind
+
+
+def _any(texts: pa.Array, pattern: str) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
 
 
 def _without_gaps(column: pa.Array) -> pa.Array:

@@ -396,3 +396,16 @@ def test_times_in_96_bits_are_what_they_are(tmp_path):
     path = tmp_path / "t.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path, use_deprecated_int96_timestamps=True)
     assert read(path) == rows
+
+
+def test_whole_numbers_of_more_than_64_bits_are_text(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "order,amount,gone\n20260501123456789012,1e20,\n,12345678901234567890,nan\n7,3,1.5\n"
+    )
+    assert read(path) == [
+        {"order": "20260501123456789012", "amount": 1e20, "gone": None},
+        {"order": None, "amount": 12345678901234567890.0, "gone": None},
+        {"order": "7", "amount": 3.0, "gone": 1.5},
+    ]
+    assert read(path, types={"order": "float64"})[2]["order"] == 7.0
