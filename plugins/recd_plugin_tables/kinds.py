@@ -27,7 +27,7 @@ def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
         roles += ["session", "request"]
     if _is_time(kind) or pt.is_integer(kind) or pt.is_floating(kind) or is_text(kind):
         roles.append("time")
-    if not pt.is_null(kind) and not pt.is_nested(kind):
+    if not (pt.is_null(kind) or pt.is_nested(kind) or pt.is_interval(kind)):
         roles.append("key")
     if pt.is_boolean(kind) or is_text(kind) or _is_amount(kind):
         roles.append("label")

@@ -75,25 +75,35 @@ def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
 
 def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.BooleanArray]:
     """Offsets of lists of any sort from 0, the elements of all of them, and which are null."""
+    values = normal(values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return offsets, normal(values.flatten()), values.is_null()
 
 
 def normal(values: pa.Array) -> pa.Array:
-    """The same values without an extension type, and none as views."""
+    """The same values without an extension type and without runs, none as views.
+
+    A dictionary stays one where its values are as plain as that.
+    """
+    kind = values.type
     if isinstance(values, pa.ExtensionArray):
-        values = values.storage
-    if (kind := _VIEWS.get(values.type)) is not None:
-        return values.cast(kind)
-    return values
+        return normal(values.storage)
+    if pt.is_run_end_encoded(kind):
+        runs = np.searchsorted(values.run_ends, np.arange(len(values)) + values.offset, "right")
+        return normal(values.values).take(pa.array(runs))
+    if pt.is_dictionary(kind) and (pt.is_nested(kind.value_type) or plain(kind) != kind.value_type):
+        return normal(values.dictionary).take(values.indices)
+    return values.cast(_VIEWS[kind]) if kind in _VIEWS else values
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """What a type stores, without how: no extension, no dictionary, no view."""
+    """What a type stores, without how: no extension, no dictionary, no runs, no view."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
-    return plain(kind.value_type) if pt.is_dictionary(kind) else _VIEWS.get(kind, kind)
+    if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind):
+        return plain(kind.value_type)
+    return _VIEWS.get(kind, kind)
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -60,6 +60,17 @@ IDS: dict[str, Any] = {
     "numbered categories": (pa.array([5, None]).dictionary_encode(), [5, None]),
     "bytes": (pa.array([ID], pa.binary(16)), [hashed(ID)]),
     "dates": (pa.array([dt.date(1970, 1, 3), None]), [2, None]),
+    "categories of text views": (
+        pa.DictionaryArray.from_arrays(
+            pa.array([0, None, 1], pa.uint32()), pa.array(["12", "b"], pa.string_view())
+        ),
+        [hashed("12"), None, hashed("b")],
+    ),
+    "runs": (pa.RunEndEncodedArray.from_arrays([2, 3, 4], [7, None, 9]), [7, 7, None, 9]),
+    "decimals of many digits": (
+        pa.array([Decimal(1), None, Decimal(-7)], pa.decimal256(76, 50)),
+        [1, None, -7],
+    ),
 }
 
 

@@ -113,12 +113,14 @@ def _whole_decimals(cells: Cells) -> pa.Int64Array:
     try:
         return values.cast(pa.decimal128(38, values.type.scale)).cast(pa.int64())
     except pa.ArrowInvalid as error:
-        for at, value in enumerate(values.to_pylist()):
+        found = values.to_pylist()
+        for at, value in enumerate(found):
             if value is not None and value != int(value):
                 raise cells.wrong(at, _WHOLE) from error
             if value is not None and not -(2**63) <= value < 2**63:
                 raise cells.wrong(at, "ids are of 64 bits; write it as text") from error
-        raise
+        # With the zeros of their fractions they have more than 38 digits.
+        return pa.array([None if value is None else int(value) for value in found], pa.int64())
 
 
 _NULL = "give it a value, or set missing: to empty, drop or an id"
