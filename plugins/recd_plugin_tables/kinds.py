@@ -49,9 +49,10 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         return "ids of a text need a separator, as in separator: '|'; a text that is one id is id"
     if role == "ids" and is_list(kind) and options.separator is not None:
         return "separator is for text, and these are lists"
-    timed = _is_time(kind) or is_text(kind) or options.unit is not None
+    stored = options.unit is not None and _is_amount(kind)
+    timed = _is_time(kind) or is_text(kind) or stored
     if role in ("id", "number") and options.by is not None and not timed:
-        return f"by: {options.by} is for times; of one that is stored as a number, set unit"
+        return f"by: {options.by} is for times since 1970; of one that is a number, set unit"
     if role == "id" and pt.is_timestamp(kind) and options.by is None:
         return "a time is no id; set by: hour, weekday or day, or make it number"
     if role == "label" and is_text(kind) and options.positive is None:

@@ -24,6 +24,8 @@ SCHEMA = pa.schema(
         ("note", pa.null()),
         ("deep", pa.list_(pa.list_(pa.int64()))),
         ("rating", pa.string()),
+        ("opens", pa.time64("us")),
+        ("lasts", pa.month_day_nano_interval()),
     ]
 )
 USES = {
@@ -38,6 +40,8 @@ USES = {
     "note": "unused",
     "deep": "unused",
     "rating": {"as": "label", "positive": ["good"]},
+    "opens": "unused",
+    "lasts": "unused",
 }
 
 
@@ -50,7 +54,7 @@ def test_every_leaf_has_its_use():
     found = plan(USES)
     names = ["user_id", "user_age", "item", "history_item", "tags", "vector"]
     assert [use.name for use in found.features] == names
-    assert [leaf.name for leaf in found.unused] == ["history.at", "note", "deep"]
+    assert [leaf.name for leaf in found.unused] == ["history.at", "note", "deep", "opens", "lasts"]
     assert [use.key for use in found.keys] == ["user_id_key", "at"]
     assert found.columns == ["at", "history", "item", "rating", "tags", "user", "vector"]
 
@@ -88,6 +92,11 @@ WRONG = {
         {**USES, "item": {"as": "id", "name": "_row"}},
         "column item would be called _row, as one of an import's own",
     ),
+    "an hour of what is no time since 1970": (
+        {**USES, "opens": {"as": "number", "by": "hour", "unit": "s"}},
+        "opens is time64.*by: hour is for times since 1970",
+    ),
+    "an interval as a key": ({**USES, "lasts": "key"}, "lasts is .*it cannot be key"),
     "text without separator": ({**USES, "user.id": "ids"}, "ids of a text need a separator"),
     "text for no id": ({**USES, "item": {"as": "id", "missing": "x"}}, "missing: x is none of its"),
 }

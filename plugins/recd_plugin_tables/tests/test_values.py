@@ -154,6 +154,32 @@ def test_times_of_every_type_are_microseconds():
         microseconds(cells(pa.array(["2024-05-01", "noon"]).dictionary_encode()), None)
 
 
+def test_lists_may_be_categories_and_runs():
+    lists = pa.array([[1, None], [2]])
+    indices = pa.array([1, None, 0], pa.int8())
+    for given in (
+        pa.DictionaryArray.from_arrays(indices, lists),
+        pa.RunEndEncodedArray.from_arrays([1, 2, 3], lists.take(indices)),
+    ):
+        found, _, num_nulls = id_lists(cells(given), use("ids"))
+        assert found.to_pylist() == [[2], [], [1]]
+        assert num_nulls == 2
+
+
+def test_times_that_microseconds_do_not_reach_are_refused():
+    for late in (
+        pa.array([0, None, 2**31 - 1], pa.date32()),
+        pa.array([0, None, 2**62], pa.timestamp("ms", "UTC")),
+        pa.array([0, None, -(2**62)], pa.timestamp("s")),
+    ):
+        with pytest.raises(DataError, match=rf"row 2: the value is {late[2].value}; 64 bits"):
+            microseconds(cells(late), None)
+    fine = pa.array([1_714_566_600_123_456_789], pa.timestamp("ns"))
+    assert microseconds(cells(fine), None).to_pylist() == [1_714_566_600_123_456]
+    hour = use("id", by="hour", unit="s")
+    assert ids_of(cells(pa.array([Decimal("45000.25"), None])), hour).to_pylist() == [12, None]
+
+
 def test_numbers():
     cases: Any = (
         ([True, None], [1, np.nan]),

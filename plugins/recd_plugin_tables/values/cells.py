@@ -32,13 +32,23 @@ class Cells:
 
     def wrong(self, index: int, why: str) -> DataError:
         """The error of a value: where it stands, what it is, and what to do."""
-        text = repr(self.values[index].as_py())
+        text = repr(python_value(self.values[index]))
         shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
         return DataError(f"{self.place(index)}: the value is {shown}; {why}")
 
     def items(self, values: pa.Array, offsets: NDArray[Any]) -> Cells:
         """The elements of these lists; a place is that of the list."""
         return Cells(values, lambda at: self.place(int(np.searchsorted(offsets, at, "right")) - 1))
+
+
+def python_value(scalar: pa.Scalar) -> Any:
+    """A value as Python has it; as it is stored where Python has none."""
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, LookupError):
+        # A time with nanoseconds, for which pandas is needed, of the year 10000, or of a zone that
+        # this machine does not know.
+        return getattr(scalar, "value", scalar.type)
 
 
 def as_numpy(values: pa.Array, fill: Any) -> NDArray[Any]:

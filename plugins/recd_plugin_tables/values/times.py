@@ -37,12 +37,11 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
         values = values.dictionary_decode()
         cells = Cells(values, cells.place)
     if pt.is_timestamp(values.type) or pt.is_date(values.type):
-        zoneless = (
-            values.cast(pa.timestamp(values.type.unit)) if pt.is_timestamp(values.type) else values
-        )
-        return zoneless.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+        return _of_times(cells)
     if is_text(values.type):
         return _parsed(cells)
+    if pt.is_decimal(values.type):
+        values = values.cast(pa.string()).cast(pa.float64())
     numbers = as_numpy(values.cast(pa.float64()), np.nan) if pt.is_floating(values.type) else None
     per_second = _PER_SECOND[unit or "s"]
     empty = nulls(values)
@@ -70,6 +69,25 @@ def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray
     else:
         found = micro / _DAY
     return np.where(nulls(times), np.nan, found)
+
+
+def _of_times(cells: Cells) -> pa.Int64Array:
+    """What times and dates are; what nanoseconds have besides is cut off."""
+    values = cells.values
+    if pt.is_timestamp(values.type):
+        values = values.cast(pa.timestamp(values.type.unit))  # with a zone, it is UTC
+    try:
+        fits = values.type == pa.timestamp("ns")
+        return values.cast(pa.timestamp("us"), safe=not fits).cast(pa.int64())
+    except pa.ArrowInvalid:
+        for index, value in enumerate(values):
+            try:
+                value.cast(pa.timestamp("us"))
+            except pa.ArrowInvalid as error:
+                raise cells.wrong(
+                    index, "64 bits of microseconds since 1970 do not reach there; write a null"
+                ) from error
+        raise
 
 
 def _parsed(cells: Cells) -> pa.Int64Array:
