@@ -85,6 +85,11 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
 
 
+def is_span(kind: pa.DataType) -> bool:
+    """Whether values are times of day or durations."""
+    return bool(pt.is_time(kind) or pt.is_duration(kind))
+
+
 def holds_nothing(kind: pa.DataType) -> bool:
     """Whether there is nothing but nulls in it."""
     return pt.is_null(kind) or (is_list(kind) and holds_nothing(plain(kind.value_type)))
@@ -135,8 +140,7 @@ def _is_amount(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    span = pt.is_time(kind) or pt.is_duration(kind)
-    return _is_amount(kind) or pt.is_boolean(kind) or _is_time(kind) or bool(span)
+    return _is_amount(kind) or pt.is_boolean(kind) or _is_time(kind) or is_span(kind)
 
 
 def _is_id(kind: pa.DataType) -> bool:

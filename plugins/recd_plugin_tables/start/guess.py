@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.types as pt
 
 from recd_plugin_tables.columns import KEYS, Role, feature_name
-from recd_plugin_tables.kinds import holds_nothing, possible_roles
+from recd_plugin_tables.kinds import holds_nothing, is_span, possible_roles
 from recd_plugin_tables.leaves import plain
 from recd_plugin_tables.plan import OF_IMPORT
 from recd_plugin_tables.start.guesses import Guess, Guesses
@@ -192,7 +192,7 @@ def _check(survey: Survey, wanted: Wanted) -> None:
 def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     if wanted.label is not None:
         return _as_label(survey, survey[wanted.label], wanted, "named by --label")
-    binary = [seen for seen in free if seen.binary]
+    binary = [seen for seen in free if seen.binary and not seen.is_list]
     named = named_so(binary, LABEL, "label")
     inside = [seen.leaf.exploded for seen in binary if named_so([seen], LABEL, "label")]
     if named is not None and len(set(inside)) < 2:
@@ -295,7 +295,7 @@ def _why_unused(seen: Seen) -> str:
         return f"text of {seen.characters:.0f} characters"
     if seen.distinct == 1 and not seen.nulls:
         return f"always {seen.example!r} in the sample"
-    if "numbers" in roles and "ids" not in roles and seen.is_list and seen.width is None:
+    if _holds_numbers(seen) and seen.width is None:
         return "lists of numbers of different lengths"
     if seen.is_list and seen.width is not None and seen.width > MOST_NUMBERS and not seen.whole:
         return f"{seen.width} numbers a row, more than {MOST_NUMBERS}"
@@ -318,8 +318,7 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
     kind = plain(seen.leaf.type)
     name = words_of(seen.leaf.path[-1])
     if seen.is_list:
-        of = plain(kind.value_type)
-        if (pt.is_floating(of) or pt.is_decimal(of)) and not seen.whole:
+        if _holds_numbers(seen):
             return "numbers", f"{seen.width} numbers a row", {}, False, False
         history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
         why = f"lists of {seen.length:.1f} ids"
@@ -334,7 +333,7 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
         return "id", f"{seen.distinct:,} texts", {}, False, False
     if pt.is_boolean(kind):
         return "id", "yes or no", {}, False, False
-    if pt.is_duration(kind):
+    if is_span(kind):
         return "number", "seconds", {}, False, False
     if seen.largest is None or seen.least is None:
         return "id", f"{seen.distinct:,} values", {}, False, False
@@ -351,6 +350,14 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
     if seen.largest - seen.least <= 2 * seen.distinct and seen.least in (0, 1):
         return "id", f"{seen.distinct:,} whole numbers without gaps", {}, False, False
     return "number", _span(seen), {}, False, _long_tail(seen)
+
+
+def _holds_numbers(seen: Seen) -> bool:
+    """Whether it has lists of what are no ids."""
+    kind = plain(seen.leaf.type)
+    of = plain(kind.value_type) if seen.is_list else kind
+    fractions = (pt.is_floating(of) or pt.is_decimal(of)) and not seen.whole
+    return seen.is_list and (fractions or is_span(of))
 
 
 def _span(seen: Seen) -> str:

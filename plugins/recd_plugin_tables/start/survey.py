@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.kinds import is_span, is_text
 from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, list_parts, normal, plain
 from recd_plugin_tables.plan import explode_problems
 from recd_plugin_tables.sources import Source
+from recd_plugin_tables.values.cells import python_value
+from recd_plugin_tables.values.numbers import seconds
 from recd_plugins.api import DataError
 
 #: Rows and bytes of a sample, at most.
@@ -41,10 +43,10 @@ class Seen:
         nulls: of them without a value.
         values: that are there; of lists their elements.
         distinct: of these values.
-        least, median, largest: of numbers.
+        least, median, largest: of numbers; the median of spans of time too, in seconds.
         whole: whether all numbers are integers.
         length: mean length of lists, 1 for single values.
-        width: of lists that are all equally long; None for others.
+        width: of lists that are all equally long, empty ones aside; None for others.
         characters: mean length of texts.
         separator: what separates several ids in a text.
         integers: whether these are whole numbers, as they would be written.
@@ -241,8 +243,9 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         if column.null_count:
             lengths = lengths[column.is_valid().to_numpy(zero_copy_only=False)]
         length = float(lengths.mean()) if len(lengths) else 0.0
-        if len(lengths) and lengths.min() == lengths.max() > 0:
-            width = int(lengths[0])
+        filled = lengths[lengths > 0]
+        if len(filled) and filled.min() == filled.max():
+            width = int(filled[0])
     values = normal(values)
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -264,6 +267,8 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
             least, largest = float(finite.min()), float(finite.max())
             median = float(np.quantile(finite, 0.5, method="lower"))
             whole = bool((finite == np.round(finite)).all())
+    elif is_span(values.type) and len(values):
+        median = float(np.quantile(seconds(values), 0.5, method="lower"))
     characters, separator, whole_parts = 0.0, None, False
     times = _times(values)
     timed = times is not None and is_text(values.type)
@@ -292,7 +297,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         separator,
         timed,
         times is not None and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day")))),
-        str(values[0].as_py())[:40] if len(values) else "",
+        str(python_value(values[0]))[:40] if len(values) else "",
         infinite,
         bool(whole_parts),
     )

@@ -8,6 +8,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.kinds import is_span
 from recd_plugin_tables.leaves import list_parts
 from recd_plugin_tables.values.cells import Cells, as_numpy
 from recd_plugin_tables.values.times import microseconds, part
@@ -25,10 +26,8 @@ def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     if pt.is_timestamp(kind) or pt.is_date(kind) or options.by is not None:
         times = microseconds(Cells(values, cells.place), options.unit)
         return part(times, options.by or "day")
-    if pt.is_time(kind) or pt.is_duration(kind):
-        per_second = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit]
-        whole = values.cast(pa.int32()) if pt.is_time32(kind) else values
-        return as_numpy(whole.cast(pa.int64()).cast(pa.float64(), safe=False), np.nan) / per_second
+    if is_span(kind):
+        return seconds(values)
     if pt.is_boolean(kind):
         values = values.cast(pa.int8())
     if pt.is_decimal(kind):
@@ -36,6 +35,14 @@ def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
         values = values.cast(pa.string())
     # Integers beyond 2^53 are rounded, as they are once more to float32.
     return as_numpy(values.cast(pa.float64(), safe=False), np.nan)
+
+
+def seconds(values: pa.Array) -> NDArray[np.float64]:
+    """Times of day and durations in seconds, NaN where there is none."""
+    kind = values.type
+    per_second = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit]
+    whole = values.cast(pa.int32()) if pt.is_time32(kind) else values
+    return as_numpy(whole.cast(pa.int64()).cast(pa.float64(), safe=False), np.nan) / per_second
 
 
 def number_rows(cells: Cells, options: ColumnOptions, width: int) -> NDArray[np.float64]:
