@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
 from recd_plugin_recd.cluster.downsample import sessions_kept
 from recd_plugin_recd.cluster.gather import copied_share
@@ -38,6 +39,13 @@ class Input:
         self._source, self._partition, self._options = source, partition, options
         self._keys = source.keys
         self.schema = pa.schema([as_lists(field) for field in source.schema])
+        for field in source.schema:
+            if _has_views(field.type):
+                path = partition.files[0] if partition.files else source.path
+                raise DataError(
+                    f"{path}: column {field.name!r} is {field.type}, of whose views Arrow takes no "
+                    "rows in another order; write it as string or binary"
+                )
         self._row_bytes = self._copied_share = 0.0
 
     @property
@@ -173,3 +181,10 @@ class Input:
 def as_lists(field: pa.Field) -> pa.Field:
     """The field of a column of ``Input``."""
     return pa.field(field.name, _LISTS) if is_list_dict(field) else field
+
+
+def _has_views(kind: pa.DataType) -> bool:
+    if pt.is_dictionary(kind):
+        return _has_views(kind.value_type)
+    inside = (kind.field(number).type for number in range(kind.num_fields))
+    return pt.is_string_view(kind) or pt.is_binary_view(kind) or any(map(_has_views, inside))

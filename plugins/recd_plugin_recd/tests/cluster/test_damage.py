@@ -179,3 +179,13 @@ def test_a_time_that_arrow_would_make_another_one_of(source):
     assert "a.parquet: row group 0, column until: a time before 1677 or after 2262" in failure(
         source
     )
+
+
+def test_views_which_arrow_takes_no_rows_of(source):
+    text = pa.array(["a"] * ROWS, pa.string_view())
+    for column in (text, pa.ListArray.from_arrays(list(range(ROWS + 1)), text)):
+        pq.write_table(good().append_column("name", column), source / "a.parquet")
+        pq.write_table(good().append_column("name", column), source / "b.parquet")
+        said = failure(source)
+        assert f"a.parquet: column 'name' is {column.type}" in said.replace("element", "item")
+        assert "write it as string or binary" in said
