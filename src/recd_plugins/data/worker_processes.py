@@ -43,7 +43,9 @@ class WorkerContext(ForkServerContext):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_forkserver_preload(["recd_plugins.data.worker_imports"])
+        self.set_forkserver_preload(
+            ["recd_plugins.fork_server", "recd_plugins.data.worker_imports"]
+        )
         self._processes: list[ForkServerProcess] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> ForkServerProcess:  # type: ignore[override]

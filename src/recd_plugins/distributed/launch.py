@@ -282,7 +282,9 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
     if "cuda" in backend:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recd_plugins.training.rank_imports"])
+    context.set_forkserver_preload(
+        ["recd_plugins.fork_server", "recd_plugins.training.rank_imports"]
+    )
     return context
 
 
