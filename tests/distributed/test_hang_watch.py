@@ -96,6 +96,13 @@ def test_no_timeout_ends_nothing() -> None:
     assert len(ranks.said) == 1
 
 
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, 1800), (300, 1800), (7200, 8640), (1e300, 7 * 86_400)]
+)
+def test_collectives_outlast_the_timeout(timeout: float | None, seconds: float) -> None:
+    assert HangLimits(60, timeout, str).collectives.total_seconds() == seconds
+
+
 def test_a_stopped_reader_ends_even_what_may_take_long() -> None:
     ranks = Ranks(timeout=100)
     starting = {"what": "reading data", "long": True, "step": 0, "stuck": [77]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests import forked
 
 from recd_plugins.errors import SetupError
 from recd_plugins.testing.against_stock import figures_over_stock
@@ -44,3 +45,37 @@ def test_a_second_run_that_would_go_on_from_the_first_is_refused(tmp_path: Path)
 def test_figures_over_stock_are_of_runs_without_checkpoints(tmp_path: Path) -> None:
     assert figures_over_stock(registry(tmp_path, 9), 1)
     assert not (tmp_path / "checkpoints").exists()
+
+
+WAITS = '''
+import torch
+import torch.distributed as dist
+from recd_plugins.api import Callback, hookimpl
+
+class Waits(Callback):
+    """Says how long collectives wait."""
+    name = "acme.waits"
+
+    def on_start(self, start):
+        group = dist.group.WORLD._get_backend(torch.device("cpu"))
+        print(f"<{group.options._timeout.total_seconds():g}>", flush=True)
+
+@hookimpl
+def register_plugins():
+    return [Waits]
+'''
+
+
+@pytest.mark.parametrize("under_torchrun", [False, True])
+def test_collectives_wait_longer_than_the_timeout(tmp_path: Path, under_torchrun: bool) -> None:
+    path = registry(tmp_path, 1)
+    path.write_text(f"{path.read_text()}callbacks: [{{use: acme.waits}}]\n", encoding="utf-8")
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(WAITS, encoding="utf-8")
+    options = ["--plugins-dir", tmp_path / "plugins", "run", path, "--hang-timeout", "3600"]
+    command = [forked.RECD, *options]
+    if under_torchrun:
+        done = forked.torchrun(command, ranks=1)
+    else:
+        done = forked.run([*command, "--ranks", "1"])
+    assert "<4320>" in done.stdout, done.stderr

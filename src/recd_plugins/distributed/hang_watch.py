@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from recd_plugins.distributed.heartbeat import Beat, Ticks, key
@@ -23,6 +24,10 @@ _SILENCE = 0.25
 # What a rank does for the step that comes; all else is between two steps, or after the last one.
 _IN_A_STEP = ("training", "reading data")
 _OF_A_STEP = (*_IN_A_STEP, "starting")
+# What collectives wait at least, and at most: some clocks of theirs count milliseconds in 31 bits.
+_LEAST, _MOST = timedelta(minutes=30), timedelta(days=7)
+# Of the timeout: they fail after it, as they have less to say.
+_LONGER = 1.2
 
 
 class HangError(SetupError):
@@ -51,6 +56,12 @@ class HangLimits:
         """Seconds between two looks, and between two beats."""
         soonest = min(self.notice, self.timeout or self.notice)
         return min(soonest / _LOOKS, _MOST_SECONDS_BETWEEN_LOOKS)
+
+    @property
+    def collectives(self) -> timedelta:
+        """How long a collective waits for other ranks."""
+        seconds = min(_LONGER * (self.timeout or 0.0), _MOST.total_seconds())
+        return max(timedelta(seconds=seconds), _LEAST)
 
 
 class HangWatch:

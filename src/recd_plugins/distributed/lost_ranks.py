@@ -54,7 +54,10 @@ def who_is_lost(
         if store.check([verdict]):
             return store.get(verdict).decode()
         gone = _gone(store, rank, world_size, limits.interval)
-        found = " and ".join(gone) or "no rank is missed, so the network between them failed"
+        found = " and ".join(gone) or (
+            "no rank is missed, so the network between them failed, or one took longer than the "
+            f"{limits.collectives.total_seconds():,.0f} s that collectives wait"
+        )
         said = store.compare_set(verdict, "", found).decode()
         if rank < int(os.environ.get("LOCAL_WORLD_SIZE", world_size)):
             # The store ends with the node of rank 0, and others may not have asked it yet.

@@ -92,6 +92,7 @@ class Session:
                 backend=backend_for(job.device),
                 local_world_size=self.ranks_per_node,
                 hang_limits=self.hang_limits,
+                timeout=self.hang_limits.collectives,
                 interruptible=True,
             )[0]
         if kept is not None:
@@ -169,7 +170,7 @@ def session(
         return
     ranks_per_node = torchrun_ranks_per_node()
     with (
-        join_torchrun(backend_for(device)) as (rank, world_size),
+        join_torchrun(backend_for(device), limits.collectives) as (rank, world_size),
         watched_by_each_other(rank, world_size, limits),
         ExitStack() as stack,
     ):
