@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from recd_plugins.values.channels import Channel
 # Batches that TrainPipelineSparseDist distributes before it trains on them.
 _READ_AHEAD = 2
 # Steps by which a device may lag behind the host.
-_UNREAD_WAITS = 64
+_UNREAD = 64
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Meter:
         self._cut_short = self._uncounted = False
         self._bytes = CollectiveBytes()
         self._ids = 0
-        self._spans: list[tuple[Any, Any]] = []
+        # Of timed steps, whose number grows for days: eight bytes of each, and marks of the newest.
+        self._seconds = array("d")
+        self._spans: deque[tuple[Any, Any]] = deque()
         self._stall_meter = stalls or StallMeter(device)
         self._stalls = StallTotals()
         self._waits: deque[tuple[Any, Any, Wait]] = deque()
@@ -84,10 +87,11 @@ class Meter:
             yield
             span = start, self._clock.mark()
             self._spans.append(span)
+            self._read_spans(_UNREAD)
             # A pipeline that runs dry takes none, and one that fills anew takes several.
             if self._stall_meter.taken == taken + 1 and self._stall_meter.newest is not None:
                 self._waits.append((*span, self._stall_meter.newest))
-                self._add_waits(_UNREAD_WAITS)
+                self._add_waits(_UNREAD)
 
     def ran_dry(self) -> None:
         """The pipeline did, and fills anew: counts that it cut short start again, once.
@@ -103,19 +107,25 @@ class Meter:
     @property
     def timed_steps(self) -> int:
         """Steps that were timed so far."""
-        return len(self._spans)
+        return len(self._seconds) + len(self._spans)
 
     def step_seconds(self) -> list[float]:
         """Wall time of each timed step, reading included."""
-        return [self._clock.seconds(start, end) for start, end in self._spans]
+        self._read_spans(0)
+        return self._seconds.tolist()
 
     def stalls(self) -> Stalls | None:
         """What the timed steps that took a batch waited for it; None without any."""
         self._add_waits(0)
         return self._stalls.mean()
 
+    def _read_spans(self, left: int) -> None:
+        """Note the seconds of the oldest; of the newest a device may not know the time yet."""
+        while len(self._spans) > left:
+            self._seconds.append(self._clock.seconds(*self._spans.popleft()))
+
     def _add_waits(self, left: int) -> None:
-        """Add up the oldest waits; of the newest a device may not know the time yet."""
+        """Add up the oldest waits, likewise."""
         while len(self._waits) > left:
             start, end, wait = self._waits.popleft()
             seconds = self._clock.seconds(start, end)
