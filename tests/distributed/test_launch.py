@@ -25,6 +25,7 @@ from recd_plugins.distributed.launch import (
     backend_for,
     join_torchrun,
     launch,
+    torchrun_local_rank,
     torchrun_rank,
     torchrun_ranks_per_node,
 )
@@ -255,6 +256,36 @@ def test_an_environment_that_is_not_torchruns_is_named(
     asked = torchrun_ranks_per_node if name == "LOCAL_WORLD_SIZE" else torchrun_rank
     with pytest.raises(SetupError, match=f"^{name} is '?{value}"):
         asked()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_half_of_a_launchers_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for other in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, "1")
+    missing = "WORLD_SIZE" if name == "RANK" else "RANK"
+    with pytest.raises(SetupError, match=f"^{name} is '1' and {missing} is not set"):
+        torchrun_rank()
+
+
+@pytest.mark.parametrize(
+    ("environ", "local_rank"),
+    [
+        ({"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, 1),
+        ({"LOCAL_WORLD_SIZE": "3"}, 2),
+        ({}, 5),
+    ],
+)
+def test_where_a_rank_is_on_its_machine(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], local_rank: int
+) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "5", "WORLD_SIZE": "6", **environ}.items():
+        monkeypatch.setenv(name, value)
+    assert torchrun_local_rank() == local_rank
 
 
 def test_a_place_where_no_ranks_meet_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

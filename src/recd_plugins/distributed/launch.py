@@ -321,9 +321,19 @@ def torchrun_rank() -> int | None:
     """The rank that ``torchrun`` (or another launcher with its environment) gave this process.
 
     None where there is no such launcher, and in ranks of ``launch``.
+
+    Raises:
+        SetupError: the environment has one half of it, or what no launcher says.
     """
-    if LAUNCHED in os.environ or not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+    missing = {"RANK", "WORLD_SIZE"} - os.environ.keys()
+    if LAUNCHED in os.environ or len(missing) == 2:
         return None
+    for name in missing:
+        other = "RANK" if name == "WORLD_SIZE" else "WORLD_SIZE"
+        raise SetupError(
+            f"{other} is {os.environ[other]!r} and {name} is not set, so this process would train "
+            "alone: have the launcher set both, or neither of them to start ranks here"
+        )
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     if rank >= world_size:
         raise SetupError(f"RANK is {rank} and WORLD_SIZE {world_size}: {_LAUNCHER}")
@@ -333,6 +343,13 @@ def torchrun_rank() -> int | None:
 def torchrun_ranks_per_node() -> int:
     """Ranks on this machine; all of them where the launcher does not say."""
     return _number("LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "WORLD_SIZE", 1)
+
+
+def torchrun_local_rank() -> int:
+    """The rank among those of this machine; where nobody says it, nodes have consecutive ranks."""
+    if "LOCAL_RANK" in os.environ:
+        return _number("LOCAL_RANK", 0)
+    return _number("RANK", 0) % torchrun_ranks_per_node()
 
 
 def _number(name: str, least: int) -> int:
@@ -373,7 +390,7 @@ def join_torchrun(
     if torchrun_rank() is None:
         raise RecdError("RANK and WORLD_SIZE are not set: start this with torchrun")
     if "nccl" in backend:
-        torch.cuda.set_device(_number("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else 0)
+        torch.cuda.set_device(torchrun_local_rank())
     try:
         with _long_wait_said(timeout):
             dist.init_process_group(backend, timeout=timeout)
