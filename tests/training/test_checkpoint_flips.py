@@ -6,17 +6,21 @@ import json
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from tests.covering import by_night
 from tests.training.checkpoint_cases import Trainer, reseal, save_two
 
+from recd_plugins.cli import checkpoint as checkpoint_command
 from recd_plugins.cli import main
 from recd_plugins.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import manifest
 from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.folder import delete
 from recd_plugins.training.checkpoint_files.manifest import (
     MANIFEST,
     _sealed,
@@ -129,6 +133,30 @@ def test_verify_names_what_is_missing_cut_short_changed_or_too_much(folder: Path
     assert report.exit_code == 1
     ((told,),) = [each["damage"] for each in json.loads(report.stdout)["checkpoints"]]
     assert "__0_0.distcp: its content is not what was written" in told
+
+
+@pytest.mark.parametrize("command", ["list", "verify"])
+def test_one_that_a_run_deletes_meanwhile_is_no_damage(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    first, read = folder / "step-000000001", checkpoint_command.read_manifest
+
+    def deleted(path: Path) -> Any:
+        files = read(path)
+        if first.exists():
+            delete(first)
+        return files
+
+    for module in (checkpoint_command, manifest):  # what list reads, and verify
+        monkeypatch.setattr(module, "read_manifest", deleted)
+    done = recd(command, folder)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        str(folder / "step-000000002")
+    ]
+    shutil.copytree(folder / "step-000000002", first)
+    gone = recd(command, first)
+    assert (gone.exit_code, "was deleted meanwhile" in gone.stderr) == (1, True)
 
 
 def test_show(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
 
     Files are not read; verify does that.
     """
-    reports = [_looked_at(each) for each in _found(path)]
+    reports = _of_each(path, _looked_at)
     best = _best_step(Path(reports[-1]["path"]))
     for report in reports:
         report["best"] = best is not None and Path(report["path"]).name == step_name(best)
@@ -59,11 +60,7 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
 
     The exit code is 1 where there is such a thing.
     """
-    reports = []
-    for each in _found(path):
-        damage, extra = problems(each)
-        reports.append({**_looked_at(each), "damage": damage, "extra": extra})
-    _tell(ctx, reports, as_json)
+    _tell(ctx, _of_each(path, _read), as_json)
 
 
 @checkpoint.command()
@@ -119,6 +116,29 @@ def _found(path: Path) -> list[Path]:
         words = f"; {below[0]} holds some" if below else ""
         raise RecdError(f"{path}: holds no checkpoint, nor is it one{words}")
     return found
+
+
+def _of_each(path: Path, look: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What ``look`` says of each, but of those that a run which goes on has deleted meanwhile."""
+    reports = []
+    for each in _found(path):
+        try:
+            report = look(each)
+        except FileNotFoundError:
+            if each.exists():
+                raise
+        else:
+            if each.exists():
+                reports.append(report)
+    if not reports:
+        raise RecdError(f"{path}: was deleted meanwhile, as by a run that keeps newer checkpoints")
+    return reports
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What shows when every file is read."""
+    damage, extra = problems(path)
+    return {**_looked_at(path), "damage": damage, "extra": extra}
 
 
 def _looked_at(path: Path) -> dict[str, Any]:
