@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from rich.console import Console
 
 from recd_plugins.training.group_report import MIXED, GroupCount, GroupReport
@@ -35,6 +37,19 @@ def test_shares_batches_and_steps_of_all_ranks() -> None:
     assert "samples by group of a run" in shown
     assert "40.6%" in shown
     assert "40.0%" in shown
+
+
+def test_a_rank_tells_few_bytes_of_many_steps() -> None:
+    ranks = [count(*[HOT, HOT, NORMAL] * 2), count(*[HOT] * 4, NORMAL, NORMAL)]
+    assert [*ranks[0].steps] == ["hot", "hot", "normal"] * 2
+    report = GroupReport.of(ranks, {})
+    assert report is not None
+    assert {name: g["steps"] for name, g in report.as_json().items()} == {
+        "hot": 3,
+        "normal": 1,
+        MIXED: 0,
+    }
+    assert len(pickle.dumps(count(*[HOT] * 50_000, *[NORMAL] * 50_000))) < 1000
 
 
 def test_a_run_without_groups_has_no_report() -> None:

@@ -54,5 +54,5 @@ def _group_of_all(groups: Mapping[str, int]) -> str:
     counted = GroupCount()
     counted.add(groups)
     everyone: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(everyone, counted.steps[0])
+    dist.all_gather_object(everyone, next(counted.steps))
     return everyone[0] if len(set(everyone)) == 1 else ""

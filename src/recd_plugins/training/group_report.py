@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, repeat, starmap
 from typing import Any
 
 from rich.table import Table
@@ -18,18 +19,26 @@ class GroupCount:
 
     Attributes:
         samples: by group.
-        steps: the group of each batch, or ``MIXED``.
     """
 
     def __init__(self) -> None:
         self.samples = Counter[str]()
-        self.steps: list[str] = []
+        # Every rank is told those of all, millions after days: how often in a row each comes.
+        self._rows: list[tuple[str, int]] = []
+
+    @property
+    def steps(self) -> Iterator[str]:
+        """The group of each batch, or ``MIXED``."""
+        return chain.from_iterable(starmap(repeat, self._rows))
 
     def add(self, groups: Mapping[str, int]) -> None:
         """A batch by how many of its rows are of which group; nothing where none are named."""
         if groups:
             self.samples.update(groups)
-            self.steps.append(next(iter(groups)) if len(groups) == 1 else MIXED)
+            group, times = next(iter(groups)) if len(groups) == 1 else MIXED, 1
+            if self._rows and self._rows[-1][0] == group:
+                times += self._rows.pop()[1]
+            self._rows.append((group, times))
 
 
 @dataclass(frozen=True)
