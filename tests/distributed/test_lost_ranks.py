@@ -16,6 +16,7 @@ import torch.distributed as dist
 from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.heartbeat import Beat, key
 from recd_plugins.distributed.lost_ranks import StoreWatch, is_lost_connection, who_is_lost
+from recd_plugins.errors import RecdError
 
 LIMITS = HangLimits(0.2, 0.1, lambda: "This is how to go on.")
 
@@ -101,6 +102,10 @@ def test_which_errors_are_lost_connections() -> None:
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"
     assert is_lost_connection(RuntimeError(gloo))
     assert not is_lost_connection(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    said = RecdError("step-000000020: cannot be loaded; remove this checkpoint")
+    assert not is_lost_connection(said)
+    said.__cause__ = RuntimeError(gloo)
+    assert is_lost_connection(said)
 
 
 def test_a_rank_ends_that_hears_nothing_and_gets_no_further() -> None:

@@ -25,13 +25,21 @@ _PATIENCE = timedelta(seconds=10)
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective failed as another rank, or its node, was no longer there."""
+    """Whether a collective failed as another rank, or its node, was no longer there.
+
+    Whatever was made of it on its way: who loads a checkpoint, or calls a plugin, takes what is
+    raised there for the checkpoint's fault, or the plugin's.
+    """
     import torch.distributed as dist
 
-    # gloo raises RuntimeErrors with the path of its source.
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "/gloo/" in str(error)
-    )
+    cause: BaseException | None = error
+    while cause is not None:
+        # gloo raises RuntimeErrors with the path of its source.
+        of_gloo = isinstance(cause, RuntimeError) and "/gloo/" in str(cause)
+        if of_gloo or isinstance(cause, dist.DistError):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def who_is_lost(
