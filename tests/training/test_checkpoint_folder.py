@@ -114,6 +114,31 @@ def test_a_step_that_is_saved_again_always_has_a_whole_checkpoint(
     assert list(tmp_path.iterdir()) == [checkpoint]
 
 
+@pytest.mark.parametrize(("renamed", "kept"), [(1, "before"), (2, "after")])
+def test_a_kill_between_two_names_leaves_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: int, kept: str
+) -> None:
+    """The one that was to go has its name back as the next run starts, where no other has it."""
+    checkpoint, partial = tmp_path / "step-000000001", tmp_path / ".step-000000001.0.partial"
+    for folder, file in ((checkpoint, "before"), (partial, "after")):
+        folder.mkdir()
+        (folder / file).touch()
+    replace, left = os.replace, [None] * renamed
+
+    def killed(old: Path, new: Path) -> None:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        replace(old, new)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(os, "replace", killed)
+        put(partial, checkpoint)
+    with Checkpoints(tmp_path, keep=1).reserve(resume=True):
+        assert list(tmp_path.glob(".step-*.before")) == []
+    assert [path.name for path in checkpoint.iterdir()] == [kept]
+
+
 def test_a_step_that_gets_no_new_checkpoint_keeps_its_own(tmp_path: Path) -> None:
     checkpoint = tmp_path / "step-000000001"
     checkpoint.mkdir()

@@ -13,8 +13,9 @@ import click
 from recd_plugins.errors import RecdError
 
 _NAME = re.compile(r"step-\d{9}")
-# What a killed process leaves: a checkpoint not yet whole, and one half deleted.
-_LEFTOVER = re.compile(r"\.step-\d{9}(\.[0-9a-f]{8})?\.(partial|old)")
+# What a killed process leaves: a checkpoint not yet whole, one half deleted, and a whole one that
+# another of its step was to replace.
+_LEFTOVER = re.compile(r"\.(?P<step>step-\d{9})(\.[0-9a-f]{8})?\.(partial|old|(?P<whole>before))")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -47,20 +48,24 @@ def partial_of(checkpoint: Path) -> Path:
 
 
 def clean(folder: Path) -> None:
-    """Remove what earlier runs left, or say that it stays.
+    """Remove what earlier runs left, or say that it stays; a whole checkpoint gets its name back.
 
     Raises:
         RecdError: it is nothing that a run makes.
     """
     for path in folder.iterdir():
-        if not _LEFTOVER.fullmatch(path.name):
+        if not (found := _LEFTOVER.fullmatch(path.name)):
             continue
         if path.is_symlink() or not path.is_dir():
             raise RecdError(
                 f"{path}: is no folder, and no run makes such a thing; remove it, or set "
                 "training.checkpoint.path to another folder"
             )
-        _remove(path)
+        checkpoint = path.with_name(found["step"])
+        if found["whole"] and not checkpoint.exists():
+            os.replace(path, checkpoint)
+        else:
+            _remove(path)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -90,17 +95,19 @@ def delete(checkpoint: Path) -> None:
     Raises:
         OSError: it keeps its name.
     """
-    if dying := _without_name(checkpoint):
+    if dying := _without_name(checkpoint, ".old"):
         _remove(dying)
 
 
 def put(partial: Path, checkpoint: Path) -> None:
     """Give what was written its name. One that has it already is removed after that.
 
+    Where the process is killed in between, ``clean`` gives that one its name back.
+
     Raises:
         OSError: it does not get it, and the other one keeps it.
     """
-    before = _without_name(checkpoint) if checkpoint.exists() else None
+    before = _without_name(checkpoint, ".before") if checkpoint.exists() else None
     try:
         os.replace(partial, checkpoint)
     except OSError:
@@ -109,17 +116,19 @@ def put(partial: Path, checkpoint: Path) -> None:
         raise
     sync(checkpoint.parent)
     if before:
-        _remove(before)
+        dying = before.with_suffix(".old")
+        os.replace(before, dying)
+        _remove(dying)
 
 
-def _without_name(checkpoint: Path) -> Path | None:
+def _without_name(checkpoint: Path, suffix: str) -> Path | None:
     """What is left of one that is to go, under another name; None where that is nothing."""
     if checkpoint.is_symlink():  # somebody put it there; what it leads to is theirs
         checkpoint.unlink()
         return None
-    dying = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.old")
-    os.replace(checkpoint, dying)
-    return dying
+    hidden = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}{suffix}")
+    os.replace(checkpoint, hidden)
+    return hidden
 
 
 def _remove(path: Path) -> None:
