@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,13 @@ from recd_plugins.errors import DataError
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import with_trained_columns
+from recd_plugins.training.checkpoint_files.manifest import (
+    MANIFEST,
+    digest_of,
+    manifest_text,
+    read_manifest,
+)
+from recd_plugins.training.checkpoint_files.metadata import METADATA
 from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import train
@@ -142,6 +151,40 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(tmp_path):
     whole, first, resumed = run_on_ranks(train_each, 2, jobs)[0]
     assert whole.losses == resumed.losses
     assert first.losses == whole.losses[:6]
+
+
+def test_a_checkpoint_of_before_replicated_tables_were_named_as_others(tmp_path):
+    """Then they were in a module of another name, and nothing else of the file was otherwise."""
+    path = write_registry(tmp_path, TWO_TOWER)
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write("sharding: [{use: torchrec.data_parallel, tables: [t_colour]}]\n")
+    (tmp_path / "checkpoints").mkdir()
+    fixed = {"optimizer": "rowwise_adagrad", "learning_rate": 0.1}
+    kept = {**fixed, "checkpoint": {"path": str(tmp_path / "checkpoints"), "every": 4}}
+    jobs = [Job(path, overrides=fixed), Job(path, overrides={**kept, "steps": 4})]
+    whole, _ = run_on_ranks(train_each, 2, jobs)[0]
+    checkpoint = tmp_path / "checkpoints" / "step-000000004"
+    now = unchecked_model(load_registry(path), checkpoint).state_dict()
+    metadata = pickle.loads((checkpoint / METADATA).read_bytes())
+    for field in ("state_dict_metadata", "storage_data"):
+        before = {_as_before(key): each for key, each in getattr(metadata, field).items()}
+        setattr(metadata, field, before)
+    assert "model.copies.embedding_bags.t_colour.weight" in metadata.state_dict_metadata
+    (checkpoint / METADATA).write_bytes(pickle.dumps(metadata))
+    files = {**read_manifest(checkpoint), METADATA: digest_of(checkpoint / METADATA)}
+    (checkpoint / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
+
+    found = unchecked_model(load_registry(path), checkpoint).state_dict()
+    assert all(torch.equal(found[name], each) for name, each in now.items())
+    resumed, *_ = run_on_ranks(train_each, 2, [Job(path, overrides=kept)])[0]
+    assert resumed.losses == whole.losses
+
+
+def _as_before(key: Any) -> Any:
+    """The name of an entry, or an index with it."""
+    if isinstance(key, str):
+        return key.replace("bags.embedding_bags.t_colour", "copies.embedding_bags.t_colour")
+    return replace(key, fqn=_as_before(key.fqn))
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ from recd_plugins.training.checkpoint_files.folder import (
     set_aside,
     sync,
 )
+from recd_plugins.training.checkpoint_files.former_names import as_named_now
 from recd_plugins.training.checkpoint_files.manifest import (
     MANIFEST,
     FileDigest,
@@ -62,6 +63,7 @@ from recd_plugins.training.checkpoint_state import (
     CheckpointState,
     check_names,
     check_optimizer,
+    common_name,
     make_state,
     trained_names,
 )
@@ -252,7 +254,7 @@ class Checkpoints:
         if told and dist.get_rank() == 0:
             click.echo(f"going on from {path.name}, where {'; '.join(told)}", err=True)
         try:
-            contents = read_metadata(path)
+            contents = as_named_now(read_metadata(path), lambda: map(common_name, dmp.state_dict()))
             make_state(optimizer, contents.entries)
             state = CheckpointState.of(dmp, optimizer)
             lacking = together(lambda: state.leave_out_steps(contents.entries))

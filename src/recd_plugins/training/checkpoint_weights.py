@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from recd_plugins.errors import RecdError
 from recd_plugins.training.checkpoint_files.errors import damaged
+from recd_plugins.training.checkpoint_files.former_names import as_named_now
 from recd_plugins.training.checkpoint_files.manifest import problems
 from recd_plugins.training.checkpoint_files.metadata import read_metadata
 from recd_plugins.training.checkpoint_files.tables import table_entry
@@ -40,18 +41,20 @@ def check_whole(checkpoint: Path) -> None:
 
 
 def read_weights(
-    checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True
+    checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True, model: Collection[str] = ()
 ) -> dict[str, Tensor]:
     """Parameters and buffers of the model by name.
 
     Args:
         checkpoint: that is whole.
         wanted: which, by name.
+        model: names of the parameters that it has, which those of a checkpoint of an earlier
+            version get.
 
     Raises:
         DamagedError: the checkpoint is damaged.
     """
-    contents = read_metadata(checkpoint)
+    contents = as_named_now(read_metadata(checkpoint), lambda: model)
     weights = {
         name.removeprefix(_MODEL): torch.empty(entry.size, dtype=getattr(torch, entry.dtype))
         for name, entry in contents.entries.items()
@@ -82,8 +85,8 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
     Raises:
         RecdError: the model has other parameters; names one.
     """
-    weights = read_weights(checkpoint)
     own = model.state_dict()
+    weights = read_weights(checkpoint, model=own)
     for name in own.keys() ^ weights.keys():
         raise RecdError(
             f"{checkpoint}: {name} is {'not ' if name in own else ''}there, and the model of the "
