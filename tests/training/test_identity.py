@@ -291,6 +291,10 @@ class Same(Known, DatasetWrapper):
     """Known by a file."""
     name = "acme.same"
 
+    def identity(self):
+        said = super().identity()
+        return said if said["file"] else {{}}
+
     def reader(self, **options):
         return self.inner.reader(**options)
 
@@ -347,6 +351,26 @@ def test_a_wrapper_by_a_file_with_other_content(folder: Path, tmp_path: Path) ->
     with pytest.raises(RecdError, match=words):
         check_resumable(tmp_path, now, ALLOWABLE)
     assert check_same_model(tmp_path, now), "scores do not depend on it"
+
+
+def test_a_wrapper_that_an_older_version_did_not_ask(folder: Path, tmp_path: Path) -> None:
+    """Its checkpoints are gone on from, which is told; those of a wrapper that said nothing not."""
+    file, plugins = tmp_path / "ids.txt", tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
+    change = ("\nconverter:", "\n  wrap: [{use: acme.same}]\nconverter:")
+    file.write_text("", encoding="utf-8")
+    before = identity(folder, change, plugins_dir=plugins)
+    (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
+    assert check_resumable(tmp_path, before, ()) == []
+    file.write_text("one", encoding="utf-8")
+    now = identity(folder, change, plugins_dir=plugins)
+    words = 'dataset.wrap[0].identity.file was not there and is "one"'
+    with pytest.raises(RecdError, match=re.escape(words)):
+        check_resumable(tmp_path, now, ALLOWABLE)
+    del before["dataset"]["wrap"][0]["identity"]
+    (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
+    assert check_resumable(tmp_path, now, ()) == [words]
 
 
 def test_an_identity_that_is_no_json(folder: Path, tmp_path: Path) -> None:

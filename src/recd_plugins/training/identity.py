@@ -7,6 +7,7 @@ made with, defaults too, and patterns are the names that they match.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +40,9 @@ from recd_plugins.training.checkpoint_files.manifest import MANIFEST, check_file
 from recd_plugins.versions import installed_set
 
 FORMAT = 1
-# Of the columns; checkpoints of older versions say nothing of it.
+# Of the columns, and of wrappers of the dataset; checkpoints of older versions say nothing of it.
 _KINDS = "kinds"
+_OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
 
 
 def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
@@ -210,7 +212,7 @@ def check_resumable(
                 continue
             plugin, is_now = (before[use], "gone") if use in before else (now[use], "new")
             words = f"{shown.removesuffix('.use')} {plugin} is {is_now}"
-        if _within(field, FREE) or _within(field, allowed):
+        if _within(field, FREE) or _within(field, allowed) or _unasked(field, before):
             told.append(words)
             continue
         refused.append(words)
@@ -320,7 +322,8 @@ def _wrappers(registry: Registry) -> list[dict[str, Any]]:
         said = _plugin(entry.plugin)
         dataset = entry.plugin.over(dataset, RegistryLookups(registry))
         if type(dataset).identity is not DatasetWrapper.identity:
-            said["identity"] = identity_of_data(dataset)
+            # None: it was asked, as by older versions none was.
+            said["identity"] = identity_of_data(dataset) or None
         found.append(said)
     return found
 
@@ -379,6 +382,12 @@ def _use(field: str) -> str | None:
     """The field with the plugin's name, of a field of an entry of a list."""
     entry, bracket, _ = field.partition("]")
     return f"{entry}].use" if bracket else None
+
+
+def _unasked(field: str, before: Iterable[str]) -> bool:
+    """Whether the version that wrote ``before`` asked no wrapper for what the field says."""
+    found = _OF_WRAPPER.match(field)
+    return found is not None and not any(_within(name, [found[0]]) for name in before)
 
 
 def _within(field: str, names: Collection[str]) -> bool:
