@@ -33,6 +33,14 @@ def build():
         "mine": Mine([of(EmbeddingBagConfig, "item")]),
     })
 
+def twice():
+    of = lambda: EmbeddingBagCollection([EmbeddingBagConfig(
+        name="t_clicks", embedding_dim=8, num_embeddings=100, feature_names=["clicks"]
+    )])
+    first, second = of(), of()
+    apply_optimizer_in_backward(optim.Adagrad, first.parameters(), {"lr": 0.1})
+    return nn.ModuleList([first, second])
+
 def broken():
     raise ValueError("no table today")
 
@@ -69,6 +77,16 @@ def test_tables_features_and_what_is_left_alone() -> None:
     assert "deduplicated by dedup(loader): clicks\n" in done.output
     assert "as it comes: history, as an EmbeddingCollection has rows for ids" in done.output
     assert "as it comes: item, mine is a Mine" in done.output
+
+
+@pytest.mark.usefixtures("folder")
+def test_tables_of_one_name_have_each_its_own_optimizer() -> None:
+    lines = json.loads(look("my_trainer:twice", "--json").stdout)["tables"]
+    assert [line["name"] for line in lines] == ["t_clicks", "t_clicks"]
+    assert [line["optimizer"] for line in lines] == [
+        "Adagrad, in backward",
+        "exact_sgd, lr 0.01 (FBGEMM's default)",
+    ]
 
 
 @pytest.mark.usefixtures("folder")

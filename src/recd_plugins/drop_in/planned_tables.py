@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.distributed.table_report import (
     DENSE,
@@ -18,7 +15,7 @@ from recd_plugins.distributed.table_report import (
 )
 from recd_plugins.drop_in.wrap import Wrapped
 from recd_plugins.model_tables import embedding_modules
-from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.planning.table_optimizers import TableOptimizer, table_optimizers
 from recd_plugins.words import shortened
 
 
@@ -52,7 +49,6 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
     """
     sharders = ready.sharders()
     plan = ready.planner(world_size=world_size).plan(ready.model, sharders)
-    optimizers = _optimizers(ready.model, sharders)
     by_type = {sharder.module_type: sharder for sharder in sharders}
     lines: list[TableLine] = []
     for module in embedding_modules(ready.model):
@@ -60,6 +56,8 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
         if planned is None:
             lines += left_alone(module)
             continue
+        # Of this module: tables of one name may be trained otherwise in another.
+        optimizers = table_optimizers(module.shardable, sharders)
         by = f"{type(by_type[type(module.shardable)]).__name__} {module.path}".rstrip()
         for table in module.tables:
             sharding = planned[table.name]
@@ -71,7 +69,7 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
                     table.embedding_dim,
                     sharding.sharding_type,
                     sharding.compute_kernel,
-                    DENSE if dense else optimizers[table.name],
+                    DENSE if dense else _in_words(optimizers[table.name]),
                     by,
                 )
             )
@@ -83,10 +81,7 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
     )
 
 
-def _optimizers(model: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> dict[str, str]:
-    return {
-        name: f"{each.in_backward}, in backward"
-        if each.in_backward
-        else optimizer_in_words(each.fused_params)
-        for name, each in table_optimizers(model, sharders).items()
-    }
+def _in_words(optimizer: TableOptimizer) -> str:
+    if optimizer.in_backward:
+        return f"{optimizer.in_backward}, in backward"
+    return optimizer_in_words(optimizer.fused_params)
