@@ -33,7 +33,7 @@ def machine_of(
 
     Raises:
         SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
-        RecdError: there is no such topology, or its file is wrong.
+        RecdError: there is no such topology, or its file is wrong, or it is of too many ranks.
     """
     if world_size is None:
         if dist.is_initialized():

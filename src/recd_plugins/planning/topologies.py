@@ -188,7 +188,11 @@ def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = No
     """Machines like this one, whose memory ``ranks`` processes share, each with a GPU on CUDA.
 
     Bandwidths and operations a second are assumptions until ``recd plan --calibrate`` measures.
+
+    Raises:
+        RecdError: so many ranks cannot be planned for.
     """
+    _check_ranks(nodes * ranks)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device is None or device.type == "cpu":
         cores = max(1, len(os.sched_getaffinity(0)) // ranks)
@@ -244,7 +248,6 @@ def load_topology(
         RecdError: there is no topology of that name, or its nodes have no room for the ranks.
     """
     if name == MACHINE:
-        _check_ranks((nodes or 1) * (ranks_per_node or ranks))
         return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=torch.device(device))
     spec = read_topology(_path_of(name))
     if (
