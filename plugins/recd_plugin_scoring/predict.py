@@ -22,12 +22,13 @@ from recd_plugin_scoring.score_format import ROW, SCORE
 from recd_plugin_scoring.scored_rows import keys_of, scanned
 from recd_plugin_scoring.turns import Turn, turns
 from recd_plugin_scoring.unknown_ids import UnknownIds
-from recd_plugins.api import DataError, Dataset, FeatureSchema, Rows
+from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
 from recd_plugins.api.distributed import check_agreement, close_kernels
 from recd_plugins.api.ingestion import doing
 from recd_plugins.api.registry import Registry, plugin_call
+from recd_plugins.api.tables import Storage
 from recd_plugins.api.training import (
     AbsentData,
     Trained,
@@ -79,9 +80,11 @@ class PredictJob(TrainedJob):
         """The columns to keep of the table that ``dataset`` reads, reached as it is; or None."""
         if not self.keep:
             return None
-        own = dataset.options
-        storage = getattr(own, "storage", None)
-        storage = storage or getattr(getattr(own, "source", None), "storage", None)
+        storage = dataset.storage()
+        if not isinstance(storage, Storage | None):
+            raise PluginError(
+                f"{dataset.title}: storage returned {storage!r:.80}; expected a Storage or None"
+            )
         return KeptColumns(self.table, self.keep, storage)
 
     def planned_by(self, registry: Registry) -> Registry:

@@ -32,7 +32,14 @@ from recd_plugins.api import (
     Split,
 )
 from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, digest
-from recd_plugins.api.tables import ParquetTable, ReadOptions, TableStatistics, Url, read_footers
+from recd_plugins.api.tables import (
+    ParquetTable,
+    ReadOptions,
+    Storage,
+    TableStatistics,
+    Url,
+    read_footers,
+)
 
 # Columns that files of scores have anyway.
 _OF_SCORES = frozenset({"row", "candidate", "score"})
@@ -172,6 +179,9 @@ class Table(Dataset):
         columns = self._columns(split, *session, *self.keys())
         pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
         return self._named(split, table.read(pieces, columns))
+
+    def storage(self) -> Storage:
+        return self.options.source.storage
 
     def to_score(self, location: str) -> Table:
         """The same columns of another table, of which every row is handed out in stored order."""

@@ -19,8 +19,9 @@ from recd_plugins.data.list_dict import (
 from recd_plugins.data.parquet import ParquetTable, read_metadata
 from recd_plugins.data.row_filter import Condition
 from recd_plugins.data.statistics import read_footers
-from recd_plugins.data.storage import Location, Storage, Url
+from recd_plugins.data.storage import Location, Url
 from recd_plugins.values.statistics import FeatureStatistics, TableStatistics, dedupe_factor
+from recd_plugins.values.storage import Storage
 
 __all__ = [
     "Condition",

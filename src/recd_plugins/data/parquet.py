@@ -20,9 +20,10 @@ from recd_plugins.data.read_plan import Piece, Unit
 from recd_plugins.data.row_counts import RowCounts, digest_of_footer
 from recd_plugins.data.row_filter import Condition, RowFilter, holds_for_key
 from recd_plugins.data.row_groups import RowGroup, handed_out, read_splits
-from recd_plugins.data.storage import Location, Storage
+from recd_plugins.data.storage import Location
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Rows
+from recd_plugins.values.storage import Storage
 
 # Footers that are read at once from a store, where each takes a round trip or two.
 _FOOTERS_AT_ONCE = 16

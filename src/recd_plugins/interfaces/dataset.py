@@ -14,6 +14,7 @@ from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.plugin_call import guard_methods
 from recd_plugins.values.rows import FeatureSchema, Rows, SessionKeys
 from recd_plugins.values.statistics import TableStatistics
+from recd_plugins.values.storage import Storage
 
 Split = Literal["train", "test"]
 """The splits of a dataset."""
@@ -33,6 +34,7 @@ _GUARDED = (
     "scan",
     "keys",
     "kinds",
+    "storage",
     "to_score",
     "check",
     "expected_groups",
@@ -263,6 +265,14 @@ class Dataset(Plugin, ABC):
         """
         return {}
 
+    def storage(self) -> Storage | None:
+        """How the store of a URL is reached: the option ``storage``, where there is one.
+
+        ``recd predict --keep`` reads columns of a table that is scored by it.
+        """
+        option = getattr(self.options, "storage", None)
+        return option if isinstance(option, Storage) else None
+
     def to_score(self, location: str) -> Dataset:  # noqa: ARG002
         """The same columns, by the same options, of another table, to score all of its rows.
 
@@ -371,6 +381,10 @@ class DatasetWrapper(Dataset):
     def texts(self, feature: str) -> Mapping[int, str]:
         """The inner dataset's."""
         return self.inner.texts(feature)
+
+    def storage(self) -> Storage | None:
+        """The inner dataset's."""
+        return self.inner.storage()
 
     def to_score(self, location: str) -> Dataset:
         """The inner dataset's: in stored order."""

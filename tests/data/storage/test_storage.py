@@ -16,9 +16,10 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.storage import Location, Storage
+from recd_plugins.data.storage import Location
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.testing.counted_store import Store
+from recd_plugins.values.storage import Storage
 
 
 def at(endpoint: str, **options: Any) -> Storage:
