@@ -78,3 +78,15 @@ def test_metrics_without_a_split_are_refused(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert ":7 metrics[0]: acme.wrong measures the test split, and training.evaluate" in done.stderr
     assert ":8 metrics[1]: torchrec.rec_metrics measures the test split" in done.stderr
+
+
+def test_scores_take_no_optimizer(tmp_path: Path) -> None:
+    """As of a model that a GPU trained by Adam, which FBGEMM lacks on the CPU; split otherwise."""
+    registry = write(tmp_path, more=f"device: cpu, checkpoint: {{path: {tmp_path}/checkpoints}}")
+    _, trained = run(registry)
+    text = registry.read_text().replace("torchrec.adagrad", "torchrec.adam")
+    registry.write_text(f"{text}sharding: [{{use: torchrec.column_wise, tables: [t_item]}}]\n")
+    plugins, report = tmp_path / "plugins", tmp_path / "scores.json"
+    done = programs.recd("--plugins-dir", plugins, "evaluate", registry, "--json", report)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(report.read_text())["test"] == pytest.approx(trained["test"], rel=1e-6)

@@ -230,8 +230,8 @@ class Checkpoints:
         """
         return read_rank_state(self._folder / step_name(step)) if step else {}
 
-    def load_one(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
-        """Load this checkpoint into model and optimizer, to score. A collective call.
+    def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
+        """Load this checkpoint into a model that is to score. A collective call.
 
         Raises:
             RecdError: it does not fit the model, or is of another run.
@@ -239,27 +239,23 @@ class Checkpoints:
         """
         if damage := _damage(path):
             raise damaged(damage)
-        return self._load(path, dmp, optimizer, scores=True)
+        return self._load(path, dmp, None)
 
     def _load(
-        self,
-        path: Path,
-        dmp: DistributedModelParallel,
-        optimizer: Optimizer,
-        *,
-        scores: bool = False,
+        self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer | None
     ) -> Progress:
+        """As ``load``; without an optimizer only the weights are loaded."""
         progress = read_progress(path)
         told = together(lambda: self._differences(path))[0]
         if told and dist.get_rank() == 0:
             click.echo(f"going on from {path.name}, where {'; '.join(told)}", err=True)
         try:
             contents = as_named_now(read_metadata(path), lambda: map(common_name, dmp.state_dict()))
-            make_state(optimizer, contents.entries)
+            if optimizer is not None:
+                make_state(optimizer, contents.entries)
             state = CheckpointState.of(dmp, optimizer)
             lacking = together(lambda: state.leave_out_steps(contents.entries))
-            # Who scores may have another optimizer; who trains may have frozen some parameters.
-            trained = [] if scores else together(lambda: trained_names(optimizer))
+            trained = together(lambda: trained_names(optimizer))  # some may be frozen
             planner = SafeLoadPlanner({name for of_rank in trained for name in of_rank})
             load(state.document, storage_reader=SafeReader(path, contents), planner=planner)
             state.put_back(dmp, optimizer, progress.step)
@@ -285,7 +281,7 @@ class Checkpoints:
                 f"{path}: cannot be loaded into this model and optimizer ({reason}); {advice}, or "
                 "remove this checkpoint to go on from the one before"
             ) from error
-        if not scores:
+        if optimizer is not None:
             together(lambda: put_back(dmp, read_rank_state(path)))
         return progress
 

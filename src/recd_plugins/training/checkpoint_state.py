@@ -46,14 +46,20 @@ class CheckpointState:
     tables: frozenset[str]
 
     @classmethod
-    def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer) -> CheckpointState:
-        """The state as it is now. A collective call.
+    def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
+        """The state as it is now; without an optimizer, of the model alone. A collective call.
 
         Raises:
             SetupError: two parameters would have one name.
         """
-        model, state = dmp.state_dict(), optimizer.state_dict()
+        model = dmp.state_dict()
         check_names(model)
+        document: dict[str, Any] = {
+            "model": {common_name(name): value for name, value in model.items()}
+        }
+        if optimizer is None:
+            return cls(document, model, {}, frozenset())
+        state = optimizer.state_dict()
         tables = frozenset(
             name
             for name, values in state["state"].items()
@@ -67,10 +73,7 @@ class CheckpointState:
             # What has no state is no entry: of SGD, a replicated table has none either.
             if values
         }
-        document: dict[str, Any] = {
-            "model": {common_name(name): value for name, value in model.items()},
-            "optimizer": {**state, "state": by_name},
-        }
+        document["optimizer"] = {**state, "state": by_name}
         if steps := steps_of_tables(dmp.module):
             document["steps"] = steps
         return cls(document, model, state, tables)
@@ -87,16 +90,20 @@ class CheckpointState:
             self.document["steps"] = kept
         return [name for name in steps if name not in kept]
 
-    def put_back(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
+    def put_back(
+        self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
+    ) -> None:
         """Load what DCP filled the document with. A collective call.
 
         Args:
             dmp, optimizer: those that the state is of.
             step: optimizer steps done.
         """
-        set_steps_of_tables(dmp.module, self.document.get("steps", {}), otherwise=step)
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
+        if optimizer is None:
+            return
+        set_steps_of_tables(dmp.module, self.document.get("steps", {}), otherwise=step)
         filled = self.document["optimizer"]
         by_name = {
             name: {"step": torch.full_like(values["step"], step), "sum": values["sum"]}
@@ -201,8 +208,8 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
         parameter.grad = gradient
 
 
-def trained_names(optimizer: Optimizer) -> list[str]:
-    """The parameters of an optimizer of TorchRec, as checkpoints name them."""
+def trained_names(optimizer: Optimizer | None) -> list[str]:
+    """The parameters of an optimizer of TorchRec, as checkpoints name them; none of None."""
     return [common_name(name) for name in getattr(optimizer, "params", {})]
 
 

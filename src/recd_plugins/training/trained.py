@@ -138,7 +138,10 @@ def load_trained(job: TrainedJob) -> Trained:
         start_server()
     device = device_of_rank(job.device)
     load_fitted(registry, job.checkpoint)
-    parts = assemble(job.planned_by(registry), "plugins", device)
+    planned = job.planned_by(registry)
+    # Nothing is trained: FBGEMM may have the optimizer of a table for another device alone.
+    planned = replace(planned, further={**planned.further, "optimizer": ()})
+    parts = assemble(planned, "plugins", device)
     fit_converter(parts.prepared.registry)
     # As it was trained: what was chosen to place tables by data makes no other model.
     registry = replace(
@@ -153,7 +156,7 @@ def load_trained(job: TrainedJob) -> Trained:
         )
     )
     checkpoints = Checkpoints(job.checkpoint.parent, keep=1)
-    progress = checkpoints.load_one(job.checkpoint, parts.dmp, parts.optimizer)
+    progress = checkpoints.load_one(job.checkpoint, parts.dmp)
     parts.dmp.eval()
     return Trained(parts, registry, device, progress.step, same_data, job.checkpoint)
 
