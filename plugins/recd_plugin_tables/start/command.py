@@ -137,8 +137,8 @@ def _check_same(file: Path, text: str, table: str) -> None:
         raise RecdError(
             f"{file} exists already, and is not what is written for {table} now: it was edited, is "
             "of another table, other options or another version, or the table has changed. "
-            f"recd run {name} trains it as it is; or remove it, or have recd init write one of "
-            "another name"
+            f"recd run {name} trains it as it is; rm {name} has this command write it anew; "
+            f"recd init {shlex.quote(table)} my.yaml writes one of another name"
         )
 
 
