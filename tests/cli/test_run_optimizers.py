@@ -83,8 +83,10 @@ def test_metrics_without_a_split_are_refused(tmp_path: Path) -> None:
 def test_scores_take_no_optimizer(tmp_path: Path) -> None:
     """As of a model that a GPU trained by Adam, which FBGEMM lacks on the CPU; split otherwise."""
     registry = write(tmp_path, more=f"device: cpu, checkpoint: {{path: {tmp_path}/checkpoints}}")
+    text = registry.read_text().replace("g_dim: 4", "g_dim: 8").replace("m_mlp: [4]", "m_mlp: [8]")
+    registry.write_text(text)
     _, trained = run(registry)
-    text = registry.read_text().replace("torchrec.adagrad", "torchrec.adam")
+    text = text.replace("torchrec.adagrad", "torchrec.adam")
     registry.write_text(f"{text}sharding: [{{use: torchrec.column_wise, tables: [t_item]}}]\n")
     plugins, report = tmp_path / "plugins", tmp_path / "scores.json"
     done = programs.recd("--plugins-dir", plugins, "evaluate", registry, "--json", report)

@@ -131,9 +131,10 @@ def test_a_kill_between_two_names_leaves_a_checkpoint(
         left.pop()
         replace(old, new)
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched:
         patched.setattr(os, "replace", killed)
-        put(partial, checkpoint)
+        with pytest.raises(KeyboardInterrupt):
+            put(partial, checkpoint)
     with Checkpoints(tmp_path, keep=1).reserve(resume=True):
         assert list(tmp_path.glob(".step-*.before")) == []
     assert [path.name for path in checkpoint.iterdir()] == [kept]
