@@ -65,6 +65,10 @@ def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
         with CollectiveBytes() as counter:
             action()
         counted[name] = (counter.total, sum(counter.calls.values()))
+        assert sum(counter.to_ranks.values()) in (0, counter.total)
+        if name == "all_to_all_single":
+            of_places = [0 if place == rank else 4 * n for place, n in enumerate(splits)]
+            assert [counter.to_ranks[group.group_name, place] for place in range(4)] == of_places
     return counted
 
 

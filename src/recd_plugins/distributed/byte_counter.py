@@ -61,12 +61,15 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         sent: bytes by what they were.
         calls: collectives by what they were; a waiting or synchronising one is not counted.
+        to_ranks: bytes of all-to-alls, which need not be even, by the name of the process group and
+            the place in it of the rank that gets them.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sent: Counter[Traffic] = Counter()
         self.calls: Counter[Traffic] = Counter()
+        self.to_ranks: Counter[tuple[str, int]] = Counter()
 
     @property
     def total(self) -> int:
@@ -88,6 +91,7 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Forget everything."""
         self.sent.clear()
         self.calls.clear()
+        self.to_ranks.clear()
 
     def __torch_dispatch__(
         self,
@@ -118,6 +122,11 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _count(self, kind: CollectiveKind, sent: _Sent, arguments: dict[str, Any]) -> None:
         group = _group(arguments)
         num_bytes = sent(arguments, group.rank(), group.size())
+        if not isinstance(num_bytes, int):
+            num_bytes[group.rank()] = 0  # what stays
+            for place, part in enumerate(num_bytes):
+                self.to_ranks[group.group_name, place] += part
+            num_bytes = sum(num_bytes)
         # Private, but autograd's own way to tell (torch 2.11 to 2.14); -1 outside of it.
         in_backward = torch._C._current_graph_task_id() != -1
         first = next(tensor for value in arguments.values() for tensor in _tensors(value))
@@ -195,7 +204,8 @@ class _Counting:
             self.before(features, *rest)
 
 
-_Sent = Callable[[dict[str, Any], int, int], int]
+# To all others; of all-to-alls what each rank gets, this one too.
+_Sent = Callable[[dict[str, Any], int, int], int | list[int]]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -220,18 +230,23 @@ def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, group)
 
 
-def _to_others_by_split(input: str) -> _Sent:
+def _to_each_by_split(input: str) -> _Sent:
     """Rows of one tensor, split over the ranks."""
 
-    def sent(arguments: dict[str, Any], rank: int, size: int) -> int:
+    def sent(arguments: dict[str, Any], _: int, size: int) -> list[int]:
         tensor: Tensor = arguments[input]
         splits = arguments["input_split_sizes"]
         if not splits:
-            return _bytes(tensor) * (size - 1) // size
+            return [_bytes(tensor) // size] * size
         row = _bytes(tensor) // max(1, tensor.shape[0])
-        return row * (sum(splits) - splits[rank])
+        return [row * split for split in splits]
 
     return sent
+
+
+def _to_each_by_list(input: str) -> _Sent:
+    """One tensor for each rank."""
+    return lambda arguments, _, __: [_bytes(tensor) for tensor in arguments[input]]
 
 
 def _to_others_by_list(input: str) -> _Sent:
@@ -274,7 +289,7 @@ def _to_root(input: str) -> _Sent:
     )
 
 
-def _scattered(arguments: dict[str, Any], rank: int, size: int) -> int:
+def _scattered(arguments: dict[str, Any], rank: int, size: int) -> int | list[int]:
     if rank != arguments["root_rank"]:
         return 0
     return _to_others_by_list("input_tensors")(arguments, rank, size)
@@ -293,9 +308,9 @@ _SILENT = {
 
 # By the name in the operator's schema (torch 2.11 to 2.14).
 _COLLECTIVES: dict[str, tuple[CollectiveKind, _Sent]] = {
-    "c10d::alltoall_base_": ("all_to_all", _to_others_by_split("input")),
-    "c10d::alltoall_": ("all_to_all", _to_others_by_list("input_tensors")),
-    "_c10d_functional::all_to_all_single": ("all_to_all", _to_others_by_split("input")),
+    "c10d::alltoall_base_": ("all_to_all", _to_each_by_split("input")),
+    "c10d::alltoall_": ("all_to_all", _to_each_by_list("input_tensors")),
+    "_c10d_functional::all_to_all_single": ("all_to_all", _to_each_by_split("input")),
     "c10d::reduce_scatter_": ("reduce_scatter", _to_others_by_list("input_tensors")),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", _even_parts("input_tensor")),
     "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", _even_parts("inputs")),

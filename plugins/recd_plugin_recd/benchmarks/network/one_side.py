@@ -116,12 +116,11 @@ class OneSide:
             self._steps(len(self.batches))
         dist.barrier()
         link = self._link().since(before)
-        total = between = messages = 0.0
-        for traffic, num_bytes in counter.sent.items():
+        messages = 0.0
+        for traffic, calls in counter.calls.items():
             share = _share_between(traffic.kind, traffic.group, ranks_per_node)
-            total += num_bytes
-            between += share * num_bytes * _GLOO_TIMES.get(traffic.kind, 1)
-            messages += share * counter.calls[traffic] * _gloo_bytes(traffic.kind, traffic.group)
+            messages += share * calls * _gloo_bytes(traffic.kind, traffic.group)
+        total, between = counter.total, bytes_between(counter, ranks_per_node)
         steps = len(self.batches)
         link_bytes = max(link.sent, link.received)
         return Sent(*(n / steps for n in (total, between, messages, link_bytes, link.payload)))
@@ -144,6 +143,19 @@ class OneSide:
         return link_bytes() if self._counts_links else LinkBytes(0, 0, 0)
 
 
+def bytes_between(counter: CollectiveBytes, ranks_per_node: int) -> float:
+    """What this rank sent to other nodes, as gloo sends it: of all-to-alls what each rank got."""
+    node, between = dist.get_rank() // ranks_per_node, 0.0
+    for traffic, num_bytes in counter.sent.items():
+        if traffic.kind != "all_to_all":
+            share = _share_between(traffic.kind, traffic.group, ranks_per_node)
+            between += share * num_bytes * _GLOO_TIMES.get(traffic.kind, 1)
+    for (group, place), num_bytes in counter.to_ranks.items():
+        to = dist.get_process_group_ranks(resolve_group(group))[place]
+        between += num_bytes * (to // ranks_per_node != node)
+    return between
+
+
 def _gloo_bytes(kind: str, group: str) -> int:
     """What gloo adds to one collective, of a rank."""
     others = len(dist.get_process_group_ranks(resolve_group(group))) - 1
@@ -153,7 +165,10 @@ def _gloo_bytes(kind: str, group: str) -> int:
 
 
 def _share_between(kind: str, group: str, ranks_per_node: int) -> float:
-    """The share of the bytes that this rank sends in a group which leaves its node."""
+    """The share of the bytes that this rank sends in a group which leaves its node.
+
+    Of what need not be even, the share of the messages.
+    """
     ranks = dist.get_process_group_ranks(resolve_group(group))
     own, node = dist.get_rank(), dist.get_rank() // ranks_per_node
     if kind in _RING:

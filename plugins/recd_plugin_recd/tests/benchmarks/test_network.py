@@ -8,17 +8,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from recd_plugin_recd.benchmarks import network
 from recd_plugin_recd.benchmarks.network.cells import MeasuredCells, measure_cells
 from recd_plugin_recd.benchmarks.network.figures import CellFigures
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side, chosen
 from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
+from recd_plugin_recd.benchmarks.network.one_side import bytes_between
 from recd_plugin_recd.benchmarks.network.plots import draw
 from recd_plugin_recd.benchmarks.network.ranks import Job, Measured, measure
 from recd_plugin_recd.benchmarks.network.trace_plot import draw_traces
 from recd_plugin_recd.benchmarks.network.workloads import write_registries
 from recd_plugins.api import DataError, RecdError, SetupError
+from recd_plugins.api.distributed import CollectiveBytes
 from recd_plugins.testing import shaped_network
 from recd_plugins.testing.benchmark import Findings
 from recd_plugins.testing.gloo import run_on_ranks
@@ -79,6 +83,26 @@ def test_sides_train_alike_and_what_they_send_is_counted(
     assert stock.payload_between > 2 * ours.payload_between
     # Of two nodes with a rank each, all leaves the node; each link carries about half.
     assert stock.payload / 2 == pytest.approx(stock.payload_between, rel=0.2)
+
+
+def uneven(rank: int, world_size: int) -> tuple[float, int]:
+    """Bytes to other nodes, and to all, of two collectives of 3 ranks on 2 nodes."""
+    parts = [5, 10, 100]  # of 4 bytes, for each rank
+    with CollectiveBytes() as counter:
+        dist.all_to_all_single(
+            torch.empty(3 * parts[rank]), torch.zeros(sum(parts)), [parts[rank]] * 3, parts
+        )
+        dist.all_reduce(torch.zeros(30))
+    return bytes_between(counter, ranks_per_node=2), counter.total
+
+
+def test_what_leaves_a_node_is_counted_by_the_rank_that_gets_it() -> None:
+    ring = 2 * 2 * 40  # of each rank; those of ranks 1 and 2 go to the other node
+    assert run_on_ranks(uneven, 3) == [
+        (4 * 100, ring + 4 * 110),
+        (ring + 4 * 100, ring + 4 * 105),
+        (ring + 4 * 15, ring + 4 * 15),
+    ]
 
 
 def test_a_step_on_the_link(found: tuple[list[Side], dict[str, Measured]], tmp_path: Path) -> None:
