@@ -127,6 +127,15 @@ def test_constraints_of_a_trainer_go_before_the_data() -> None:
             {"aa": ParameterConstraints(min_partition=4)},
             r"planner\(constraints=...\) names aa, which is no table of the model; did you mean a",
         ),
+        (
+            {"a": ParameterConstraints(batch_sizes=[7])},
+            r"planner\(constraints=...\) has batch_sizes \[7\] for table a; expected one for each "
+            "of its features, f, g",
+        ),
+        (
+            {"a": ParameterConstraints(sharding_types=[])},
+            r"has sharding_types \[\] for table a; expected at least one, as ",
+        ),
     ],
 )
 def test_constraints_that_contradict_are_refused(wishes: Any, message: str) -> None:

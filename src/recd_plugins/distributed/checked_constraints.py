@@ -31,24 +31,36 @@ _LISTED = {int: "finite whole numbers", float: "finite numbers", str: "texts"}
 
 
 def check_constraints(plugin: Plugin, table: Table, constraints: ParameterConstraints) -> None:
-    """Refuse types and words that TorchRec has not, and numbers that none of its costs can be of.
+    """Refuse of a plugin what ``wrong_constraint`` finds.
 
     Args:
         plugin: whose constraints they are.
         table: that they are for.
-        constraints: of it; dataclasses take anything for a field.
+        constraints: of it.
 
     Raises:
         PluginError: names the plugin, the line of its entry, the field and what is expected.
+    """
+    if wrong := wrong_constraint(table, constraints):
+        raise PluginError(f"{plugin.title}: constraints returned {wrong}")
+
+
+def wrong_constraint(table: Table, constraints: ParameterConstraints) -> str:
+    """Types and words that TorchRec has not, and numbers that none of its costs can be of.
+
+    Args:
+        table: that they are for.
+        constraints: of it; dataclasses take anything for a field.
+
+    Returns:
+        The first of them, with its field and what is expected; empty where all are right.
     """
     for name, hint in get_type_hints(ParameterConstraints).items():
         value, unset = getattr(constraints, name), getattr(_UNSET, name)
         is_unset = type(value) is type(unset) and value == unset
         if not is_unset and (wanted := _wanted(name, value, hint, table)):
-            raise PluginError(
-                f"{plugin.title}: constraints returned {name} {value!r:.200} for table "
-                f"{table.name}; expected {wanted}"
-            )
+            return f"{name} {value!r:.200} for table {table.name}; expected {wanted}"
+    return ""
 
 
 def _wanted(name: str, value: Any, hint: Any, table: Table) -> str:

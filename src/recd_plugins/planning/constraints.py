@@ -12,6 +12,7 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins.data.prepared import Prepared
+from recd_plugins.distributed.checked_constraints import wrong_constraint
 from recd_plugins.distributed.entry_constraints import EntryConstraints, entry_constraints
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
@@ -78,12 +79,14 @@ def table_constraints(
     Raises:
         PluginError: a plugin constrains a table that is none of its own.
         SetupError: two plugins, or one and ``wishes``, set the same thing for one table in
-            different ways; ``wishes`` name no table of the model; a data-parallel table would lose
-            the optimizer that its parameter brings.
+            different ways; ``wishes`` name no table of the model, or what TorchRec does not take;
+            a data-parallel table would lose the optimizer that its parameter brings.
     """
     registry, wishes = prepared.registry, wishes or {}
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
+    others = [table for module in left for table in module.tables]
+    _check_wishes(wishes, [*tables, *others])
     parts = prepared.checked_parts
     of_trainer = EntryConstraints("", "planner(constraints=...)", wishes)
     for entry in (*entry_constraints(prepared, tables), of_trainer):
@@ -98,8 +101,6 @@ def table_constraints(
                         "leave the table to one of them"
                     )
             merged[name] = _merge(merged.get(name, _UNSET), constraints)
-    others = [table for module in left for table in module.tables]
-    _check_names(wishes, [*tables, *others])
     _keep_optimizers(merged, optimizers or {})
     replicated = _replicated(registry.sharding, tables)
     tables = [*tables, *others]
@@ -157,8 +158,8 @@ def _of_training(training: TrainingSpec) -> TableOptimizer:
     return TableOptimizer("", training.optimizer == "sgd", params)
 
 
-def _check_names(wishes: Mapping[str, ParameterConstraints], tables: Sequence[Table]) -> None:
-    """Refuse constraints that TorchRec's planner would pass over."""
+def _check_wishes(wishes: Mapping[str, ParameterConstraints], tables: Sequence[Table]) -> None:
+    """Refuse constraints that TorchRec's planner would pass over, or fail by."""
     known = [table.name for table in tables]
     for name in wishes:
         if name not in known:
@@ -166,6 +167,10 @@ def _check_names(wishes: Mapping[str, ParameterConstraints], tables: Sequence[Ta
                 f"planner(constraints=...) names {name}, which is no table of the model"
                 + (did_you_mean(name, known) or f"; the tables: {shortened(known)}")
             )
+    for table in tables:
+        wish = wishes.get(table.name, _UNSET)
+        if wrong := wrong_constraint(table, wish):
+            raise SetupError(f"planner(constraints=...) has {wrong}")
 
 
 def _keep_optimizers(
