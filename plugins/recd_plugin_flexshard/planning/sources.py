@@ -126,7 +126,7 @@ class RegistryBatches:
 
         registry = prepared.registry
         self.name = f"batches of {registry.path}"
-        self._registry = registry
+        self._registry, self._dataset = registry, prepared.wrapped_dataset
         self._tables = tables
         pooled = [table.name for table in tables if table.pooled]
         if pooled:
@@ -141,7 +141,7 @@ class RegistryBatches:
     ) -> Iterator[tuple[StepLookups, StepLookups]]:
         """See ``simulate.BatchIds``."""
         _, world_size = routes[0].shape
-        reader = self._registry.dataset.reader(
+        reader = self._dataset.reader(
             rank=rank,
             world_size=world_size,
             batch_size=self._registry.training.batch_size,

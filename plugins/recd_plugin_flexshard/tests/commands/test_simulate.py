@@ -71,6 +71,15 @@ def test_real_batches(folder: Path) -> None:
     assert "play fewer steps" in simulate(*TOPOLOGY, "--data", "--steps", "9").output
 
 
+def test_real_batches_come_through_the_wrappers_of_the_dataset(folder: Path) -> None:
+    negatives = "{item: item_0, by: in_request, negatives: 3}"
+    wrap = f"  wrap: [{{use: ranking.negatives, options: {negatives}}}]\nconverter:"
+    text = REGISTRY.replace("converter:", wrap)
+    (folder / "registry.yaml").write_text(text, encoding="utf-8")
+    # Of positive rows with three others each; without the wrapper there would be 4.
+    assert "has 3 batches of 32 rows" in simulate(*TOPOLOGY, "--data", "--steps", "9").output
+
+
 def test_accesses_that_have_changed(folder: Path) -> None:
     tables = {
         name: TableAccess.from_counts(
