@@ -17,6 +17,7 @@ from rich.table import Table as TextTable
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.api import Work
+from recd_plugins.api.batches import smallest_batch
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
 from recd_plugins.api.planning import (
@@ -155,7 +156,8 @@ def calibrate(registry: Registry, job: Job, spec: TopologySpec, *, rounds: int =
         RecdError: the registry, the data or the machine does not allow it.
     """
     ranks = registry.training.ranks
-    sizes = _batch_sizes(registry.training.batch_size)
+    together = smallest_batch(registry.wrapped_dataset)
+    sizes = batch_sizes(registry.training.batch_size, together)
     by_rank = launch(_profile_sides, ranks, job, sizes, rounds, backend=backend_for(job.device))
     plugins = with_plugins(registry, spec)
     candidates = {"plugins": plugins, "baseline": plugins.as_plain()}
@@ -241,9 +243,14 @@ def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[Work, float]
     return [(together, max(min(seconds), fmean(seconds) - waiting))]
 
 
-def _batch_sizes(batch_size: int) -> tuple[int, int, int]:
-    """Two to fit and between them one to predict: the largest is the registry's own."""
-    return max(1, batch_size // 4), max(2, batch_size // 2), max(3, batch_size)
+def batch_sizes(batch_size: int, together: int) -> tuple[int, int, int]:
+    """Two to fit and between them one to predict: the largest is the registry's own.
+
+    All are multiples of the rows that wrappers of the dataset hand out together.
+    """
+    count = batch_size // together
+    small, middle, large = max(1, count // 4), max(2, count // 2), max(3, count)
+    return together * small, together * middle, together * large
 
 
 def _profile_sides(

@@ -137,6 +137,25 @@ def test_the_batch_size_of_the_command_is_measured(
     assert found == {"own": 8, "ranks": 8}
 
 
+def test_batches_are_of_whole_numbers_of_rows_that_are_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, ...]] = []
+
+    def stop(_: object, __: int, ___: Job, sizes: tuple[int, ...], *____: object, **_____: object):
+        found.append(sizes)
+        raise RecdError("stop")
+
+    monkeypatch.setattr("recd_plugin_calibration.steps.launch", stop)
+    wrap = "wrap: [{use: ranking.negatives, options: {item: item_0, negatives: 4}}]"
+    text = on_two_nodes(tmp_path).read_text().replace("converter:", f"  {wrap}\nconverter:")
+    path = tmp_path / "wrapped.yaml"
+    path.write_text(text.replace("batch_size: 16", "batch_size: 30"))
+    with pytest.raises(RecdError, match="stop"):
+        calibrate(load_registry(path), Job(path), this_machine(2))
+    assert found == [(5, 15, 30)]
+
+
 def test_a_calibration_run(tmp_path: Path) -> None:
     path = on_two_nodes(tmp_path)
     registry = load_registry(path).with_training({"ranks_per_node": None})

@@ -9,6 +9,7 @@ from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.lower import lower
 from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
+from recd_plugins.data.wrappers import smallest_batch
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import (
     ikjts_from_columns,
@@ -43,4 +44,5 @@ __all__ = [
     "partial_from_columns",
     "partial_from_dictionaries",
     "positions_of_ranges",
+    "smallest_batch",
 ]
