@@ -8,18 +8,21 @@ from recd_plugins.errors import NoPlanError
 from recd_plugins.planning.largest_batch import GRANULE, largest_batch
 
 
-@given(most=st.integers(GRANULE, 10**6), start=st.integers(1, 10**6))
-def test_it_fits_and_a_step_more_does_not(most: int, start: int) -> None:
+@given(
+    most=st.integers(7 * GRANULE, 10**6), start=st.integers(1, 10**6), together=st.integers(1, 7)
+)
+def test_it_fits_and_a_step_more_does_not(most: int, start: int, together: int) -> None:
     asked: dict[int, bool] = {}
 
     def fits(batch_size: int) -> bool:
         asked[batch_size] = batch_size <= most
         return asked[batch_size]
 
-    found, step = largest_batch(fits, start=start)
+    found, step = largest_batch(fits, start=start, together=together)
+    assert not any(batch_size % together for batch_size in asked)
     assert asked[found]
     assert not asked[found + step]
-    assert step <= max(GRANULE, found / 64)
+    assert step <= max(GRANULE * together, found / 64)
     assert len(asked) <= 40
 
 

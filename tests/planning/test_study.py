@@ -182,6 +182,22 @@ def test_the_largest_batch(make_registry) -> None:
     assert "rows more do not fit" in text(made)
 
 
+def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -> None:
+    negatives = {"item": "item_0", "by": "in_request", "negatives": 2}
+    wrap = [{"use": "ranking.negatives", "options": negatives}]
+    options = {"path": str(table), "sparse": ["item_0"]}
+    dataset = {"use": "recd.session_parquet", "options": options, "wrap": wrap}
+    training = {"batch_size": 96, "ranks": 2}
+    registry = make_registry(
+        dataset=dataset, pooling=[], sharding=[{"use": "auto"}], training=training
+    )
+    spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 10_000_000})
+    made = report(registry, spec, None)
+    assert made.plain is not None
+    for side in (made.plugins, made.plain):
+        assert side.batch_size % 3 == side.batch_step % (3 * 64) == 0
+
+
 @pytest.fixture
 def data_ends(monkeypatch) -> Callable[[int], None]:
     def after(rows: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
+from recd_plugins.data.wrappers import smallest_batch
 from recd_plugins.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Choice
 from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
@@ -48,6 +49,8 @@ class Study:
             # The data is measured in batches of the file; none is needed that is not planned for.
             registry = registry.with_training({"batch_size": batch_size})
         data = data_of_model(registry)
+        together = smallest_batch(registry.wrapped_dataset)
+        find = partial(largest_batch, start=start, together=together)
 
         @cache
         def plugins(rows: int) -> Candidate:
@@ -60,12 +63,12 @@ class Study:
                     f"a plan looks at a batch of the first rows, and {error}"
                 ) from error
 
-        mine = self._side("with the plugins", plugins, batch_size, start)
+        mine = self._side("with the plugins", plugins, batch_size, find)
         plain = plugins(mine.batch_size).as_plain()
         theirs, problem = None, ""
         try:
             # What data is there for none, it is there for no other.
-            theirs = self._side("plain", lambda _: plain, batch_size, start, mine)
+            theirs = self._side("plain", lambda _: plain, batch_size, find, mine)
         except SetupError as error:  # as where it fits nowhere
             problem = str(error)
         return PlanReport(
@@ -86,7 +89,7 @@ class Study:
         what: str,
         candidates: _Candidates,
         batch_size: int | None,
-        start: int,
+        find: Callable[[Callable[[int], bool]], tuple[int, int]],
         other: SideReport | None = None,
     ) -> SideReport:
         largest = step = None
@@ -122,7 +125,7 @@ class Study:
 
         if batch_size is None:
             try:
-                largest, step = largest_batch(fits, start=start)
+                largest, step = find(fits)
             except NoPlanError as error:
                 raise (refused or error) from None
             batch_size = largest
