@@ -10,8 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pydantic import BaseModel
 
 from recd_plugins import load_registry
+from recd_plugins.api import PluginOptions
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
@@ -378,6 +380,38 @@ def test_an_identity_that_is_no_json(folder: Path, tmp_path: Path) -> None:
     change = "recd.sigrid_hash", "acme.mapped"
     with pytest.raises(PluginError, match=r": acme\.mapped: identity failed .*not JSON"):
         identity(folder, change, plugins_dir=tmp_path)
+
+
+class Words(BaseModel):
+    words: frozenset[str]
+
+
+class OptionsOfSets(PluginOptions):
+    words: frozenset[str]
+    groups: dict[str, tuple[frozenset[str], ...]]
+    inner: Words
+    few: set[int] | None = None
+    spelled: Path = Path("b/a")
+
+
+def test_sets_among_options_have_one_order_in_all_processes() -> None:
+    words = [f"word_{number:02}" for number in range(20)]
+    found = OptionsOfSets(
+        words=frozenset(words),
+        groups={"b": (frozenset(words), frozenset()), "a": ()},
+        inner=Words(words=frozenset(words)),
+        few={3, 1},
+    )
+    dumped = {
+        "words": words,
+        "groups": {"b": [words, []], "a": []},
+        "inner": {"words": words},
+        "few": [1, 3],
+        "spelled": "b/a",
+    }
+    assert found.model_dump(mode="json") == dumped
+    assert json.loads(found.model_dump_json()) == dumped
+    assert OptionsOfSets.model_validate(dumped) == found
 
 
 KINDS = '''

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Set
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field_serializer
 
 from recd_plugins.errors import Problem
 
 
 class PluginOptions(BaseModel):
-    """Base of a plugin's options: immutable; unknown names, nan and inf are errors."""
+    """Base of a plugin's options: immutable; unknown names, nan and inf are errors.
+
+    What a set holds is dumped as JSON in one order: ranks, and runs that go on, compare it.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_serializer("*", mode="wrap", when_used="json")
+    def _sets_in_order(self, value: Any, dump: SerializerFunctionWrapHandler) -> Any:
+        return _in_order(value, dump(value))
+
+
+def _in_order(value: Any, dumped: Any) -> Any:
+    """What was dumped of a value; of a set sorted, as that has another order in each process."""
+    value = dict(value) if isinstance(value, BaseModel) else value
+    is_like = isinstance(value, Collection) and isinstance(dumped, list | dict)
+    if not is_like or len(value) != len(dumped):  # one value, or by a serializer of its own
+        return dumped
+    if isinstance(dumped, list):
+        is_set = isinstance(value, Set)
+        return sorted(dumped, key=repr) if is_set else list(map(_in_order, value, dumped))
+    if not isinstance(value, Mapping):
+        return dumped
+    return dict(zip(dumped, map(_in_order, value.values(), dumped.values()), strict=True))
 
 
 class Plugin:
