@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.data.feature_steps import feature_steps, num_dense_inputs
+from recd_plugins.data.feature_steps import feature_steps, num_dense_inputs, refuse_ids_apart
 from recd_plugins.data.preprocess import build_preprocess
 from recd_plugins.errors import PluginError, RegistryError
-from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.interfaces import FeatureSchema, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.values.batch import Batch
@@ -119,3 +119,19 @@ def test_the_model_is_built_for_the_dense_features_that_preprocessing_gives(regi
     assert isinstance(model, DLRM)
     assert model.top.dense_arch is not None
     assert model.top.dense_arch(dense).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("num_ids", "said"),
+    [
+        (lambda step: step.counted, "num_ids, which is asked before fit, failed at .* 'counted'"),
+        (lambda _: "9", "num_ids is '9'; expected a number above 0, or None"),
+    ],
+)
+def test_a_step_that_does_not_know_how_many_ids_it_makes(registry, monkeypatch, num_ids, said):
+    found = registry("{use: tables.vocabulary, features: [item_id], options: {rows: 9}}")
+    step = type(found.preprocessing[0].plugin)
+    monkeypatch.setattr(step, "num_ids", property(num_ids))
+    where = r"r\.yaml:5 preprocessing\[0\]: tables\.vocabulary: "
+    with pytest.raises(PluginError, match=where + said):
+        refuse_ids_apart(found, [Table("t_item_id", ("item_id",), 9, 4, pooled=True)])

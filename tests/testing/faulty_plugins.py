@@ -82,6 +82,9 @@ class AtMost(Preprocessing):
     @property
     def fit_rows(self):
         return 0 if self.fault == "asks_for_no_rows" else 10
+    @property
+    def num_ids(self):
+        return self.most + 1 if self.fault == "counts_what_it_fitted" else None
     def fit(self, feature, rows):
         self.most = 0
         for pieces, (values, _) in enumerate(rows):

@@ -38,6 +38,7 @@ FAULTS = {
         "counts_pieces_of_numbers": "test_fit_takes_rows_in_pieces_of_any_size[numbers-1]",
         "clears_rows": "test_fit_looks_at_rows_and_leaves_them",
         "asks_for_no_rows": "test_fit_looks_at_rows_and_leaves_them",
+        "counts_what_it_fitted": "test_num_ids_is_known_before_fit",
     },
     "pooling": {
         "gives_ones_for_empty": "test_an_empty_row_gives_zeros",

@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
+from numbers import Integral
 
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Table
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.registry.step_values import wrong_value
 
@@ -59,6 +61,21 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
 
 
+def num_ids_of(step: Preprocessing) -> int | None:
+    """How many ids a step makes, which is asked before it is fitted.
+
+    Raises:
+        PluginError: it does not know then, or says no number.
+    """
+    with plugin_call(step, "num_ids, which is asked before fit,"):
+        made: object = step.num_ids
+    if made is None:
+        return None
+    if isinstance(made, Integral) and int(made) > 0:
+        return int(made)
+    raise PluginError(f"{step.title}: num_ids is {made!r:.80}; expected a number above 0, or None")
+
+
 def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:
     """Refuse to number what is looked up in one table by more than one numbering.
 
@@ -70,7 +87,7 @@ def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:
     numbering = [
         entry
         for entry in registry.preprocessing
-        if entry.plugin.num_ids is not None and type(entry.plugin).fit is not Preprocessing.fit
+        if type(entry.plugin).fit is not Preprocessing.fit and num_ids_of(entry.plugin) is not None
     ]
     problems = []
     for table, entry in product(tables, numbering):
@@ -111,7 +128,7 @@ def _numbered_twice(
         first: dict[str, Entry[Preprocessing]] = {}
         for entry in chain:
             known = first.setdefault(entry.plugin.name, entry)
-            if known is not entry and entry.plugin.num_ids is not None:
+            if known is not entry and num_ids_of(entry.plugin) is not None:
                 yield Problem(
                     str(registry.path),
                     entry.line,

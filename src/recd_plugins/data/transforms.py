@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recd_plugins.data.feature_steps import feature_steps
+from recd_plugins.data.feature_steps import feature_steps, num_ids_of
 from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import Converter, FeatureSchema
@@ -70,7 +70,7 @@ def _check_tables(
     """Before a run, not at the first id that is too large, which may come late."""
     problems = []
     for feature, steps in feature_steps(registry, schema).items():
-        made, rows = steps[-1].num_ids if steps else None, num_embeddings.get(feature)
+        made, rows = num_ids_of(steps[-1]) if steps else None, num_embeddings.get(feature)
         if made is None or rows is None or made <= rows:
             continue
         path, line, field = steps[-1].stands_at or (str(registry.path), 0, "preprocessing")

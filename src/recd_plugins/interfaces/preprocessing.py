@@ -48,8 +48,9 @@ class Preprocessing(Plugin, ABC):
     def num_ids(self) -> int | None:
         """How many ids it makes of a sparse feature, from 0 on; None where that is not known.
 
-        A table with fewer rows is refused before a run begins, and so is a second entry of the
-        plugin for one feature, which would number what the first made.
+        It is asked before ``fit``, so options say it. A table with fewer rows is refused before a
+        run begins, and so is a second entry of the plugin for one feature, which would number what
+        the first made.
         """
         return None
 

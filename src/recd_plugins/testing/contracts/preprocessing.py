@@ -68,6 +68,11 @@ class PreprocessingContract(PluginContract):
         wrong = [value for value in values.tolist() if not 0 <= value < end]
         assert not wrong, f"{plugin.name} gives {wrong[0]}; ids are 0 or more, and below num_ids"
 
+    def test_num_ids_is_known_before_fit(self, plugin: Preprocessing) -> None:
+        """A table with fewer rows is refused before a run begins."""
+        made = type(plugin)(plugin.options).num_ids
+        assert made == plugin.num_ids, "fit changes num_ids: let options say it, or leave it out"
+
     def test_equal_rows_give_equal_rows(self, plugin: Preprocessing, rows: Rows) -> None:
         results = _apply(plugin, rows)
         for row, result in zip(rows, results, strict=True):
