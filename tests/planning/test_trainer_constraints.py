@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.planning.test_planner import Model, make, prepared, profile, registry
+from tests.planning.test_planner import Model, Wide, make, prepared, profile, registry
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -17,6 +17,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.row_wise import RowWise
+from recd_plugin_torchrec.uvm import Uvm
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import tables_of
@@ -157,3 +158,11 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
     message = "own is a OwnProcessed, which .*; but no sharder is for that type, .* inside"
     with pytest.raises(SetupError, match=message):
         planner.plan(model, ready.sharders())
+
+
+def test_plugins_of_two_kinds_and_one_name_contradict_each_other() -> None:
+    wide = make(Wide)
+    wide.name = Uvm.name
+    reg = registry((wide, ["b"]), cache=[(make(Uvm), ["b"])])
+    with pytest.raises(SetupError, match=r"b: torchrec\.uvm and torchrec\.uvm set different compu"):
+        build_planner(prepared(reg), world_size=2, profile=profile())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -11,11 +11,13 @@ from torchrec.distributed.types import ParameterSharding
 
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.checked_constraints import check_constraints
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry
 from recd_plugins.registry.table_answers import check_answers
+
+_UNSET = ParameterConstraints()
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,22 @@ def entries_of_tables(prepared: Prepared) -> dict[str, str]:
     return {name: " and ".join(of_table) for name, of_table in titles.items() if of_table}
 
 
+def set_fields(constraints: ParameterConstraints) -> list[str]:
+    """Names of the fields that are not as they are where nobody sets them."""
+    return [
+        field.name
+        for field in fields(constraints)
+        if getattr(constraints, field.name) != getattr(_UNSET, field.name)
+    ]
+
+
+def merged_constraints(
+    first: ParameterConstraints, second: ParameterConstraints
+) -> ParameterConstraints:
+    """The first, with what the second sets."""
+    return replace(first, **{field: getattr(second, field) for field in set_fields(second)})
+
+
 def check_plan(asked: Sequence[EntryConstraints], plan: Mapping[str, ParameterSharding]) -> None:
     """Refuse a plan that shards a table otherwise than its entry says.
 
@@ -119,5 +137,13 @@ def _constraints(
         by_name = {table.name: table for table in tables}
         for name, of_table in constraints.items():
             check_constraints(plugin, by_name[name], of_table)
-        found |= constraints
+            before = found.get(name, of_table)
+            for field in set_fields(of_table):
+                one, other = getattr(before, field), getattr(of_table, field)
+                if one != other and field in set_fields(before):
+                    raise PluginError(
+                        f"{plugin.title}: its constraints and those of its part set different "
+                        f"{field} of table {name} ({one} and {other}); let one of them say it"
+                    )
+            found[name] = merged_constraints(before, of_table)
     return found

@@ -101,7 +101,10 @@ class TablePart:
         self,
         tables: Sequence[Table],  # noqa: ARG002
     ) -> Mapping[str, ParameterConstraints]:
-        """What the planner may do with each table; merged with the plugin's own constraints."""
+        """What the planner may do with each table; merged with the plugin's own constraints.
+
+        Two values of one field are refused.
+        """
         return {}
 
     def ranks(self, table: str) -> Collection[int] | None:  # noqa: ARG002

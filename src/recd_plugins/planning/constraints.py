@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -13,7 +13,12 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.checked_constraints import wrong_constraint
-from recd_plugins.distributed.entry_constraints import EntryConstraints, entry_constraints
+from recd_plugins.distributed.entry_constraints import (
+    EntryConstraints,
+    entry_constraints,
+    merged_constraints,
+    set_fields,
+)
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Sharding, Table
@@ -84,23 +89,22 @@ def table_constraints(
     """
     registry, wishes = prepared.registry, wishes or {}
     merged: dict[str, ParameterConstraints] = {}
-    set_by: dict[tuple[str, str], str] = {}
+    set_by: dict[tuple[str, str], EntryConstraints] = {}
     others = [table for module in left for table in module.tables]
     _check_wishes(wishes, [*tables, *others])
     parts = prepared.checked_parts
     of_trainer = EntryConstraints("", "planner(constraints=...)", wishes)
     for entry in (*entry_constraints(prepared, tables), of_trainer):
-        source = entry.plugin
         for name, constraints in entry.of_tables.items():
-            for field in _set_fields(constraints):
-                first = set_by.setdefault((name, field), source)
-                if first != source and getattr(merged[name], field) != getattr(constraints, field):
+            for field in set_fields(constraints):
+                first = set_by.setdefault((name, field), entry)
+                value, other = getattr(constraints, field), getattr(merged.get(name), field, None)
+                if first is not entry and other != value:
                     raise SetupError(
-                        f"{entry.where}table {name}: {source} and {first} set different {field} "
-                        f"({getattr(constraints, field)} and {getattr(merged[name], field)}); "
-                        "leave the table to one of them"
+                        f"{entry.where}table {name}: {entry.plugin} and {first.plugin} set "
+                        f"different {field} ({value} and {other}); leave the table to one of them"
                     )
-            merged[name] = _merge(merged.get(name, _UNSET), constraints)
+            merged[name] = merged_constraints(merged.get(name, _UNSET), constraints)
     _keep_optimizers(merged, optimizers or {})
     replicated = _replicated(registry.sharding, tables)
     tables = [*tables, *others]
@@ -222,18 +226,6 @@ def _kinds_of_its_own_accord(elementwise: bool, *, replicated: bool) -> list[str
     if not replicated:
         excluded.add(ShardingType.DATA_PARALLEL.value)
     return [kind.value for kind in ShardingType if kind.value not in excluded]
-
-
-def _set_fields(constraints: ParameterConstraints) -> list[str]:
-    return [
-        field.name
-        for field in fields(constraints)
-        if getattr(constraints, field.name) != getattr(_UNSET, field.name)
-    ]
-
-
-def _merge(first: ParameterConstraints, second: ParameterConstraints) -> ParameterConstraints:
-    return replace(first, **{field: getattr(second, field) for field in _set_fields(second)})
 
 
 def _with_batch_sizes(
