@@ -165,6 +165,8 @@ class Numbers(Dataset):
     name = "test.numbers"
     fault = ""
     def prepare(self): ...
+    def identity(self):
+        return {"schema": 1} if self.fault == "names_the_schema" else {}
     def schema(self): return FeatureSchema(("id",), (), "label")
     def splits(self):
         return ("train", "test") if self.fault == "promises_a_test_split" else ("train",)

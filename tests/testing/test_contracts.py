@@ -63,6 +63,7 @@ FAULTS = {
         "scans_without_time": "test_scan_and_session_keys_come_together",
         "scans_some_rows": "test_scan_yields_every_row_once",
         "scans_without_keys": "test_scan_and_session_keys_come_together",
+        "names_the_schema": "test_identity_is_of_the_rows",
     },
     "sharding": {
         "constrains_others": "test_constrains_only_the_tables_it_is_given",

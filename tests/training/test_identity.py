@@ -454,6 +454,7 @@ def test_sections_of_further_kinds(folder: Path, tmp_path: Path, observes: bool)
     [
         ("identity", None, "identity failed at .* it returned None; expected a mapping"),
         ("identity", {"rows": object()}, "identity failed at .* not JSON serializable"),
+        ("identity", {"schema": 2}, "identity failed at .* the key schema has the columns of each"),
         ("splits", None, r"splits returned None; return \('train',\) or"),
         ("splits", "train", "splits returned 'train'"),
         ("splits", ("test",), r"splits returned \('test',\)"),

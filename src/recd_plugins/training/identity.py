@@ -43,6 +43,8 @@ FORMAT = 1
 # Of the columns, and of wrappers of the dataset; checkpoints of older versions say nothing of it.
 _KINDS = "kinds"
 _OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
+# Of ``data``, beside what a dataset says of its rows.
+_SCHEMA = "schema"
 
 
 def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
             **_plugin(registry.dataset),
             "wrap": _wrappers(registry),
         },
-        "data": {"schema": _schema(schema), **identity_of_data(registry.dataset)},
+        "data": {_SCHEMA: _schema(schema), **identity_of_data(registry.dataset)},
         _KINDS: _kinds(registry.dataset),
         "converter": _plugin(registry.converter),
         "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
@@ -116,6 +118,8 @@ def identity_of_data(dataset: Dataset) -> dict[str, Any]:
         said = _own_identity(dataset)
         if not isinstance(said, dict):
             raise TypeError(f"it returned {said!r:.200}; expected a mapping")
+        if _SCHEMA in said:
+            raise ValueError(f"the key {_SCHEMA} has the columns of each dataset; take another")
     return said
 
 
@@ -166,7 +170,7 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
         DamagedError: it does not say, or nothing that can be read.
     """
     read_fields(checkpoint)
-    schema = json.loads((checkpoint / IDENTITY).read_bytes())["data"]["schema"]
+    schema = json.loads((checkpoint / IDENTITY).read_bytes())["data"][_SCHEMA]
     return FeatureSchema(tuple(schema["sparse"]), tuple(schema["dense"]), schema["label"])
 
 

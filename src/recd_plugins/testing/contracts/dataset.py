@@ -284,6 +284,7 @@ class DatasetContract(PluginContract):
         identity = dataset.identity()
         copy = json.loads(json.dumps(identity, allow_nan=False))
         assert copy == identity, "an identity holds JSON values only"
+        assert "schema" not in identity, "the key schema has the columns; take another"
         if isinstance(dataset, DatasetWrapper):
             return  # it is made around another
         again = type(dataset)(dataset.options)
