@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins import Registry, load_registry, wrap
 from recd_plugins.errors import PluginError, RegistryError, SetupError
-from recd_plugins.interfaces import Setting, Sharding, Table, TablePart
+from recd_plugins.interfaces import Cache, LookupKernels, Setting, Sharding, Table, TablePart
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.registry import Entry
 from recd_plugins.training.calibration_file import write_topology
@@ -182,6 +182,40 @@ def test_parts_are_looked_at_as_plugin_classes_are(
 def test_a_part_may_have_names_of_its_own(tmp_path: Path) -> None:
     more = {"tables": ("t_x",), "counted": lambda self: 5}
     assert with_part(tmp_path, more).prepare(model(build("bags"))).table_parts
+
+
+class Fast(Cache):
+    """A cache with a part."""
+
+    name = "acme.fast"
+    more: ClassVar[dict[str, Any]] = {}
+
+    def check(self, device: torch.device) -> None:
+        """Runs everywhere."""
+
+    def part(self, tables: Sequence[Table], setting: Setting) -> TablePart:
+        return type("CachePart", (TablePart,), self.more)()
+
+
+def kernels(made_by: str, *tables: str) -> dict[str, Any]:
+    """What a part has that makes kernels of tables, and no bags or sequences here."""
+    names = {"made_by": made_by, "tables": tables, "compute_kernel": "fused"}
+    of_tables: Any = type("Kernels", (LookupKernels,), {**names, "bags": None, "sequences": None})
+    return {"kernels": classmethod(lambda cls, parts: of_tables())}
+
+
+def test_a_sharding_has_no_kernels_of_tables_of_others(tmp_path: Path) -> None:
+    words = r"acme\.parted: kernels are of table t_a, which is none of its tables: t_x"
+    with pytest.raises(PluginError, match=words):
+        with_part(tmp_path, kernels("sharding", "t_a")).prepare(model(build("bags")))
+
+
+def test_of_two_kernels_of_a_table_those_of_its_cache_look_it_up(tmp_path: Path) -> None:
+    cache = type("Fast", (Fast,), {"more": kernels("cache", "t_x")})
+    entry = Entry(cache(cache.Options()), ("t_x",), "cache[0]", 7)
+    registry = replace(with_part(tmp_path, kernels("sharding", "t_x")), cache=(entry,))
+    made: Any = registry.prepare(model(build("bags"))).lookup_kernels
+    assert [each.made_by for each in made] == ["cache", "sharding"]
 
 
 def test_entries_decide_for_the_device_that_tables_will_be_on(

@@ -52,8 +52,13 @@ class Prepared:
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """The lookup kernels of the tables that TorchRec's kernels are not to look up."""
-        classes = by_class(self.checked_parts).values()
+        """The lookup kernels of the tables that TorchRec's kernels are not to look up.
+
+        Of two for one table the first make its kernel: those of the cache.
+        """
+        caches = {entry.field for entry in self.registry.cache}
+        parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
+        classes = by_class(parts).values()
         kernels = (asked_together(parts, "kernels") for parts in classes)
         return tuple(each for each in kernels if each is not None)
 
