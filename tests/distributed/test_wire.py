@@ -80,6 +80,29 @@ def test_sharders_that_fail_name_their_plugin() -> None:
         build_sharders(prepared(registry((make(Failing), ["t"]))))
 
 
+class Numbered(Own):
+    options: Any
+
+    class Options(PluginOptions):
+        number: int
+
+    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
+        sharder: Any = _Sharder(arguments.fused_params)
+        sharder.number = self.options.number
+        return [sharder]
+
+
+def test_entries_of_a_plugin_whose_sharders_differ_are_refused() -> None:
+    def sharders(*numbers: int) -> Sequence[ModuleSharder[nn.Module]]:
+        entries = [(make(Numbered, number=number), ["t"]) for number in numbers]
+        return build_sharders(prepared(registry(*entries)))
+
+    assert sum(type(sharder) is _Sharder for sharder in sharders(1, 1)) == 1
+    words = r"sharding\[1\]: test\.own and an entry of it before .* by sharders of other number, "
+    with pytest.raises(SetupError, match=words):
+        sharders(1, 2)
+
+
 def test_a_sharder_without_the_format_is_refused() -> None:
     with pytest.raises(
         SetupError, match=r"test\.own shards _Sequences by .* takes no qcomm_codecs"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from pydantic import BaseModel
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -53,6 +54,7 @@ from recd_plugins.registry.training_spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 
+_PLAIN = (str, int, float, BaseModel)
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
@@ -310,7 +312,22 @@ def build_sharders(
                     f"{where} and {name} both shard {sharder.module_type.__name__}; a plugin gives "
                     "a module type of its own"
                 )
+            elif name == entry.plugin.name and (unlike := _unlike(first, sharder)):
+                raise SetupError(
+                    f"{where} and an entry of it before shard {sharder.module_type.__name__} by "
+                    f"sharders of other {', '.join(unlike)}, and one shards all modules of a type: "
+                    "let the modules that rewrite puts in have what is an entry's own"
+                )
     return sharders
+
+
+def _unlike(first: object, second: object) -> list[str]:
+    """Names of values, such as options are, that two sharders do not share."""
+    one, other = (
+        {name: value for name, value in vars(each).items() if isinstance(value, _PLAIN)}
+        for each in (first, second)
+    )
+    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
 
 
 def stock_sharders(training: TrainingSpec) -> list[ModuleSharder[nn.Module]]:
