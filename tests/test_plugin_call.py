@@ -48,6 +48,7 @@ class Bad(DatasetWrapper):
     def identity(self): self.fail("identity"); return super().identity()
     def splits(self): self.fail("splits"); return super().splits()
     def check(self): self.fail("check")
+    def texts(self, feature): self.fail("texts"); return super().texts(feature)
     def scan(self, split="train"): self.fail("scan"); return super().scan(split)
     def reader(self, **given):
         self.fail("reader")
@@ -100,6 +101,7 @@ def failing_at(folder: Path, method: str) -> Path:
         ("identity", {}),
         ("splits", {}),
         ("scan", {}),
+        ("texts", {"feature": "user"}),
         ("reader", ARGUMENTS),
         ("session_reader", ARGUMENTS),
     ],

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from recd_plugins.api.batches import fitted_steps
 from recd_plugins.api.files import new_file
 from recd_plugins.api.model import table_name
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import Registry, plugin_call
 from recd_plugins.api.training import check_same_preprocessing, load_fitted, table_weights
 
 _ROWS_AT_ONCE = 65_536
@@ -62,7 +62,8 @@ def _values(registry: Registry, checkpoint: Path, table: str, num_rows: int) -> 
     if len(last) != 1:
         return None
     (step,) = last.values()
-    values: Sequence[Any] | None = step.original_values()
+    with plugin_call(step, "original_values"):
+        values: Sequence[Any] | None = step.original_values()
     if values is None:
         return None
     texts: dict[int, str] = {}

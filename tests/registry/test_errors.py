@@ -5,7 +5,8 @@ import os
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.registry.check_dataset import check_dataset
 
 HEAD = """\
 version: 1
@@ -264,3 +265,17 @@ training: {ranks: 0}
 )
 def test_a_misspelt_key_is_not_missing_too(problems, text, expected):
     assert problems(text) == [expected]
+
+
+@pytest.mark.parametrize("returned", [[("path", "is wrong")], ["path"], [(("path",), 5)]])
+def test_mistakes_of_a_dataset_that_name_no_option(tmp_path, plugins_dir, monkeypatch, returned):
+    (tmp_path / "r.yaml").write_text(HEAD)
+    registry = load_registry(tmp_path / "r.yaml", plugins_dir=plugins_dir)
+    dataset = registry.dataset
+    monkeypatch.setattr(type(dataset), "mistakes", lambda _: [(("path",), "is wrong")])
+    with pytest.raises(RegistryError, match=r"r\.yaml:2 dataset\.options\.path: is wrong$"):
+        check_dataset(registry)
+    monkeypatch.setattr(type(dataset), "mistakes", lambda _: returned)
+    expected = r"r\.yaml:2 dataset: acme\.data: mistakes returned .*; expected pairs of the keys"
+    with pytest.raises(PluginError, match=expected):
+        check_dataset(registry)

@@ -25,7 +25,7 @@ from recd_plugin_scoring.export import INT8_PROGRAM, PROGRAM, export_to, inputs_
 from recd_plugin_scoring.int8_rows import Int8Rows
 from recd_plugin_scoring.tests import predict_cases as cases
 from recd_plugins import load_registry
-from recd_plugins.errors import DataError, RecdError
+from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import AbsentData, with_trained_columns
@@ -199,7 +199,9 @@ def test_ids_that_a_quantized_table_has_no_row_of_are_refused(wrong: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["nothing", "cache"])
-def test_rows_of_a_table_are_written(folder: Path, name: str) -> None:
+def test_rows_of_a_table_are_written(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = cases.newest(folder / name)
     output = folder / f"{name}-rows.parquet"
     registry = load_registry(folder / f"{name}.yaml")
@@ -210,6 +212,10 @@ def test_rows_of_a_table_are_written(folder: Path, name: str) -> None:
     assert np.array_equal(np.array(rows["vector"].to_pylist(), np.float32), expected.numpy())
     with pytest.raises(RecdError, match="no table t_itm; did you mean t_item"):
         write_embeddings(registry, checkpoint, "t_itm", output)
+    step = type(registry.preprocessing[0].plugin)
+    monkeypatch.setattr(step, "original_values", lambda self: self.no_values)
+    with pytest.raises(PluginError, match=r"preprocessing\[0\]: .*: original_values failed at "):
+        write_embeddings(registry, checkpoint, "t_item", output)
 
 
 def test_another_model_is_refused(folder: Path) -> None:

@@ -33,6 +33,7 @@ _GUARDED = (
     "session_keys",
     "scan",
     "keys",
+    "texts",
     "kinds",
     "storage",
     "to_score",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.settings import with_settings
@@ -19,9 +21,24 @@ def check_dataset(registry: Registry, settings: Sequence[str] = ()) -> None:
 
     Raises:
         RegistryError: something is; names each line.
+        PluginError: it names no options.
     """
-    if mistakes := registry.dataset.mistakes():
+    with plugin_call(registry.dataset, "mistakes"):
+        mistakes = list(registry.dataset.mistakes())
+    if mistakes:
+        if not all(map(_names_an_option, mistakes)):
+            raise PluginError(
+                f"{registry.dataset.title}: mistakes returned {mistakes!r:.200}; expected pairs of "
+                "the keys that lead to an option, as ('columns', 'devise'), and what is wrong"
+            )
         document = with_settings(read_yaml(registry.path, text=registry.text), settings)
         raise RegistryError(
             [document.problem(("dataset", "options", *option), what) for option, what in mistakes]
         )
+
+
+def _names_an_option(mistake: Any) -> bool:
+    match mistake:
+        case ((*_,), str()):
+            return True
+    return False
