@@ -102,6 +102,33 @@ def test_sections_that_change_nothing_are_named(
     assert named in caplog.text
 
 
+KIND = '''
+from recd_plugins.api import Callback, Kind, hookimpl
+
+class Watch(Callback):
+    """Look on."""
+    kind, name = "watch", "acme.watch"
+
+@hookimpl
+def register_kinds():
+    return [Kind("watch", Watch, "watches", "by table", "Who looks on.", "a.B", True)]
+
+@hookimpl
+def register_plugins():
+    return [Watch]
+'''
+
+
+def test_a_section_of_a_further_kind_is_named_though_it_is_about_tables(
+    file: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "watch.py").write_text(KIND, encoding="utf-8")
+    path = file(ROW_WISE, "watches: [{use: acme.watch, tables: [t_f0]}]")
+    recd_plugins.wrap(Model(), path, plugins_dir=tmp_path / "plugins")
+    assert "registry.yaml: watches: for recd run, or" in caplog.text
+
+
 def test_who_runs_a_file_needs_its_data(file: Any) -> None:
     with pytest.raises(RegistryError, match="dataset: is missing"):
         recd_plugins.load_registry(file(ROW_WISE))

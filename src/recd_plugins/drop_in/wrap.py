@@ -27,8 +27,8 @@ from recd_plugins.registry.no_data import NoDataset
 logger = logging.getLogger(__name__)
 
 _OF_OPTIMIZER = {"optimizer", "learning_rate", "eps"}
-# What counts of a file, beside kinds of parts that are about tables.
-_COUNTS = {"dataset", "converter", "pooling"}
+# Kinds that count: those that a model is prepared by, and the rows that they look at.
+_COUNTS = {"dataset", "converter", "pooling", "sharding", "cache", "optimizer"}
 _COUNTS_OF_TRAINING = _OF_OPTIMIZER | {"batch_size", "topology", "wire"}
 
 
@@ -154,7 +154,7 @@ def _tell_what_does_not_count(parsed: ParsedRegistry) -> None:
     sections = [
         kind.section
         for name, kind in parsed.kinds.items()
-        if name not in _COUNTS and kind.claimed != "table" and parsed.entries(name)
+        if name not in _COUNTS and parsed.entries(name)
     ]
     sections += ["model"] if parsed.model is not None else []
     # Of a device that is the CPU entries decide for that, whatever ranks talk by.
