@@ -47,6 +47,8 @@ class Known(Preprocessing):
         super().__init__(options)
         self.fit_rows, self.fits_together = options.rows, options.together
         self.features, self.ids, self.num_rows = [], set(), 0
+        if options.fault == "keeps fitted":
+            self.fitted = {}
 
     def fit(self, feature, rows):
         assert self.options.fault != "fails"
@@ -284,6 +286,13 @@ def test_ranks_are_fitted_alike(folder: Path) -> None:
 def test_what_cannot_be_fitted_is_refused(folder: Path, fault: str, words: str) -> None:
     with pytest.raises(PluginError, match=words):
         build_dataloader(registry(folder, ALL % f", options: {{fault: {fault}}}"), 0, 1)
+
+
+def test_a_step_that_takes_the_name_fitted_is_refused(folder: Path) -> None:
+    """It was never fitted, and each id of it unknown."""
+    words = r"preprocessing\[0\]: acme\.known: fitted is \{\} before anybody has called fit; who"
+    with pytest.raises(RecdError, match=words):
+        registry(folder, ALL % ", options: {fault: keeps fitted}")
 
 
 def profiled(found: Any) -> None:

@@ -79,6 +79,10 @@ class AtMost(Preprocessing):
     scope = "id"
     takes = ("ids", "numbers")
     fault = ""
+    def __init__(self, options):
+        super().__init__(options)
+        if self.fault == "takes_the_name_fitted":
+            self.fitted = {}
     @property
     def fit_rows(self):
         return 0 if self.fault == "asks_for_no_rows" else 10

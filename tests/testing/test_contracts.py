@@ -39,6 +39,7 @@ FAULTS = {
         "clears_rows": "test_fit_looks_at_rows_and_leaves_them",
         "asks_for_no_rows": "test_fit_looks_at_rows_and_leaves_them",
         "counts_what_it_fitted": "test_num_ids_is_known_before_fit",
+        "takes_the_name_fitted": "test_the_name_fitted_is_left_to_who_calls_fit",
     },
     "pooling": {
         "gives_ones_for_empty": "test_an_empty_row_gives_zeros",

@@ -27,7 +27,7 @@ from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.loader import Document, Location, short_repr
 from recd_plugins.registry.schema import RegistrySpec, registry_spec
-from recd_plugins.registry.step_values import wrong_value
+from recd_plugins.registry.step_values import wrong_at_first
 from recd_plugins.registry.written import misread
 from recd_plugins.words import closest, did_you_mean
 
@@ -210,7 +210,7 @@ def _plugin(
         raise _failed(document, location, cls, "making it", error) from error
     if isinstance(made, Preprocessing):
         try:
-            wrong = wrong_value(made)
+            wrong = wrong_at_first(made)
         except PLUGIN_FAILURES as error:
             raise _failed(document, location, cls, "takes, scope or width", error) from error
         if wrong is not None:

@@ -21,3 +21,13 @@ def wrong_value(step: Preprocessing) -> str | None:
     if type(step.width) is not int or step.width < 1:
         return f"width is {step.width!r:.80}; expected 1 or more"
     return None
+
+
+def wrong_at_first(step: Preprocessing) -> str | None:
+    """The same of one that was just made, which nobody has fitted."""
+    if step.fitted is not None:
+        return (
+            f"fitted is {step.fitted!r:.80} before anybody has called fit; who calls it keeps "
+            "there what it came to: take another name"
+        )
+    return wrong_value(step)

@@ -138,6 +138,10 @@ class PreprocessingContract(PluginContract):
         """It tells a run that goes on from a checkpoint whether ids mean what they meant."""
         check_identity(plugin)
 
+    def test_the_name_fitted_is_left_to_who_calls_fit(self, plugin: Preprocessing) -> None:
+        made = type(plugin)(plugin.options)
+        assert made.fitted is None, "take another name: it would not be fitted"
+
     def test_fit_comes_to_the_same(self, plugin: Preprocessing, rows: Rows) -> None:
         """Every rank fits, and a run that goes on fits again."""
         if not _has_fit(plugin):
