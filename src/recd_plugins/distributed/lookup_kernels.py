@@ -368,9 +368,14 @@ def _kernels_of(
         return chosen.pop()
     cached = next(name for name, each in own.items() if each is not None)
     other = next(name for name, each in own.items() if each is not own[cached])
-    has = "none" if own[other] is None else "another"
+    if own[other] is not None:
+        raise SetupError(
+            f"tables {cached} and {other} have kernels of two kinds, as of caches of two plugins, "
+            "and TorchRec makes one for tables of a module that are equally wide: let entries of "
+            "one plugin have both, or leave one out"
+        )
     raise SetupError(
-        f"tables {cached}, which has a cache, and {other}, which has {has}, got one kernel: "
+        f"tables {cached}, which has a cache, and {other}, which has none, got one kernel: "
         "plan cached tables with CacheParams(prefetch_pipeline=True), by which TorchRec keeps "
         "them apart"
     )

@@ -55,6 +55,7 @@ def shard(
     *,
     cache_params: CacheParams | None = None,
     widths: tuple[int, ...] = (8, 8),
+    of_another: dict[str, TableCache] | None = None,
 ) -> DistributedModelParallel:
     """A model of tables a, b, ... with 6 rows each."""
     tables = [
@@ -65,7 +66,8 @@ def shard(
     ]
     model = torch.nn.Sequential(EmbeddingBagCollection(tables=tables, device=CPU))
     sharder = ExactEmbeddingBagCollectionSharder(
-        {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}, kernels=[CachedKernels(caches)]
+        {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5},
+        kernels=[CachedKernels(caches), CachedKernels(of_another or {})],
     )
     module_plan = construct_module_sharding_plan(
         model[0], plan, sharder, local_size=1, world_size=1, device_type="cpu"
@@ -124,6 +126,8 @@ def test_tables_that_got_one_kernel_and_should_not() -> None:
         cache_params=CacheParams(prefetch_pipeline=True),
     )
     assert len(list(cached_kernels(apart))) == 2
+    with pytest.raises(SetupError, match=r"a and b have kernels of two kinds.*entries of one"):
+        shard({"a": LRU}, {"a": cached, "b": cached}, of_another={"b": LRU})
     in_file = TableCache("lru", 0.5, storage=MappedFile(Path("rows")))
     with pytest.raises(SetupError, match=r"a and b are equally wide.*give them one storage"):
         shard({"a": LRU, "b": in_file}, {"a": cached, "b": cached})
