@@ -288,6 +288,26 @@ def test_errors_stand_behind_the_batches_before_them():
     assert target.state_dict() == read[-1][1]
 
 
+class Blind(Iterated):
+    """Its reader fails to take up, or to say, a position."""
+
+    name = "test.blind"
+    method: ClassVar[str] = ""
+
+    def reader(self, **options: Any) -> Reader:
+        fails = {self.method: lambda *_: {}["position"]}
+        return type("BlindReader", (IteratedReader,), fails)(Numbers.reader(self, **options))
+
+
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_a_position_that_fails_is_the_datasets(monkeypatch, method: str):
+    monkeypatch.setattr(Blind, "method", method)
+    task = read_task(registry_of(Blind(Blind.Options())), 0, 1)
+    end = task.open().block(start_of(task), 0).end
+    assert isinstance(end, PluginError)
+    assert str(end).startswith(f"test.blind: {method} of a reader failed at ")
+
+
 def test_handing_out_moves_the_reader(made):
     epoch, start, _, readers = made
     target = Numbers(Numbers.Options()).reader(

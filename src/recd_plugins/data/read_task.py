@@ -23,6 +23,7 @@ from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Dataset, Plugin, Reader, Split, TablePart
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.processes import portable
 from recd_plugins.registry import Registry
@@ -105,15 +106,20 @@ class _Reader(TaskReader):
         batches: list[tuple[ModelInput, State]] = []
         try:
             reader = reader_of()
-            reader.load_state_dict(position)
+            with plugin_call(self._dataset, "load_state_dict of a reader"):
+                reader.load_state_dict(position)
             for rows in self._pipeline.reading(reader.blocks(worker, num_workers)):
                 for model_input in self._pipeline.read(rows):
-                    batches.append((model_input, reader.state_dict()))
+                    batches.append((model_input, self._position_of(reader)))
                 yield BatchBlock(next(numbers), batches)
                 batches = []
-            yield BatchBlock(next(numbers), [], reader.state_dict())
+            yield BatchBlock(next(numbers), [], self._position_of(reader))
         except RecdError as error:
             yield BatchBlock(next(numbers), batches, portable(error))
+
+    def _position_of(self, reader: Reader) -> State:
+        with plugin_call(self._dataset, "state_dict of a reader"):
+            return reader.state_dict()
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
