@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 
 import pytest
 from click.testing import CliRunner
+from tests.installed import Site, on_path
 
 from recd_plugins.cli import doctor, main
 from recd_plugins.versions import fbgemm_has_cuda, installed_set
@@ -135,3 +136,23 @@ def test_run_warns_of_packages_that_do_not_belong_together(installed, tmp_path):
         "torch 2.13.0, fbgemm 1.8.0, torchrec 1.7.0 do not belong together: "
         "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*. See recd doctor"
     )
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ("['torch:Tensor']", "register_internals returned 'torch:Tensor'; return api.distributed."),
+        ("1 / 0", "register_internals failed: ZeroDivisionError"),
+    ],
+)
+def test_a_package_that_registers_no_internals_is_told(tmp_path, monkeypatch, returned, said):
+    text = (
+        "from recd_plugins.api import hookimpl\n"
+        f"@hookimpl\ndef register_internals(): return {returned}\n"
+    )
+    with on_path(tmp_path, monkeypatch):
+        Site(tmp_path).install("acme", text)
+        result = CliRunner().invoke(main, ["doctor", "--json"])
+    found = {check["name"]: check for check in json.loads(result.stdout)}
+    assert found["internals"]["status"] == "failed", found
+    assert f"acme-plugins 1.0: {said}" in found["internals"]["detail"]

@@ -228,10 +228,13 @@ def _internals(plugins_dir: Path | None) -> Check:
             raise PluginError(f"{where} returned {internal!r}; return api.distributed.Internals")
         internals.append(internal)
 
+    manager, remedy = PluginManager(plugins_dir), "mend or uninstall the plugin named here"
     try:
-        PluginManager(plugins_dir).hand("register_internals", add)
+        manager.hand("register_internals", add)
     except PluginError as error:
-        return Check("internals", "failed", str(error), "mend or uninstall the plugin named here")
+        return Check("internals", "failed", str(error), remedy)
+    if reasons := "; ".join(broken.reason for broken in manager.broken):  # by this hook
+        return Check("internals", "failed", reasons, remedy)
     missing = [message for internal in internals for message in internal.missing()]
     if missing:
         return Check("internals", "failed", "; ".join(dict.fromkeys(missing)), one_of_the_sets())
