@@ -55,12 +55,24 @@ class Prepared:
         """The lookup kernels of the tables that TorchRec's kernels are not to look up.
 
         Of two for one table the first make its kernel: those of the cache.
+
+        Raises:
+            PluginError: a part has kernels of a table that is none of its entry's.
         """
         caches = {entry.field for entry in self.registry.cache}
-        parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
-        classes = by_class(parts).values()
-        kernels = (asked_together(parts, "kernels") for parts in classes)
-        return tuple(each for each in kernels if each is not None)
+        asked = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
+        found: list[LookupKernels] = []
+        for parts in by_class(asked).values():
+            if (kernels := asked_together(parts, "kernels")) is None:
+                continue
+            for table in kernels.tables:
+                if not any(part.claims(table) for part in parts):
+                    name = parts[0].entry.plugin.name
+                    raise parts[0].error(
+                        f"{name}: kernels are of table {table}, which is none of its tables"
+                    )
+            found.append(kernels)
+        return tuple(found)
 
     @property
     def lookups(self) -> RegistryLookups:

@@ -20,7 +20,7 @@ from recd_plugins.distributed.plain_kernels import plain_updates, refuse_coalesc
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError
-from recd_plugins.interfaces import Cache, LookupKernels, Setting, Sharding, Table, TablePart
+from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import (
     EmbeddingModule,
@@ -111,7 +111,6 @@ def prepare_parts(
         claimed = [table for table in tables if sharded.get(table.name) is entry]
         if (part := _part(registry.path, entry, claimed, setting)) is not None:
             parts[entry.field] = part
-            _own_kernels(registry.path, entry, part, claimed)
             why |= CheckedPart(registry.path, entry, part).needs_stock_kernels()
     for cache in registry.cache:
         claimed = [table for table in tables if cached.get(table.name) is cache]
@@ -221,21 +220,6 @@ def _part(
     return part
 
 
-def _own_kernels(
-    path: Path, entry: Entry[Sharding] | Entry[Cache], part: TablePart, claimed: Sequence[Table]
-) -> LookupKernels | None:
-    """The kernels of a part; those of another's tables are refused."""
-    kernels: LookupKernels | None = CheckedPart(path, entry, part).asked("kernels", [part])
-    own = [table.name for table in claimed]
-    for table in () if kernels is None else kernels.tables:
-        if table not in own:
-            raise PluginError(
-                f"{entry.plugin.title}: kernels are of table {table}, which is none of its tables: "
-                f"{', '.join(own)}"
-            )
-    return kernels
-
-
 def _check_kernels(
     path: Path,
     entry: Entry[Cache],
@@ -245,10 +229,16 @@ def _check_kernels(
     why: Mapping[str, str],
 ) -> None:
     """Refuse kernels of tables that are another's, on every rank, or in need of TorchRec's."""
-    kernels = _own_kernels(path, entry, part, claimed)
+    kernels = CheckedPart(path, entry, part).asked("kernels", [part])
     if kernels is None:
         return
+    own = [table.name for table in claimed]
     for table in kernels.tables:
+        if table not in own:
+            raise PluginError(
+                f"{entry.plugin.title}: kernels are of table {table}, which is none of its tables: "
+                f"{', '.join(own)}"
+            )
         if (sharding := sharded.get(table)) is None:
             continue
         where = f"{sharding.plugin.name} ({sharding.field}, line {sharding.line})"
