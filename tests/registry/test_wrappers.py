@@ -11,8 +11,10 @@ from click.testing import CliRunner
 
 from recd_plugins import Registry, load_registry
 from recd_plugins.cli import main
+from recd_plugins.cli.schema import registry_schema
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.interfaces import DatasetWrapper
+from recd_plugins.manager import PluginManager
 
 PLUGINS = '''
 from pydantic import Field
@@ -183,3 +185,28 @@ def test_commands_show_wrappers(tmp_path: Path, plugins_dir: Path) -> None:
     wrap = entries["dataset_entry"]["properties"]["wrap"]
     assert wrap["items"] == {"$ref": "#/$defs/wrapper_entry"}
     assert "times" in entries["wrapper.acme.outer"]["properties"]
+
+
+SAME = '''
+from recd_plugins.api import DatasetWrapper, Sharding, hookimpl
+
+class Wrapper(DatasetWrapper):
+    """Changes nothing."""
+    name = "acme.same"
+    def reader(self, **arguments): return self.inner.reader(**arguments)
+
+class Split(Sharding):
+    """Has the name of a wrapper, which is of another kind."""
+    name = "acme.same"
+
+@hookimpl
+def register_plugins(): return [Wrapper, Split]
+'''
+
+
+def test_the_schema_has_a_plugin_of_another_kind_that_is_named_as_a_wrapper(tmp_path: Path) -> None:
+    (tmp_path / "acme.py").write_text(SAME)
+    entries = registry_schema(PluginManager(tmp_path))["$defs"]
+    for kind, is_there in (("wrapper", True), ("sharding", True), ("dataset", False)):
+        names = entries[f"{kind}_entry"]["properties"]["use"]["enum"]
+        assert ("acme.same" in names) == is_there, kind

@@ -38,7 +38,8 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
     wrap = definitions["DatasetSpec"]["properties"]["wrap"]
     general = {_put_entry(definitions, wrap, "wrapper", wrappers)}
     for kind, plugins in manager.plugins.items():
-        usable = {name: plugins[name] for name in plugins if name not in wrappers}
+        others = wrappers if kind == "dataset" else {}
+        usable = {name: plugins[name] for name in plugins if name not in others}
         section = result["properties"][kinds[kind].section]
         general.add(_put_entry(definitions, section, kind, usable))
     for name in general:
