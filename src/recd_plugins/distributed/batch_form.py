@@ -53,6 +53,7 @@ class BatchForm:
         self._keys: list[str] = []
         self._variable: bool | None = None
         self._order: list[str] = []
+        self._told = False
 
     def require(self, features: object) -> None:
         """Raise where a model feeds its module a field that a batch leaves empty.
@@ -125,7 +126,10 @@ class BatchForm:
             self._begin(features, variable)
         if variable == self._variable:
             return self._in_order(features) if variable else features
-        return _repeated(features, self.name) if variable else _stored_once(features, self._order)
+        if not variable:
+            return _stored_once(features, self._order)
+        self._tell_plain()
+        return _repeated(features, self.name)
 
     def _begin(self, features: KeyedJaggedTensor, variable: bool) -> None:
         variable = self._on_any_rank(variable)
@@ -135,8 +139,13 @@ class BatchForm:
             refuse_at_signs(looked_up, f"batches of {self.name} are deduplicated")
             names, _ = features.inverse_indices_or_none() or (features.keys(), None)
             self._order = list(names)  # TorchRec keeps it, too
-        elif variable:
-            logger.warning("%s: deduplicated batches become plain, %s", self.name, self.plain_only)
+
+    def _tell_plain(self) -> None:
+        if not self._told:
+            self._told = True
+            first = "as its first batch was: let that be deduplicated, of an evaluation too"
+            why = self.plain_only or first
+            logger.warning("%s: deduplicated batches become plain, %s", self.name, why)
 
     def _in_order(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Its inverse indices in the order of the first batch's, by whose places they are found."""
