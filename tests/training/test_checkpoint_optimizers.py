@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, t
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -127,3 +128,45 @@ def test_tables_do_not_lose_what_they_learn_by(tmp_path: Path) -> None:
     for of_rank in run_on_ranks(dense_alone, 2, tmp_path, "sgd"):  # which has no state
         assert len(of_rank) == 1
         assert unnamed in of_rank[0]
+
+
+def warmed_up(world_size: int, *, around_all: bool) -> Trainer:
+    """Rates that rise for ten steps."""
+
+    def warm(optimizer: Any, name: str) -> WarmupOptimizer:
+        stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=10, value=0.1)]
+        return WarmupOptimizer(optimizer, stages, lr=0.1, param_name=name)
+
+    trainer = Trainer(world_size)
+    dense = dict(in_backward_optimizer_filter(trainer.dmp.named_parameters()))
+    fused, own = trainer.dmp.fused_optimizer, KeyedOptimizerWrapper(dense, OPTIMIZERS["adam"])
+    if around_all:
+        trainer.optimizer = cast(Any, warm(CombinedOptimizer([fused, own]), "__warmup"))
+    else:
+        trainer.optimizer = CombinedOptimizer([warm(fused, "__tables"), warm(own, "__layers")])
+    return trainer
+
+
+def warm_up(rank: int, world_size: int, folder: Path, around_all: bool) -> tuple[Any, Any]:
+    """What a step more makes of a trainer, and of one that goes on from its checkpoint."""
+    first = warmed_up(world_size, around_all=around_all)
+    for _ in range(3):
+        first.step()
+    Checkpoints(folder, keep=1).save(first.dmp, first.optimizer, Progress(3, losses=[0.0] * 3))
+    second = warmed_up(world_size, around_all=around_all)
+    Checkpoints(folder, keep=1).load(second.dmp, second.optimizer)
+    for trainer in (first, second):
+        trainer.step()
+    return first.everything(), second.everything()
+
+
+def test_a_warm_up_goes_on_where_it_was(tmp_path: Path) -> None:
+    ((expected, found),) = run_on_ranks(warm_up, 1, tmp_path, False)
+    assert found == expected
+
+
+def test_a_warm_up_whose_steps_nobody_saves_is_refused(tmp_path: Path) -> None:
+    lost = "no state dict of the optimizer has the state of __warmup, .* put the WarmupOptimizer in"
+    with pytest.raises(SetupError, match=lost):
+        run_on_ranks(warm_up, 1, tmp_path, True)
+    assert not list(tmp_path.iterdir())

@@ -206,6 +206,11 @@ INTERNALS = (
         ("_output_splits", "_output_tensors", "_awaitables"),
         "joining ids of modules in one collective",
     ),
+    Internal(
+        "torchrec.optim.keyed:OptimizerWrapper",
+        ("_optimizer",),
+        "state that checkpoints would lack",
+    ),
     # FBGEMM: public names that nothing documents
     Internal(
         "fbgemm_gpu.split_table_batched_embeddings_ops_training:SplitTableBatchedEmbeddingBagsCodegen",

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import OptimizerWrapper
 
 from recd_plugins.distributed.step_counts import set_steps_of_tables, steps_of_tables
+from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
 from recd_plugins.training.agreement import together
 from recd_plugins.training.optimizer import in_embedding_module
@@ -154,13 +156,21 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
     collective call.
 
     Raises:
-        SetupError: names the tables; or the optimizer knows no names of parameters.
+        SetupError: names the tables; or the optimizer knows no names of parameters, or has state
+            that its state dicts lack.
     """
     given: Mapping[str, Any] | None = getattr(optimizer, "params", None)
     if given is None:
         raise SetupError(
             f"checkpoints have state by the names of parameters, which {type(optimizer).__name__} "
             "does not know: put it into a KeyedOptimizerWrapper of torchrec.optim.keyed"
+        )
+    if unsaved := _unsaved(optimizer):
+        raise SetupError(
+            f"no state dict of the optimizer has the state of {shortened(unsaved)}, which training "
+            f"would begin anew from a checkpoint: put the {type(optimizer).__name__} inside of "
+            "CombinedOptimizer([...]), one around dmp.fused_optimizer and one around each of "
+            "yours, with a param_name of its own"
         )
     known = {id(parameter) for parameter in given.values()}
     fused = dmp.fused_optimizer
@@ -211,6 +221,20 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
 def trained_names(optimizer: Optimizer | None) -> list[str]:
     """The parameters of an optimizer of TorchRec, as checkpoints name them; none of None."""
     return [common_name(name) for name in getattr(optimizer, "params", {})]
+
+
+def _unsaved(optimizer: Any) -> list[str]:
+    """What wrappers around a CombinedOptimizer add to its state, as WarmupOptimizer its steps.
+
+    It makes a new dict of its parts' state whenever it is asked, and so its state dict has no more.
+    """
+    names = set[str]()
+    while isinstance(optimizer, OptimizerWrapper):
+        require_attributes(optimizer, "_optimizer")  # private, torchrec 1.6 to 1.9
+        inner = optimizer._optimizer
+        names |= optimizer.params.keys() - inner.params.keys()
+        optimizer = inner
+    return sorted(names)
 
 
 def _has_state_of(name: str, stored: Collection[str]) -> bool:
