@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from tests.training.deferred_cases import Model, sharded
+from tests.training.lookahead_cases import Model as LookaheadModel
 from tests.training.lookahead_cases import Pipeline, batch_of, head_of, pipeline_of, shard
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
@@ -22,6 +23,7 @@ from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
+from recd_plugins.values.model_input import ModelInput
 
 
 def events(rank: int, world_size: int) -> list[str]:
@@ -79,6 +81,30 @@ def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float]
     batches = iter([batch_of(rank, step) for step in range(5)])
     losses = [float(pipeline.progress(batches)) for _ in range(5)]
     return losses, [each.detach().clone() for each in dmp.parameters()]
+
+
+class TablesRest(LookaheadModel):
+    """Looks up without gradients, as one whose layers alone are trained for some steps."""
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            bags = self.bags(batch.sparse_features)
+            sequences = self.sequences(batch.sequence_features)
+        tier = self.tiered(batch.replicated_features)["tier"].values()
+        loss = self.head(bags["bag"], sequences["sequence"].values(), tier, batch.labels)
+        return loss, loss.detach()
+
+
+def tables_rest(rank: int, world_size: int, kind: Pipeline) -> tuple[list[Tensor], list[Tensor]]:
+    """Tables before four steps and after them."""
+    dmp, optimizer = shard(world_size, None, DEVICE)
+    dmp.module.__class__ = TablesRest
+    before = _tables(dmp)
+    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
+    batches = iter([batch_of(rank, step) for step in range(4)])
+    for _ in range(4):
+        pipeline.progress(batches)
+    return before, _tables(dmp)
 
 
 def counted(rank: int, world_size: int, kind: Pipeline) -> tuple[int, dict[str, int]]:

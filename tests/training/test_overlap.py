@@ -17,6 +17,7 @@ from tests.training.overlap_cases import (
     load_after_a_pipeline,
     load_after_a_step,
     starts,
+    tables_rest,
     with_a_hook,
 )
 
@@ -75,6 +76,13 @@ def test_a_hook_of_the_trainers_own_stays() -> None:
     for (losses, weights), (others, theirs) in zip(ours, overlapped, strict=True):
         assert losses == others
         assert all(map(torch.equal, weights, theirs))
+
+
+@pytest.mark.parametrize("kind", ["ours", "overlapped"])
+def test_tables_that_are_looked_up_without_gradients_do_not_learn(kind: Pipeline) -> None:
+    ((before, after),) = run_on_ranks(tables_rest, 1, kind)
+    assert before
+    assert all(map(torch.equal, before, after))
 
 
 def test_weights_that_come_too_late_are_refused() -> None:

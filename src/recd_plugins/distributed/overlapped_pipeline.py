@@ -28,6 +28,7 @@ from torchrec.distributed.types import (
     ShardingPlan,
     ShardingType,
 )
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.distributed.byte_counter import tracker_of
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
@@ -63,8 +64,22 @@ class _RowsAhead(PipelinedForward):
         context = self.get_context()
         assert isinstance(context, _RowsAheadContext)
         if self.name in context.rows:
-            return context.rows.pop(self.name)
+            rows = context.rows.pop(self.name)
+            # Where the model looks up without gradients, its tables are not to learn.
+            return rows if torch.is_grad_enabled() else LazyNoWait(_detached(rows.wait()))
         return super().__call__(*input, **kwargs)
+
+
+def _detached(rows: Any) -> KeyedTensor | dict[str, JaggedTensor]:
+    """What comes out of a module, of which no table learns."""
+    if isinstance(rows, KeyedTensor):
+        return KeyedTensor(rows.keys(), rows.length_per_key(), rows.values().detach())
+    return {
+        name: JaggedTensor(
+            each.values().detach(), weights=each.weights_or_none(), lengths=each.lengths()
+        )
+        for name, each in rows.items()
+    }
 
 
 class _LateCopies(LazyAwaitable[Tensor]):
