@@ -132,15 +132,28 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
     yield from visit("", model)
 
 
-def _refuse_tied_and_frozen(path: str, module: nn.Module) -> None:
-    names: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuse parameters of tables that are frozen.
+
+    Args:
+        path: of their module.
+        parameters: by name.
+
+    Raises:
+        SetupError: TorchRec would train one.
+    """
+    for name, parameter in parameters:
         if not parameter.requires_grad:
             raise SetupError(
                 f"{name} of {path or 'the model'} is frozen (requires_grad=False), which the "
                 "kernels of TorchRec do not heed: they would train it. Give its table an optimizer "
                 "with a learning rate of 0"
             )
+
+
+def _refuse_tied(path: str, module: nn.Module) -> None:
+    names: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
         first = names.setdefault(id(parameter), name)
         if first != name:
             raise SetupError(
@@ -169,7 +182,8 @@ def refuse_shared_tables(model: nn.Module) -> None:
         if not inside:
             others.extend(module.named_parameters(path, recurse=False))
         if has_tables:
-            _refuse_tied_and_frozen(path, module)
+            refuse_frozen(path, module.named_parameters())
+            _refuse_tied(path, module)
         for parameter in module.parameters() if has_tables else ():
             first = paths.setdefault(id(parameter), path)
             if first != path:

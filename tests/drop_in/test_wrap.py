@@ -198,6 +198,17 @@ def test_a_frozen_table_is_refused() -> None:
         recd_plugins.wrap(model)
 
 
+def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded() -> None:
+    ready = recd_plugins.wrap(model := Model())
+    sharders: list[Any] = ready.sharders()
+    plan: Any = ready.planner(world_size=1).plan(model, sharders).plan["bags"]
+    model.bags.requires_grad_(False)
+    with pytest.raises(SetupError, match=r"^t_f0 of bags is frozen .* learning rate of 0"):
+        sharders[0].shard(
+            model.bags, plan, ShardingEnv.from_local(1, 0), torch.device("cpu"), "bags"
+        )
+
+
 def test_a_table_that_is_a_layers_weight_is_refused() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

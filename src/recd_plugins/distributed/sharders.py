@@ -47,7 +47,7 @@ from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
-from recd_plugins.model_tables import tables_of
+from recd_plugins.model_tables import refuse_frozen, tables_of
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import at_entry
 from recd_plugins.registry.training_spec import TrainingSpec
@@ -105,12 +105,14 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
 
         Raises:
             SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of; an entry asks for something else; or
-                the plan is for another kind of device.
+                an optimizer that the device has no kernel of, or is frozen; an entry asks for
+                something else; or the plan is for another kind of device.
         """
-        _check_parameters(params, self.shardable_parameters(module))
+        tables = self.shardable_parameters(module)
+        refuse_frozen(module_fqn or type(module).__name__, tables.items())
+        _check_parameters(params, tables)
         _check_device(params, device)
-        check_updates(params, self.shardable_parameters(module), self.fused_params, device)
+        check_updates(params, tables, self.fused_params, device)
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
         check_int8(self.qcomm_codecs_registry, params, pooled=True)
@@ -195,12 +197,14 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
 
         Raises:
             SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of; an entry asks for something else; or
-                the plan is for another kind of device.
+                an optimizer that the device has no kernel of, or is frozen; an entry asks for
+                something else; or the plan is for another kind of device.
         """
-        _check_parameters(params, self.shardable_parameters(module))
+        tables = self.shardable_parameters(module)
+        refuse_frozen(module_fqn or type(module).__name__, tables.items())
+        _check_parameters(params, tables)
         _check_device(params, device)
-        check_updates(params, self.shardable_parameters(module), self.fused_params, device)
+        check_updates(params, tables, self.fused_params, device)
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
         check_int8(self.qcomm_codecs_registry, params, pooled=False)
