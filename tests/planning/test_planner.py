@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -333,6 +334,14 @@ def test_the_part_of_the_constraints_that_is_wrong_is_named(
             {"sharding_types": ["table_wsie"], "compute_kernels": ["fused"]},
             "table b cannot be sharded table_wsie (unknown; did you mean table_wise?) on cpu: "
             "ExactEmbeddingBagCollectionSharder offers data_parallel, table_wise, ",
+        ),
+        (
+            {"sharding_types": [ShardingType.ROW_WISE]},  # no text
+            "table b cannot be sharded ShardingType.ROW_WISE (unknown; did you mean row_wise?) on ",
+        ),
+        (
+            {"compute_kernels": [EmbeddingComputeKernel.FUSED]},
+            "compute kernel EmbeddingComputeKernel.FUSED (unknown; did you mean fused?) on cpu: ",
         ),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from enum import Enum
+from typing import Any
 
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -83,8 +85,13 @@ def _kinds(
     return with_kernel
 
 
-def _named(words: list[str], known: list[str]) -> str:
-    """The words, with a suggestion behind each that TorchRec has no meaning for."""
+def _named(words: list[Any], known: list[str]) -> str:
+    """The words, with a suggestion behind each that TorchRec has no meaning for, as for enums."""
     return ", ".join(
-        word if word in known else f"{word} (unknown{did_you_mean(word, known)})" for word in words
+        word if word in known else f"{word} (unknown{did_you_mean(_text(word), known)})"
+        for word in words
     )
+
+
+def _text(word: Any) -> str:
+    return str(word.value if isinstance(word, Enum) else word)
