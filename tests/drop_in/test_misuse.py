@@ -115,6 +115,27 @@ def test_poolings_that_see_more_than_a_row(caplog: pytest.LogCaptureFixture) -> 
     assert "the pooling of f has 2, a BatchNorm1d" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("pooling", "what"),
+    [
+        (nn.MultiheadAttention(4, 1, dropout=0.1), "MultiheadAttention with dropout"),
+        (nn.MultiheadAttention(4, 1), ""),
+        (nn.GRU(4, 4, num_layers=2, dropout=0.1), "GRU with dropout"),
+        (nn.AlphaDropout(), "AlphaDropout"),
+        (nn.RReLU(), "RReLU"),
+        (nn.LazyBatchNorm1d(), "LazyBatchNorm1d"),
+        (nn.BatchNorm3d(4), "BatchNorm3d"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else value or "none",
+)
+def test_torchs_modules_that_see_more_than_a_row(
+    pooling: nn.Module, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    recd_plugins.PooledSequences(sequences(), {"f": pooling})
+    told = [text for text in caplog.messages if text.startswith("the pooling of f has itself")]
+    assert [text.partition(", a ")[2].partition(":")[0] for text in told] == [what] * bool(what)
+
+
 def test_names_of_poolings() -> None:
     pooling: Any = nn.Linear
     with pytest.raises(SetupError, match=r"f is pooled by <class .*; did you mean Linear\(\)\?"):

@@ -21,8 +21,13 @@ from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
-# Modules that look at all rows of a batch, or draw numbers for each.
-_BY_ROWS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d)
+# Modules that look at all rows of a batch, or draw numbers for each; lazy ones are no subclasses.
+_BY_ROWS = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.LazyBatchNorm1d, nn.LazyBatchNorm2d, nn.LazyBatchNorm3d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU),
+)
 
 #: A feature, or features whose rows are pooled together.
 Pooled = str | tuple[str, ...]
@@ -194,13 +199,13 @@ def _check_features(sequences: EmbeddingCollection, poolings: Mapping[Pooled, ob
 def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str, int]) -> nn.Module:
     if isinstance(pooling, nn.Module):
         for name, module in pooling.named_modules():
-            if isinstance(module, _BY_ROWS):
+            if what := _by_rows(module):
                 logger.warning(
                     "the pooling of %s has %s, a %s: of a deduplicated batch it sees equal rows "
-                    "once, which is another training; put it behind PooledSequences",
+                    "once, which is another training; put it behind PooledSequences, or drop it",
                     each,
                     name or "itself",
-                    type(module).__name__,
+                    what,
                 )
         return pooling
     if not isinstance(pooling, (Pooling, str)):
@@ -220,6 +225,14 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
     assert isinstance(plugin, Pooling)
     with plugin_call(plugin, f"build for feature {each}"):
         return plugin.build(dims[each])
+
+
+def _by_rows(module: nn.Module) -> str:
+    """What looks at all rows of a batch, or draws numbers for each; empty of any other module."""
+    kind = type(module).__name__
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout:
+        return f"{kind} with dropout"
+    return kind if isinstance(module, _BY_ROWS) else ""
 
 
 def _key(each: Pooled) -> str:
