@@ -202,6 +202,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 of ids that are pooled by means.
         """
         self.form.require(features)
+        features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
         if isinstance(features, KeyedJaggedTensor):
             keep_inverse_indices(features)
             features = self.form.ordered(features)
@@ -236,7 +237,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 )
             assert isinstance(ctx, ExactBagContext)
             with torch.no_grad():
-                features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
+                features, ctx.coalesced = coalesce_bags(features, self._groups)
         elif isinstance(features, KeyedJaggedTensor):
             features = self.form.fit(features)
         awaitable = self.distribute(ctx, features)

@@ -143,6 +143,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             ExactnessError: a feature is missing, or inverse indices are, or would be ignored.
         """
         self.form.require(features)
+        features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
         if isinstance(features, KeyedJaggedTensor):
             refuse_inverse_indices(features, allow_variable_batch=True)
             if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
@@ -153,7 +154,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             with torch.no_grad():
-                unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
+                unique = coalesce_sequences(features, self._groups)
                 features, ctx.coalesced = unique
         return self.distribute(ctx, features)
 
