@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.drop_in.dedup_cases import Model
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -278,6 +281,32 @@ def test_a_rate_that_nobody_gave_is_warned_of(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
     _check(model, {})
     assert "SGD was given no lr, and FBGEMM's default of 0.01 counts" in caplog.text
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_one_dict_of_arguments_is_for_two_optimizers(one_rank: None) -> None:
+    """TorchRec writes the first one's update into it, and trains all tables by that."""
+    model, given = Model(), {"lr": 0.1}
+    first, *others = (each.weight for each in model.bags.embedding_bags.values())
+    apply_optimizer_in_backward(RowWiseAdagrad, [first], given)
+    apply_optimizer_in_backward(torch.optim.SGD, others, given)
+    ready = recd_plugins.wrap(model)
+    sharders = ready.sharders()
+    dmp = DistributedModelParallel(
+        model, plan=ready.planner(world_size=1).plan(model, sharders), sharders=sharders
+    )
+    assert [line.optimizer for line in recd_plugins.describe_tables(dmp).lines] == [
+        "exact_row_wise_adagrad, lr 0.1",
+        "exact_sgd, lr 0.1",
+        "exact_sgd, lr 0.1",
+    ]
+    assert given == {"lr": 0.1}
 
 
 def _check(model: Model, fused_params: dict[str, Any]) -> None:

@@ -210,6 +210,22 @@ def check_updates(
         )
 
 
+def part_arguments(parameters: Iterable[nn.Parameter]) -> None:
+    """Give parameters arguments of their own for the optimizers that they bring.
+
+    TorchRec (1.6 to 1.9) writes the update of a table into them, and goes by what stands there.
+    Of one dict that a trainer gives to two optimizers, tables of the second would train by the
+    first.
+
+    Args:
+        parameters: of tables, before they are sharded.
+    """
+    for parameter in parameters:
+        # Set by torch.distributed.optim._apply_optimizer_in_backward.
+        if given := getattr(parameter, "_optimizer_kwargs", None):
+            parameter._optimizer_kwargs = [dict(each) for each in given]  # type: ignore[attr-defined]
+
+
 def check_update_of_fused(
     name: str,
     module: FusedEmbeddingBagCollection | FusedEmbeddingCollection,

@@ -40,7 +40,7 @@ from recd_plugins.distributed.lent import Lent, check_base
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
 from recd_plugins.distributed.rank_agreement import entries_named
-from recd_plugins.distributed.row_updates import check_updates
+from recd_plugins.distributed.row_updates import check_updates, part_arguments
 from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
 from recd_plugins.distributed.wire import wire_codecs
@@ -112,6 +112,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         refuse_frozen(module_fqn or type(module).__name__, tables.items())
         _check_parameters(params, tables)
         _check_device(params, device)
+        part_arguments(tables.values())
         check_updates(params, tables, self.fused_params, device)
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
@@ -204,6 +205,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         refuse_frozen(module_fqn or type(module).__name__, tables.items())
         _check_parameters(params, tables)
         _check_device(params, device)
+        part_arguments(tables.values())
         check_updates(params, tables, self.fused_params, device)
         check_kernels(self._kernels, params, device)
         check_plan(self._asked(), params)
