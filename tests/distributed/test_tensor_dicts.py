@@ -66,7 +66,7 @@ def test_their_order_may_change(one_rank: None, pooled: bool) -> None:
     sharded = sharder.shard(module, plan, env, torch.device("cpu"))
 
     def vectors(names: str) -> list[Tensor]:
-        found = sharded(batch(names))
+        found = sharded(batch(names)).wait()
         return [found[name] if pooled else found[name].values() for name in IDS]
 
     first, later = vectors("ab"), vectors("ba")
