@@ -132,16 +132,6 @@ def test_gradients_of_any_layout() -> None:
     assert_same_bits(stock, ours)
 
 
-def test_gradients_with_a_graph_of_their_own() -> None:
-    """As optimizers of second order ask for; FBGEMM's tables learn by them, too."""
-    stock, ours = pair([8, 4])
-    ids, offsets = batch(6, 3)
-    for each in (stock, ours):
-        scale = torch.ones((), requires_grad=True)
-        (each(ids, offsets) * scale).square().sum().backward(create_graph=True)
-    assert_same_bits(stock, ours)
-
-
 def test_the_rate_is_that_of_the_lookup() -> None:
     stock, ours = pair([8])
     ids, offsets = batch(6, 3)

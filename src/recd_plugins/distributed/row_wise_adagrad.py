@@ -115,7 +115,6 @@ class RowWiseAdagradLookupFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, ...]:
-        # Detached: they have a graph of their own in backward(create_graph=True).
         ids, offsets, id_weights, weights, momentum, columns, *starts = ctx.saved_tensors
         num_features = len(columns) - 1
         firsts = torch.arange(num_features + 1) * ((len(offsets) - 1) // num_features)
@@ -127,7 +126,7 @@ class RowWiseAdagradLookupFunction(torch.autograd.Function):
         bags_by_row(places.numpy(), of_features, offsets.numpy(), of_ids, ctx.means, ends, bags, of)
         arguments = (
             *(unique.numpy(), of_features, ends, bags, of),
-            *(gradients.detach().contiguous().numpy(), columns.numpy()),
+            *(gradients.contiguous().numpy(), columns.numpy()),
             *(weights.data_ptr(), starts[0].numpy(), momentum.data_ptr(), starts[1].numpy()),
             *(np.float32(ctx.rate), np.float32(ctx.eps)),
         )
