@@ -38,6 +38,13 @@ def file(tmp_path: Path) -> Any:
     return write
 
 
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 def params_of_bags(sharders: list[Any]) -> dict[str, Any]:
     return dict(sharders[0].fused_params)
 
@@ -201,15 +208,14 @@ def test_a_frozen_table_is_refused() -> None:
         recd_plugins.wrap(model)
 
 
-def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded() -> None:
+def test_a_table_that_is_frozen_later_is_refused_where_it_is_sharded(one_rank: None) -> None:
     ready = recd_plugins.wrap(model := Model())
     sharders: list[Any] = ready.sharders()
     plan: Any = ready.planner(world_size=1).plan(model, sharders).plan["bags"]
+    env = ShardingEnv.from_process_group(dist.group.WORLD)
     model.bags.requires_grad_(False)
     with pytest.raises(SetupError, match=r"^t_f0 of bags is frozen .* learning rate of 0"):
-        sharders[0].shard(
-            model.bags, plan, ShardingEnv.from_local(1, 0), torch.device("cpu"), "bags"
-        )
+        sharders[0].shard(model.bags, plan, env, torch.device("cpu"), "bags")
 
 
 def test_a_table_that_is_a_layers_weight_is_refused() -> None:
@@ -281,13 +287,6 @@ def test_a_rate_that_nobody_gave_is_warned_of(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
     _check(model, {})
     assert "SGD was given no lr, and FBGEMM's default of 0.01 counts" in caplog.text
-
-
-@pytest.fixture
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_one_dict_of_arguments_is_for_two_optimizers(one_rank: None) -> None:
