@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -319,40 +318,6 @@ def test_the_part_of_the_constraints_that_is_wrong_is_named(
     plugin.result = {"b": ParameterConstraints(**constraints)}
     with pytest.raises(SetupError) as caught:
         chosen(registry((plugin, ["b"])), Model())
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("constraints", "message"),
-    [
-        (
-            {"sharding_types": ["table_wise"], "compute_kernels": ["fuesd"]},
-            "table b cannot have the compute kernel fuesd (unknown; did you mean fused?) on cpu: "
-            "ExactEmbeddingBagCollectionSharder offers fused for table_wise;",
-        ),
-        (
-            {"sharding_types": ["table_wsie"], "compute_kernels": ["fused"]},
-            "table b cannot be sharded table_wsie (unknown; did you mean table_wise?) on cpu: "
-            "ExactEmbeddingBagCollectionSharder offers data_parallel, table_wise, ",
-        ),
-        (
-            {"sharding_types": [ShardingType.ROW_WISE]},  # no text
-            "table b cannot be sharded ShardingType.ROW_WISE (unknown; did you mean row_wise?) on ",
-        ),
-        (
-            {"compute_kernels": [EmbeddingComputeKernel.FUSED]},
-            "compute kernel EmbeddingComputeKernel.FUSED (unknown; did you mean fused?) on cpu: ",
-        ),
-    ],
-)
-def test_unknown_words_of_a_trainers_own_constraints_are_named(
-    constraints: Mapping[str, Any], message: str
-) -> None:
-    ready = prepared(registry())
-    asked = {"b": ParameterConstraints(**constraints)}
-    planner = build_planner(ready, world_size=2, profile=profile(), constraints=asked)
-    with pytest.raises(SetupError) as caught:
-        planner.plan(Model(), ready.sharders())
     assert message in str(caught.value)
 
 

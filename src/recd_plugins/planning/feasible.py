@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from enum import Enum
-from typing import Any
 
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.distributed.int8 import int8_of
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import sharded_modules
-from recd_plugins.words import did_you_mean
 
-_KINDS = [kind.value for kind in ShardingType]
 _CACHED = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-_KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
 
 
 def feasible(
@@ -68,7 +63,7 @@ def _kinds(
     kinds = [kind for kind in offered if kind in (wanted.sharding_types or offered)]
     if not kinds:
         raise SetupError(
-            f"table {table} cannot be sharded {_named(wanted.sharding_types or [], _KINDS)} on "
+            f"table {table} cannot be sharded {', '.join(wanted.sharding_types or [])} on "
             f"{device_type}: {sharder} offers {', '.join(offered)}; name another sharding for it, "
             "or leave it to the planner"
         )
@@ -79,19 +74,7 @@ def _kinds(
         known = dict.fromkeys(kernel for kind in kinds for kernel in offered[kind])
         raise SetupError(
             f"table {table} cannot have the compute kernel "
-            f"{_named(wanted.compute_kernels, _KERNELS)} on {device_type}: {sharder} offers "
+            f"{', '.join(wanted.compute_kernels)} on {device_type}: {sharder} offers "
             f"{', '.join(known)} for {', '.join(kinds)}; name another cache or sharding for it"
         )
     return with_kernel
-
-
-def _named(words: list[Any], known: list[str]) -> str:
-    """The words, with a suggestion behind each that TorchRec has no meaning for, as for enums."""
-    return ", ".join(
-        word if word in known else f"{word} (unknown{did_you_mean(_text(word), known)})"
-        for word in words
-    )
-
-
-def _text(word: Any) -> str:
-    return str(word.value if isinstance(word, Enum) else word)
