@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -191,7 +190,7 @@ class JsonLinesFormat(FileFormat):
         self._texts = texts
 
     def schema(self, file: Location) -> pa.Schema:
-        with _open_lines(file) as source:
+        with open_stream(file) as source:
             start = source.read(_BLOCK)
         if start.startswith(b"["):
             raise DataError(
@@ -204,14 +203,14 @@ class JsonLinesFormat(FileFormat):
                 "and no table, which has an object a line; recd report shows figures of recd run"
             )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
-        with _open_lines(file) as source:
+        with open_stream(file) as source:
             found = _open_json(source, pa.schema(fields), "infer").schema
         found = pa.schema([_no_time(field, "", self._texts) for field in found])
         times = pa.schema([each.with_type(_as_text(each.type)) for each in found])
         if times == found:
             return found
         # Where Arrow infers times it takes offsets into account, and forgets that there were any.
-        with _open_lines(file) as source:
+        with open_stream(file) as source:
             texts = _open_json(source, times, "ignore").read_next_batch()
         return pa.schema(
             [each.with_type(_with_zone(each.type, texts[each.name])) for each in found]
@@ -223,7 +222,7 @@ class JsonLinesFormat(FileFormat):
         schema: pa.Schema,
         columns: Sequence[str],  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
-        with _open_lines(file) as source:
+        with open_stream(file) as source:
             try:
                 yield from _open_json(source, schema, "error")
             except pa.ArrowInvalid as error:
@@ -233,15 +232,6 @@ class JsonLinesFormat(FileFormat):
                     f"{file}: a row has a field that the first {_BLOCK >> 20} MB do not have "
                     f"({error}); name it by option types"
                 ) from error
-
-
-def _open_lines(file: Location) -> pa.NativeFile:
-    """The bytes of a file behind its byte order mark, which Arrow takes for a part of JSON."""
-    source = open_stream(file)
-    if source.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
-        return source
-    source.close()
-    return open_stream(file)
 
 
 def _is_document(start: bytes) -> bool:

@@ -83,11 +83,11 @@ def test_times_of_json_lines_keep_that_they_have_a_zone(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".jsonl", ".JSONL.GZ"])
-def test_a_byte_order_mark_is_no_value(suffix, tmp_path):
+@pytest.mark.parametrize("suffix", [".csv", ".CSV.GZ", ".jsonl", ".JSONL.GZ"])
+def test_suffixes_in_capitals_and_a_byte_order_mark(suffix, tmp_path):
     path = tmp_path / f"t{suffix}"
     text = '{"a": 1, "b": "x"}\n' if "json" in suffix.lower() else "a,b\n1,x\n"
-    packed = gzip.compress if suffix.lower().endswith(".gz") else bytes
+    packed = gzip.compress if suffix.endswith(".GZ") else bytes
     path.write_bytes(packed(text.encode("utf-8-sig")))
     assert read(path) == [{"a": 1, "b": "x"}]
 
