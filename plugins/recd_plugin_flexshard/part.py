@@ -105,6 +105,8 @@ class TieredPart(TablePart):
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
                 rows_updated=min(hot, tiers.hot) + min(flex, tiers.flex / local),
+                # All hot rows of a module are one lookup, and so are all flex rows.
+                lookups=(bool(tiers.hot) + bool(tiers.flex)) / len(self._tables),
                 tables_looked_up=1.0,
                 bytes_in_node=(local - 1) / local * flex * (ID_BYTES + 2 * sent_width),
                 bytes_reduced=2

@@ -295,7 +295,7 @@ class Blind(Iterated):
     method: ClassVar[str] = ""
 
     def reader(self, **options: Any) -> Reader:
-        fails = {self.method: lambda *_: {}["position"]}
+        fails = {self.method: lambda *_: dict[str, object]()["position"]}
         return type("BlindReader", (IteratedReader,), fails)(Numbers.reader(self, **options))
 
 

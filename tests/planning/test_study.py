@@ -195,6 +195,7 @@ def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -
     made = report(registry, spec, None)
     assert made.plain is not None
     for side in (made.plugins, made.plain):
+        assert side.batch_step is not None
         assert side.batch_size % 3 == side.batch_step % (3 * 64) == 0
 
 

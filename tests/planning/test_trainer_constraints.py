@@ -142,6 +142,7 @@ def test_constraints_of_a_trainer_go_before_the_data() -> None:
             {"a": ParameterConstraints(compute_kernels=[EmbeddingComputeKernel.FUSED])},
             r"for table a; expected a list of texts, as \[EmbeddingComputeKernel\.FUSED\.value\]",
         ),
+        ({"a": "row_wise"}, "has 'row_wise' for table a; expected TorchRec's ParameterCons"),
         (
             {"a": ParameterConstraints(sharding_types=[])},
             r"has sharding_types \[\] for table a; expected at least one, as ",

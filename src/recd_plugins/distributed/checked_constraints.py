@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any, get_args, get_origin, get_type_hints
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -100,7 +101,7 @@ def _wanted_list(name: str, value: Any, kind: type, table: Table) -> str:
 
 def _is(value: object, kind: type) -> bool:
     if kind in (int, float):
-        # A number may be a whole one; True is none.
-        return isinstance(value, int | kind) and not isinstance(value, bool)
+        # A number may be a whole one, and numpy's; True is none.
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     # Of words, their enums are none: they are texts, and TorchRec tells them apart.
     return type(value) is str if kind is str else isinstance(value, kind)

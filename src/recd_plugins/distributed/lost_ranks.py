@@ -33,7 +33,9 @@ def is_lost_connection(error: BaseException) -> bool:
     import torch.distributed as dist
 
     cause: BaseException | None = error
-    while cause is not None:
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:  # causes may go round
+        seen.append(cause)
         # gloo raises RuntimeErrors with the path of its source.
         of_gloo = isinstance(cause, RuntimeError) and "/gloo/" in str(cause)
         if of_gloo or isinstance(cause, dist.DistError):

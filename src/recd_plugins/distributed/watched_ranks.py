@@ -13,7 +13,7 @@ import click
 from recd_plugins.distributed.hang_watch import HangError, HangLimits, HangWatch
 from recd_plugins.distributed.heartbeat import Heart, connect
 from recd_plugins.distributed.lost_ranks import StoreWatch, is_lost_connection, who_is_lost
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.processes import kill_stopped_below
 
 
@@ -54,7 +54,9 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             if not is_lost_connection(error):
                 raise
             lost = who_is_lost(connect, rank, world_size, limits)
-            raise SetupError(f"rank {rank} was left: {lost}. {limits.advice()}") from error
+            # It names a checkpoint or a plugin, whose fault it may be where no rank is missed.
+            said = f" ({error})" if isinstance(error, RecdError) else ""
+            raise SetupError(f"rank {rank} was left: {lost}{said}. {limits.advice()}") from error
 
 
 def _end(watch: HangWatch | None, error: HangError) -> None:

@@ -173,6 +173,11 @@ def _check_wishes(wishes: Mapping[str, ParameterConstraints], tables: Sequence[T
             )
     for table in tables:
         wish = wishes.get(table.name, _UNSET)
+        if not isinstance(wish, ParameterConstraints):
+            raise SetupError(
+                f"planner(constraints=...) has {wish!r:.200} for table {table.name}; expected "
+                "TorchRec's ParameterConstraints"
+            )
         if wrong := wrong_constraint(table, wish):
             raise SetupError(f"planner(constraints=...) has {wrong}")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain, repeat, starmap
 from typing import Any
 
 from rich.table import Table
@@ -23,22 +23,23 @@ class GroupCount:
 
     def __init__(self) -> None:
         self.samples = Counter[str]()
-        # Every rank is told those of all, millions after days: how often in a row each comes.
-        self._rows: list[tuple[str, int]] = []
+        # Every rank is told those of all, millions after days: two bytes of each.
+        self._names: list[str] = []
+        self._steps = array("H")
 
     @property
     def steps(self) -> Iterator[str]:
         """The group of each batch, or ``MIXED``."""
-        return chain.from_iterable(starmap(repeat, self._rows))
+        return map(self._names.__getitem__, self._steps)
 
     def add(self, groups: Mapping[str, int]) -> None:
         """A batch by how many of its rows are of which group; nothing where none are named."""
         if groups:
             self.samples.update(groups)
-            group, times = next(iter(groups)) if len(groups) == 1 else MIXED, 1
-            if self._rows and self._rows[-1][0] == group:
-                times += self._rows.pop()[1]
-            self._rows.append((group, times))
+            group = next(iter(groups)) if len(groups) == 1 else MIXED
+            if group not in self._names:
+                self._names.append(group)
+            self._steps.append(self._names.index(group))
 
 
 @dataclass(frozen=True)

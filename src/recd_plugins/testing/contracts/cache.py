@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 import pytest
 import torch
 
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Cache, Setting, Table
+from recd_plugins.interfaces import Cache
 from recd_plugins.testing.contracts.table_part import TablePartContract
 
 
@@ -22,10 +21,3 @@ class CacheContract(TablePartContract):
             pytest.skip("no CUDA device")
         with contextlib.suppress(SetupError):
             plugin.check(torch.device(device))
-
-    def test_plugin_and_part_constrain_different_tables(
-        self, plugin: Cache, tables: Sequence[Table], setting: Setting
-    ) -> None:
-        part = plugin.part(tables[:-1], setting)
-        of_part = {} if part is None else part.constraints(tables[:-1])
-        assert not set(plugin.constraints(tables[:-1])) & set(of_part)

@@ -19,6 +19,7 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
+from recd_plugins.distributed.entry_constraints import merged_constraints, set_fields
 from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.interfaces.table_part import StepShape
@@ -64,6 +65,12 @@ class TablePartContract(PluginContract):
         for constraints in (plugin.constraints(tables[:-1]), of_part):
             assert set(constraints) <= own
             assert all(isinstance(value, ParameterConstraints) for value in constraints.values())
+
+    def test_plugin_and_part_agree(
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+    ) -> None:
+        if (part := plugin.part(tables[:-1], setting)) is not None:
+            _merged(plugin, part, tables[:-1])
 
     def test_does_nothing_without_tables(self, plugin: Sharding | Cache, setting: Setting) -> None:
         assert dict(plugin.constraints([])) == {}
@@ -129,7 +136,7 @@ def _said(
     plugin: Sharding | Cache, part: TablePart, tables: Sequence[Table], setting: Setting
 ) -> dict[str, Any]:
     """All that a part says."""
-    constraints = {**plugin.constraints(tables), **part.constraints(tables)}
+    constraints = _merged(plugin, part, tables)
     free = ParameterConstraints()
     kernels = type(part).kernels([part])
     return {
@@ -142,6 +149,20 @@ def _said(
             for table in tables
         ],
     }
+
+
+def _merged(
+    plugin: Sharding | Cache, part: TablePart, tables: Sequence[Table]
+) -> dict[str, ParameterConstraints]:
+    """What both ask for tables, of which neither contradicts the other."""
+    merged = dict(plugin.constraints(tables))
+    for name, second in part.constraints(tables).items():
+        first = merged.get(name, second)
+        for field in {*set_fields(first)} & {*set_fields(second)}:
+            values = getattr(first, field), getattr(second, field)
+            assert values[0] == values[1], f"{field} of table {name}, of the plugin and of its part"
+        merged[name] = merged_constraints(first, second)
+    return merged
 
 
 def _figures_of(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
