@@ -31,7 +31,7 @@ def _in_order(value: Any, dumped: Any) -> Any:
         return dumped
     if isinstance(dumped, list):
         is_set = isinstance(value, Set)
-        return sorted(dumped, key=repr) if is_set else list(map(_in_order, value, dumped))
+        return sorted(dumped, key=lambda each: (len(repr(each)), repr(each))) if is_set else list(map(_in_order, value, dumped))
     if not isinstance(value, Mapping):
         return dumped
     return dict(zip(dumped, map(_in_order, value.values(), dumped.values()), strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from recd_plugins.training.checkpoint_files.metadata import Contents
 
-# Where ranking.two_tower, and the model of the page of models, had their replicated tables.
+# Where models of two towers, and the one of the page of models, had their replicated tables.
 _COPIES = re.compile(r"(^|\.)copies(\.embedding_bags\.)")
 _MODEL = "model."
 
