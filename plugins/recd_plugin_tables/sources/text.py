@@ -157,7 +157,8 @@ class CsvFormat(FileFormat):
         if self._header is None:
             return
         with open_stream(file) as source:
-            line = source.read(_LINE).partition(b"\n")[0].decode("utf-8-sig", errors="replace")
+            lines = source.read(_LINE).splitlines()  # as Arrow has them, of a lone return too
+        line = lines[0].decode("utf-8-sig", errors="replace") if lines else ""
         if next(csv.reader([line], delimiter=self._separator), []) == self._header:
             raise DataError(
                 f"{file}: the first line names the columns, as option header does, and would be a "

@@ -104,6 +104,8 @@ def test_text_without_names(tmp_path):
     with pytest.raises(DataError, match=r"t.tsv: the first line names the columns, as option head"):
         read(path, header=names)
     assert read(path) == [{"user": 196, "item": 242, "rating": 3}]
+    path.write_bytes(b"196\t242\t3\r186\t302\t3\r")
+    assert len(read(path, header=names)) == 2
 
 
 def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):

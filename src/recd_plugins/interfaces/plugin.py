@@ -29,9 +29,10 @@ def _in_order(value: Any, dumped: Any) -> Any:
     is_like = isinstance(value, Collection) and isinstance(dumped, list | dict)
     if not is_like or len(value) != len(dumped):  # one value, or by a serializer of its own
         return dumped
+    if isinstance(value, Set) and isinstance(dumped, list):
+        return sorted(dumped, key=lambda each: (len(repr(each)), repr(each)))  # 2 before 10
     if isinstance(dumped, list):
-        is_set = isinstance(value, Set)
-        return sorted(dumped, key=lambda each: (len(repr(each)), repr(each))) if is_set else list(map(_in_order, value, dumped))
+        return list(map(_in_order, value, dumped))
     if not isinstance(value, Mapping):
         return dumped
     return dict(zip(dumped, map(_in_order, value.values(), dumped.values()), strict=True))
