@@ -229,12 +229,11 @@ def _internals(plugins_dir: Path | None) -> Check:
         internals.append(internal)
 
     manager, remedy = PluginManager(plugins_dir), "mend or uninstall the plugin named here"
-    before = manager.broken
     try:
         manager.hand("register_internals", add)
     except PluginError as error:
         return Check("internals", "failed", str(error), remedy)
-    if reasons := "; ".join(each.reason for each in manager.broken if each not in before):
+    if reasons := "; ".join(broken.reason for broken in manager.broken):  # by this hook
         return Check("internals", "failed", reasons, remedy)
     missing = [message for internal in internals for message in internal.missing()]
     if missing:
