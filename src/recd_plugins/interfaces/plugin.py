@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, field_serializer
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from recd_plugins.errors import Problem
 
@@ -18,14 +18,15 @@ class PluginOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    @field_serializer("*", mode="wrap", when_used="json")
-    def _sets_in_order(self, value: Any, dump: SerializerFunctionWrapHandler) -> Any:
-        return _in_order(value, dump(value))
+    @model_serializer(mode="wrap", when_used="json")  # of a field it would replace the type's own
+    def _sets_in_order(self, dump: SerializerFunctionWrapHandler) -> Any:
+        return _in_order(self, dump(self))
 
 
 def _in_order(value: Any, dumped: Any) -> Any:
     """What was dumped of a value; of a set sorted, as that has another order in each process."""
-    value = dict(value) if isinstance(value, BaseModel) else value
+    if isinstance(value, BaseModel) and isinstance(dumped, dict):
+        return {name: _in_order(getattr(value, name, None), each) for name, each in dumped.items()}
     is_like = isinstance(value, Collection) and isinstance(dumped, list | dict)
     if not is_like or len(value) != len(dumped):  # one value, or by a serializer of its own
         return dumped
