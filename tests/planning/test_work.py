@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
@@ -24,13 +21,11 @@ from recd_plugins import load_registry
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.planning.candidates import with_plugins
-from recd_plugins.planning.compute import Compute, Operations, count_operations, measure_compute
-from recd_plugins.planning.products import ProductsAsZeros
+from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.planning.work import bytes_of_tables, work_of_step
 from recd_plugins.training.session import session
 from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile
-from recd_plugins.values.model_input import ModelInput
 from recd_plugins.values.work import Work
 
 # Four steps are counted, and they read the whole table.
@@ -384,42 +379,6 @@ def test_deduplication_divides_everything_that_travels() -> None:
         assert after.bytes_looked_up == pytest.approx(before.bytes_looked_up * unique_rows / 10)
     assert part[0].rows_looked_up == 4 * unique_rows
     assert whole[0].rows_looked_up == 0
-
-
-class Products(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 5, bias=False)
-
-    def forward(self, batch: ModelInput) -> tuple[Tensor]:
-        x = self.layer(batch.dense_features)
-        heads = x.view(2, 1, -1, 5)
-        return (F.scaled_dot_product_attention(heads, heads, heads).sum(),)
-
-
-def test_operations_of_products_and_attention() -> None:
-    batch = ModelInput(torch.ones(8, 6), None, torch.ones(8))
-    compute = count_operations(Products(), batch)
-    assert compute.parameter_bytes == 4 * 30
-    # Once forward and once for the gradient of the weight; 2 x 4 x 4 scores of 5 each.
-    assert compute.rest.matmul_flops == 2 * 2 * 6 * 5
-    assert compute.products == 2
-    assert compute.rest.matmul_bytes * 8 == 2 * 4 * (8 * 6 + 6 * 5 + 8 * 5)
-    assert compute.rest.attention_flops * 8 == (2 + 5) * 2 * 2 * 4 * 4 * 5
-    assert compute.rest.attention_queries * 8 == 2 * 4
-    assert compute.rest.element_bytes > 0
-    # Forward and backward; and Adagrad's of the one parameter.
-    assert compute.operators > 6 + 2 * 3
-    assert compute.pooling == Operations()
-
-
-def test_products_that_are_left_out_count_as_those_that_are_made() -> None:
-    batch = ModelInput(torch.ones(8, 6), None, torch.ones(8))
-    made, left_out = Products(), Products()
-    with ProductsAsZeros():
-        counted = count_operations(left_out, batch)
-        assert not left_out.layer(batch.dense_features).any()
-    assert counted == count_operations(made, batch)
 
 
 class Hot(TablePart):

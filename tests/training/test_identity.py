@@ -6,14 +6,12 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pydantic import BaseModel, PlainSerializer
 
 from recd_plugins import load_registry
-from recd_plugins.api import PluginOptions
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
@@ -306,6 +304,17 @@ def register_plugins():
 '''
 
 
+WRAPPED = ("\nconverter:", "\n  wrap: [{use: acme.same}]\nconverter:")
+
+
+def known_by(file: Path) -> Path:
+    """A folder with plugins whose identity is what stands in the file."""
+    plugins = file.with_name("plugins")
+    plugins.mkdir()
+    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
+    return plugins
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -319,9 +328,7 @@ def test_a_file_with_other_content(
     """Under the same path, so that options are what they were."""
     file = tmp_path / "ids.txt"
     file.write_text("one", encoding="utf-8")
-    plugins = tmp_path / "plugins"
-    plugins.mkdir()
-    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
+    plugins = known_by(file)
     before = identity(folder, change, plugins_dir=plugins)
     (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
     assert check_resumable(tmp_path, identity(folder, change, plugins_dir=plugins), ()) == []
@@ -340,15 +347,13 @@ def test_a_file_with_other_content(
 
 
 def test_a_wrapper_by_a_file_with_other_content(folder: Path, tmp_path: Path) -> None:
-    file, plugins = tmp_path / "ids.txt", tmp_path / "plugins"
-    plugins.mkdir()
-    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
-    change = ("\nconverter:", "\n  wrap: [{use: acme.same}]\nconverter:")
+    file = tmp_path / "ids.txt"
+    plugins = known_by(file)
     file.write_text("one", encoding="utf-8")
-    before = identity(folder, change, plugins_dir=plugins)
+    before = identity(folder, WRAPPED, plugins_dir=plugins)
     (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
     file.write_text("two", encoding="utf-8")
-    now = identity(folder, change, plugins_dir=plugins)
+    now = identity(folder, WRAPPED, plugins_dir=plugins)
     words = r"dataset\.wrap\[0\]\.identity\.file was \"one\" and is \"two\""
     with pytest.raises(RecdError, match=words):
         check_resumable(tmp_path, now, ALLOWABLE)
@@ -357,16 +362,14 @@ def test_a_wrapper_by_a_file_with_other_content(folder: Path, tmp_path: Path) ->
 
 def test_a_wrapper_that_an_older_version_did_not_ask(folder: Path, tmp_path: Path) -> None:
     """Its checkpoints are gone on from, which is told; those of a wrapper that said nothing not."""
-    file, plugins = tmp_path / "ids.txt", tmp_path / "plugins"
-    plugins.mkdir()
-    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
-    change = ("\nconverter:", "\n  wrap: [{use: acme.same}]\nconverter:")
+    file = tmp_path / "ids.txt"
+    plugins = known_by(file)
     file.write_text("", encoding="utf-8")
-    before = identity(folder, change, plugins_dir=plugins)
+    before = identity(folder, WRAPPED, plugins_dir=plugins)
     (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
     assert check_resumable(tmp_path, before, ()) == []
     file.write_text("one", encoding="utf-8")
-    now = identity(folder, change, plugins_dir=plugins)
+    now = identity(folder, WRAPPED, plugins_dir=plugins)
     words = 'dataset.wrap[0].identity.file was not there and is "one"'
     with pytest.raises(RecdError, match=re.escape(words)):
         check_resumable(tmp_path, now, ALLOWABLE)
@@ -380,39 +383,6 @@ def test_an_identity_that_is_no_json(folder: Path, tmp_path: Path) -> None:
     change = "recd.sigrid_hash", "acme.mapped"
     with pytest.raises(PluginError, match=r": acme\.mapped: identity failed .*not JSON"):
         identity(folder, change, plugins_dir=tmp_path)
-
-
-class Words(BaseModel):
-    words: frozenset[str]
-
-
-class OptionsOfSets(PluginOptions):
-    words: frozenset[str]
-    groups: dict[str, tuple[frozenset[str], ...]]
-    inner: Words
-    few: set[int] | None = None
-    spelled: Annotated[Path, PlainSerializer(lambda path: path.name)]
-
-
-def test_sets_among_options_have_one_order_in_all_processes() -> None:
-    words = [f"word_{number:02}" for number in range(20)]
-    found = OptionsOfSets(
-        words=frozenset(words),
-        groups={"b": (frozenset(words), frozenset()), "a": ()},
-        inner=Words(words=frozenset(words)),
-        few={10, 3},
-        spelled=Path("b/a"),
-    )
-    dumped = {
-        "words": words,
-        "groups": {"b": [words, []], "a": []},
-        "inner": {"words": words},
-        "few": [3, 10],
-        "spelled": "a",
-    }
-    assert found.model_dump(mode="json") == dumped
-    assert json.loads(found.model_dump_json()) == dumped
-    assert OptionsOfSets.model_validate({**dumped, "spelled": "b/a"}) == found
 
 
 KINDS = '''

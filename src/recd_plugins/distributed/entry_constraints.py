@@ -82,6 +82,12 @@ def set_fields(constraints: ParameterConstraints) -> list[str]:
     ]
 
 
+def contradicting(first: ParameterConstraints, second: ParameterConstraints) -> list[str]:
+    """Names of the fields that both set, each to another value."""
+    both = {*set_fields(first)} & {*set_fields(second)}
+    return sorted(field for field in both if getattr(first, field) != getattr(second, field))
+
+
 def merged_constraints(
     first: ParameterConstraints, second: ParameterConstraints
 ) -> ParameterConstraints:
@@ -138,12 +144,11 @@ def _constraints(
         for name, of_table in constraints.items():
             check_constraints(plugin, by_name[name], of_table)
             before = found.get(name, of_table)
-            for field in set_fields(of_table):
+            for field in contradicting(before, of_table):
                 one, other = getattr(before, field), getattr(of_table, field)
-                if one != other and field in set_fields(before):
-                    raise PluginError(
-                        f"{plugin.title}: its constraints and those of its part set different "
-                        f"{field} of table {name} ({one} and {other}); let one of them say it"
-                    )
+                raise PluginError(
+                    f"{plugin.title}: its constraints and those of its part set different {field} "
+                    f"of table {name} ({one} and {other}); let one of them say it"
+                )
             found[name] = merged_constraints(before, of_table)
     return found

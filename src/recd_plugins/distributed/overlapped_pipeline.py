@@ -159,11 +159,13 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
         self._is_ahead = all(map(_looks_up_ahead, sharded))
         # Of a pipeline that is there: who has let go of one cannot train its batches to the end.
         refuse_loading = WeakMethod(self._refuse_loading)
+
+        def loaded(module: nn.Module, keys: Any) -> None:
+            if (refuse := refuse_loading()) is not None:
+                refuse(module, keys)
+
         for module in _ahead(sharded):
-            handle = module.register_load_state_dict_post_hook(
-                lambda module, keys: (refuse := refuse_loading()) and refuse(module, keys)
-            )
-            finalize(self, handle.remove)
+            finalize(self, module.register_load_state_dict_post_hook(loaded).remove)
         for child in model.children():
             # Else gradients are copied from the buckets before they are summed.
             if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:
