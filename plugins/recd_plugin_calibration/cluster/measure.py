@@ -22,7 +22,7 @@ from recd_plugin_calibration.cluster.collectives import (
 from recd_plugin_calibration.cluster.dense_layers import dense_seconds
 from recd_plugin_calibration.cluster.groups import node_groups
 from recd_plugin_calibration.cluster.links import Link, between_nodes, inside_nodes
-from recd_plugin_calibration.cluster.sharded_module import module_seconds
+from recd_plugin_calibration.cluster.sharded_module import ModuleSeconds, module_seconds
 from recd_plugin_calibration.cluster.timing import Effort, StepSeconds
 from recd_plugin_calibration.cluster.work_rates import WorkRates, alone_share, measure_work
 from recd_plugins.api import SetupError
@@ -60,7 +60,7 @@ class MeasuredCluster:
     between: Sequence[Link]
     sweeps: Sweeps
     at_once: float | None
-    module: StepSeconds
+    module: ModuleSeconds
     dense: StepSeconds
     hidden: float
     alone: float
@@ -71,12 +71,20 @@ class MeasuredCluster:
     @property
     def collective(self) -> float:
         """Seconds of each of the collectives that a sharded module has in a step."""
-        return self.module.wall / COLLECTIVES
+        return max(0.0, self.module.step.wall - self.lookup) / COLLECTIVES
+
+    @property
+    def lookup(self) -> float:
+        """Seconds of a rank with tables of a module, beside one without, while all compute."""
+        of_kernel = self.work.lookup["lookups"]
+        # What launches kernels of another device is no time of theirs.
+        on_cpu = self.machine.device == "cpu"
+        return max(of_kernel, self.module.with_tables / self.alone) if on_cpu else of_kernel
 
     @property
     def idle(self) -> float:
         """Of such small steps, the share in which processors have nothing to do."""
-        return self._idle(self.module, self.dense)
+        return self._idle(self.module.step, self.dense)
 
     @property
     def idle_links(self) -> float:
@@ -132,6 +140,7 @@ class MeasuredCluster:
             {
                 "lookup": {
                     **self.work.lookup,
+                    "lookups": self.lookup,
                     "bytes_from_host": least.lookup.bytes_from_host,
                     "bytes_from_file": least.lookup.bytes_from_file,
                 },
@@ -180,6 +189,7 @@ class MeasuredCluster:
             "idle_links": self.idle_links,
             "spared": self.spared,
             "collective": self.collective,
+            "with_tables": self.module.with_tables,
             "dense": self.dense.wall,
             "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
             "timed": [
@@ -226,7 +236,8 @@ def measure_cluster(
             tell("processors while bytes travel")
             between_all = carried(groups, device, sweeps, effort) if groups.nodes > 1 else None
             tell("a sharded module")
-            module = StepSeconds(0.0, 0.0) if one else module_seconds(device, effort)
+            nothing = ModuleSeconds(StepSeconds(0.0, (0.0,)), 0.0)
+            module = nothing if one else module_seconds(device, effort)
             tell("a step of dense layers")
             dense = dense_seconds(device, effort)
             machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -21,13 +25,34 @@ _TABLES = 4
 _ROWS, _DIM = 64, 16
 
 
-def module_seconds(device: torch.device, effort: Effort) -> StepSeconds:
-    """Forward and backward, of TorchRec's own sharded module with an id for each table. Collective.
+@dataclass(frozen=True)
+class ModuleSeconds:
+    """A step of TorchRec's own sharded module.
+
+    Attributes:
+        step: with a table on each of some ranks.
+        with_tables: processor seconds that a rank has more of it than one without tables.
+    """
+
+    step: StepSeconds
+    with_tables: float
+
+
+def module_seconds(device: torch.device, effort: Effort) -> ModuleSeconds:
+    """Forward and backward, with an id for each table. Collective; of two ranks or more.
 
     Beside what a collective takes alone: sizes that are sent first, and what Python does.
     """
-    world_size = dist.get_world_size()
-    names = [f"t{number}" for number in range(min(_TABLES, world_size))]
+    tables = min(_TABLES, dist.get_world_size())
+    step = _step(device, effort, list(range(tables)))
+    on_one = _step(device, effort, [0] * tables)
+    with_tables = fmean(step.processors[:tables]) - fmean(on_one.processors[1:])
+    return ModuleSeconds(step, max(0.0, with_tables))
+
+
+def _step(device: torch.device, effort: Effort, ranks: Sequence[int]) -> StepSeconds:
+    """With one table on each of ``ranks``."""
+    names = [f"t{number}" for number in range(len(ranks))]
     module = EmbeddingCollection(
         tables=[
             EmbeddingConfig(
@@ -49,11 +74,11 @@ def module_seconds(device: torch.device, effort: Effort) -> StepSeconds:
         module,
         {
             name: table_wise(rank=rank, compute_kernel=EmbeddingComputeKernel.FUSED.value)
-            for rank, name in enumerate(names)
+            for rank, name in zip(ranks, names, strict=True)
         },
         sharder,
         local_size=ranks_of_each_node(),
-        world_size=world_size,
+        world_size=dist.get_world_size(),
         device_type=device.type,
     )
     sharded = sharder.shard(module, plan, ShardingEnv.from_process_group(dist.group.WORLD), device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Self
 
 import numpy as np
@@ -91,11 +92,16 @@ class StepSeconds:
 
     Attributes:
         wall: the mean of ranks.
-        processor: of a rank, all its threads; likewise.
+        processors: of each rank, all its threads.
     """
 
     wall: float
-    processor: float
+    processors: tuple[float, ...]
+
+    @property
+    def processor(self) -> float:
+        """The mean of ranks."""
+        return fmean(self.processors)
 
 
 def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> StepSeconds:
@@ -110,10 +116,10 @@ def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Eff
                 step()
             wait_for(device)
             own = (time.perf_counter() - start, time.process_time() - processor)
-            ranks = torch.tensor(own, dtype=torch.float64)
-            dist.all_reduce(ranks)
-        wall, processor = (ranks / dist.get_world_size() / steps).tolist()
-        return StepSeconds(wall, processor)
+            ranks = [own] * dist.get_world_size()
+            dist.all_gather_object(ranks, own)
+        walls, processors = zip(*ranks, strict=True)
+        return StepSeconds(fmean(walls) / steps, tuple(each / steps for each in processors))
 
     first = turn(LEAST_ROUNDS).wall  # the same on all ranks, as all later turns need
     least = max(_TURN_SECONDS, effort.seconds / 2)

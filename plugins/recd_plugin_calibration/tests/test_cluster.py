@@ -22,6 +22,7 @@ from recd_plugin_calibration.cluster import collectives, report
 from recd_plugin_calibration.cluster.collectives import NAMES, fit_rate
 from recd_plugin_calibration.cluster.measure import MeasuredCluster
 from recd_plugin_calibration.cluster.report import plot, render
+from recd_plugin_calibration.cluster.sharded_module import ModuleSeconds
 from recd_plugin_calibration.cluster.timing import QUICK, MiddleHalf, StepSeconds, goes_on
 from recd_plugin_calibration.tests import cluster_cases
 from recd_plugins.api import distributed
@@ -117,7 +118,7 @@ def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) 
     reduced = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
     sweeps = {**measured.sweeps, "ar_global": reduced}
     for dense, beside_it in ((5e-3, 3e-3), (1e-3, 0.0)):
-        costs = replace(measured, sweeps=sweeps, dense=StepSeconds(dense, dense)).spec.costs
+        costs = replace(measured, sweeps=sweeps, dense=StepSeconds(dense, (dense,))).spec.costs
         assert costs is not None
         assert costs.all_reduce.steps == pytest.approx(2e-3)
         assert costs.other.steps == pytest.approx(beside_it)
@@ -130,12 +131,30 @@ def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) 
 def test_processors_are_idle_while_no_rank_computes(
     measured: MeasuredCluster, alone: float, processor: float, idle: float
 ) -> None:
-    module, dense = StepSeconds(8e-3, 0.8 * processor), StepSeconds(2e-3, 0.2 * processor)
-    found = replace(measured, alone=alone, module=module, dense=dense)
+    module, dense = StepSeconds(8e-3, (0.8 * processor,)), StepSeconds(2e-3, (0.2 * processor,))
+    found = replace(measured, alone=alone, module=ModuleSeconds(module, 0.0), dense=dense)
     assert found.idle == pytest.approx(idle)
-    assert found.collective == pytest.approx(2e-3)
-    assert replace(found, carried=StepSeconds(1e-2, processor)).idle_links == pytest.approx(idle)
+    carried = StepSeconds(1e-2, (0.5 * processor, 1.5 * processor))
+    assert replace(found, carried=carried).idle_links == pytest.approx(idle)
     assert replace(found, carried=None).idle_links == 1
+
+
+@pytest.mark.parametrize(
+    ("alone", "with_tables", "lookup"), [(1.0, 1e-3, 1e-3), (0.5, 1e-3, 2e-3), (0.5, 0.0, 5e-4)]
+)
+def test_what_ranks_with_tables_have_more_is_no_collective(
+    measured: MeasuredCluster, alone: float, with_tables: float, lookup: float
+) -> None:
+    """A rank without tables of a module has neither its kernel nor what stands around that."""
+    work = replace(measured.work, lookup={**measured.work.lookup, "lookups": 5e-4})
+    module = ModuleSeconds(StepSeconds(8e-3, (4e-3,)), with_tables)
+    found = replace(measured, alone=alone, module=module, work=work)
+    costs = found.spec.costs
+    assert costs is not None
+    assert costs.lookup.lookups == pytest.approx(lookup)
+    assert costs.all_to_all.collectives == pytest.approx((8e-3 - lookup) / 4)
+    on_gpu = replace(found, machine=found.machine.model_copy(update={"device": "cuda"}))
+    assert on_gpu.lookup == 5e-4, "its kernels are launched while others run"
 
 
 def test_the_command_writes_what_training_takes(

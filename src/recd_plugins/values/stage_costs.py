@@ -38,7 +38,8 @@ class LookupCost(StageCost):
         description="Beside that, where FBGEMM's own row-wise Adagrad does it on a CPU.",
     )
     lookups: Seconds = Field(
-        default=0.0, description="For a call of a kernel, however little it looks up."
+        default=0.0,
+        description="For a call of a kernel, however little it looks up, and what is around it.",
     )
     tables_looked_up: Seconds = Field(default=0.0, description="For a table or a shard of one.")
     rows_looked_up: Seconds = Field(
