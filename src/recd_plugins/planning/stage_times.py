@@ -59,6 +59,8 @@ def predict_stages(
     each = [costs.all_to_all.bytes_across_nodes * work.bytes_across_nodes for work in works]
     even = sum(each) / len(each)
     uneven = costs.all_to_all.bytes_waited_for * max(work.bytes_waited_for for work in works)
+    # Where it is processors that carry bytes, ranks that wait leave theirs to the one that sends.
+    uneven *= costs.idle_links + (1 - costs.idle_links) * costs.alone
     sent = even + uneven
     all_to_all = even + max(r.all_to_all - part for r, part in zip(ranks, each, strict=True))
     reduced = mean.all_reduce - hidden

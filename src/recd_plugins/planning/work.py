@@ -43,6 +43,9 @@ EVERY_RANK = slice(None)
 # In steps on CPU 21 to 26 and 7 to 8 were counted; the rest of the 40 is estimated, of compiled
 # kernels and the arrays that they take.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
+# Likewise for tables of a kind, once: a module of one such table took processors 0.4 ms more of a
+# step on each rank, some 100 operators by their rate there.
+_COALESCING_OPERATORS = 60
 # Times that the bytes of a sequence's embeddings are read or written to put them into the order of
 # ranks where they are looked up, and of the batch where parts of a table's rows arrive: forward by
 # a copy, backward by another there and by a sum into zeros here.
@@ -233,7 +236,8 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
         for feature in table.features
         if profile.of(feature).deduplicated
     )
-    made_unique, operators = 0.0, compute.operators
+    coalesced = {table.pooled for table in tables if table.name in profile.distinct}
+    made_unique, operators = 0.0, compute.operators + _COALESCING_OPERATORS * len(coalesced)
     for table in tables:
         if table.name in profile.distinct:
             operators += _COALESCED_OPERATORS
