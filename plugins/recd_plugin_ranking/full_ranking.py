@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_ranking.items import Items, is_positive, item_of_rows, lists_of
 from recd_plugin_ranking.ranks import figures, means
-from recd_plugins.api import RecdError, Rows
+from recd_plugins.api import DataError, RecdError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
 from recd_plugins.api.files import new_file
 from recd_plugins.api.reading import RowTable, rows_of_split
@@ -63,7 +63,7 @@ def rank(
     Raises:
         RecdError: the model cannot rank, or not by this feature, a feature is not there, the
             checkpoint is damaged or of another model, or there is no test split, or none of its
-            rows is positive.
+            rows is positive, or a score is NaN or infinite.
     """
     registry.dataset.prepare()
     schema = registry.dataset.schema()
@@ -91,6 +91,7 @@ def rank(
         for rows in _positive(registry, schema.label):
             users = module.user_vectors(batch_of(rows))
             scores = (users @ vectors.T).double().numpy()
+            _check_scores(rows, scores, items)
             own = items.places(item_of_rows(rows, rules.item))
             left_out = had.of(rows)
             parts.append(_figures(scores, own, left_out, rules, num_queries))
@@ -108,6 +109,17 @@ def rank(
             pq.write_table(of_items, items_file)
             pq.write_table(pa.concat_tables(of_users), users_file)
     return {**means(parts), "num_queries": num_queries, "num_items": len(items)}
+
+
+def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None:
+    """Refuse scores ``[Q, C]`` that rank nothing, as a prediction and an evaluation do."""
+    if len(wrong := np.argwhere(~np.isfinite(scores))):
+        row, place = (int(each) for each in wrong[0])
+        raise DataError(
+            f"{rows.place_of(row)}: its score of item {items.ids[place]} is {scores[row, place]}, "
+            "which ranks nothing; numbers far from those of training, of the row or the item, "
+            "leave float32 in the layers: keep them between bounds by preprocessing"
+        )
 
 
 def _item(registry: Registry, rules: Rules, module: Any) -> str:

@@ -58,14 +58,14 @@ def figures(
 
     Args:
         queries: of each sample, ``[N]``.
-        scores: likewise; NaN ranks last.
+        scores: likewise.
         labels: likewise.
         most: k of the figures that look at the first k.
     """
     found: dict[str, tuple[float, int]] = {}
     if not len(queries):
         return found
-    blocks = Blocks.of(queries, np.nan_to_num(scores, nan=-np.inf), labels)
+    blocks = Blocks.of(queries, scores, labels)
     wanted = blocks.sums(blocks.positives)
     counts = wanted > 0
 

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from recd_plugin_ranking.full_ranking import Rules, _Had, _positive
+from recd_plugin_ranking.full_ranking import Rules, _check_scores, _Had, _positive
 from recd_plugin_ranking.items import Items
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugin_scoring.export import PROGRAM, export_to
@@ -291,6 +291,20 @@ def test_rows_without_a_user_are_not_of_one_user(tmp_path):
     some = next(rows_of_split(registry.dataset, "train"))
     had = _Had(registry, rules, items).of(some).any(1)
     assert had.tolist() == [row % 2 == 0 for row in range(len(some))]
+
+
+@pytest.mark.parametrize("score", [np.nan, np.inf])
+def test_a_score_that_ranks_nothing_is_refused(tmp_path, score):
+    setting = f"dataset.options.test_path={tmp_path}/clicks.parquet"
+    registry = load_registry(write_registry(tmp_path, SASREC), settings=[setting])
+    registry.dataset.prepare()
+    items = Items.of(registry.dataset, "item", ["item"])
+    rows = next(_positive(registry, "label"))
+    scores = np.zeros((len(rows), len(items)))
+    _check_scores(rows, scores, items)
+    scores[1, 2] = score
+    with pytest.raises(DataError, match=rf"row 1 \(from 0\): its score of item 2 is {score}, wh"):
+        _check_scores(rows, scores, items)
 
 
 @pytest.mark.parametrize("kind", [pa.bool_(), pa.float32()])
