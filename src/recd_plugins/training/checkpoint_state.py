@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.optim.keyed import OptimizerWrapper
+from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
 from recd_plugins.distributed.step_counts import set_steps_of_tables, steps_of_tables
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -166,9 +166,10 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
             "does not know: put it into a KeyedOptimizerWrapper of torchrec.optim.keyed"
         )
     if unsaved := _unsaved(optimizer):
+        state_of, wrapper = shortened([*unsaved]), next(iter(unsaved.values()))
         raise SetupError(
-            f"no state dict of the optimizer has the state of {shortened(unsaved)}, which training "
-            f"would begin anew from a checkpoint: put the {type(optimizer).__name__} inside of "
+            f"no state dict of the optimizer has the state of {state_of}, which training would "
+            f"begin anew from a checkpoint: put the {wrapper} inside of "
             "CombinedOptimizer([...]), one around dmp.fused_optimizer and one around each of "
             "yours, with a param_name of its own"
         )
@@ -223,18 +224,37 @@ def trained_names(optimizer: Optimizer | None) -> list[str]:
     return [common_name(name) for name in getattr(optimizer, "params", {})]
 
 
-def _unsaved(optimizer: Any) -> list[str]:
-    """What wrappers around a CombinedOptimizer add to its state, as WarmupOptimizer its steps.
+def _unsaved(optimizer: Any) -> dict[str, str]:
+    """What wrappers around a CombinedOptimizer keep of state from its state dict, and which do.
 
-    It makes a new dict of its parts' state whenever it is asked, and so its state dict has no more.
+    It makes a new dict of its parts' state whenever it is asked: a wrapper adds to another one, as
+    WarmupOptimizer its steps, and one that is a part itself has what there was when it was made.
     """
-    names = set[str]()
+    found: dict[str, str] = {}
     while isinstance(optimizer, OptimizerWrapper):
-        require_attributes(optimizer, "_optimizer")  # private, torchrec 1.6 to 1.9
-        inner = optimizer._optimizer
-        names |= optimizer.params.keys() - inner.params.keys()
+        inner = _wrapped(optimizer)
+        added = sorted(optimizer.params.keys() - inner.params.keys())
+        found |= dict.fromkeys(added, type(optimizer).__name__)
         optimizer = inner
-    return sorted(names)
+    parts = [*optimizer.optimizers] if isinstance(optimizer, CombinedOptimizer) else []
+    for _, part in parts:
+        inner = part
+        while isinstance(inner, OptimizerWrapper):
+            inner = _wrapped(inner)
+        if inner is not part and isinstance(inner, CombinedOptimizer):
+            state = inner.state
+            made_since = [
+                name for name, of in inner.params.items() if of in state and of not in part.state
+            ]
+            found |= dict.fromkeys(made_since, type(part).__name__)
+        else:
+            found |= _unsaved(inner)
+    return found
+
+
+def _wrapped(optimizer: OptimizerWrapper) -> Any:
+    require_attributes(optimizer, "_optimizer")  # private, torchrec 1.6 to 1.9
+    return optimizer._optimizer
 
 
 def _has_state_of(name: str, stored: Collection[str]) -> bool:
