@@ -101,6 +101,7 @@ def test_a_plugin_may_be_named_as_its_package(site: Site) -> None:
     assert "install the distribution that has it (of recd-plugins: recd-plugin-no_such)" in said
 
 
+READER = "def reader(self, *, rank, world_size, batch_size, split)"
 BROKEN = [
     (PLUGIN.replace('{name}.keep"', 'keep"'), "as only a plugin of an installed package keep may"),
     ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
@@ -139,6 +140,13 @@ BROKEN = [
         .replace("def transform(self, values, offsets)", "coalesces = 'no'\n    def helper(self)")
         .replace("values, offsets", "None"),
         "Keep.coalesces is 'no'; expected True or False",
+    ),
+    (
+        PLUGIN.replace("Preprocessing", "DatasetWrapper")
+        .replace("register_preprocessing", "register_plugins")
+        .replace("def transform(self, values, offsets)", f"row_options = ['a']\n    {READER}")
+        .replace("values, offsets", "None"),
+        "Keep.row_options has 'a', which is none of its options",
     ),
     (
         PLUGIN.replace("def transform", "free_options = [['a']]\n    def transform"),

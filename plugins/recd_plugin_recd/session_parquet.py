@@ -46,6 +46,7 @@ class SessionParquet(Dataset):
     free_options = frozenset(
         {"path", "test_path", "storage", "read", "prefetch", "generate", "sparse", "dense"}
     )
+    row_options = frozenset({"where", "shuffle", "seed"})
 
     class Options(PluginOptions):
         path: Path | Url = Field(

@@ -54,6 +54,7 @@ class Table(Dataset):
     name = "tables.table"
     # What rows they give, identity says.
     free_options = frozenset({"path", "test_path", "source", "cache", "read", "prefetch"})
+    row_options = frozenset({"split", "order", "shuffle", "seed"})
 
     class Options(ImportOptions):
         path: Path | Url = Field(

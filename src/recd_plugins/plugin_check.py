@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Callback, Plugin, PluginOptions
+from recd_plugins.interfaces import Callback, Dataset, Plugin, PluginOptions
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.versions import __version__
@@ -74,13 +74,19 @@ def _check_class(cls: Any, interface: type[Plugin], where: str) -> None:
         raise PluginError(f"{what} has no docstring; its first line is what `recd plugins` shows")
     if not (isinstance(cls.Options, type) and issubclass(cls.Options, PluginOptions)):
         raise PluginError(f"{what}: Options is no subclass of recd_plugins.api.PluginOptions")
-    fields, free = cls.Options.model_fields, cls.free_options
-    is_set = isinstance(free, (frozenset, set, tuple, list))
-    if not (is_set and all(isinstance(option, str) for option in free)):
-        raise PluginError(f"{what}.free_options is {free!r:.80}; expected a set of options' names")
-    if unknown := sorted({*free} - fields.keys()):
+    for sets in ("free_options", *(("row_options",) if issubclass(cls, Dataset) else ())):
+        _check_options(cls, sets, what)
+
+
+def _check_options(cls: type[Plugin], sets: str, what: str) -> None:
+    """Refuse an attribute that names options and has what is none."""
+    fields, named = cls.Options.model_fields, getattr(cls, sets)
+    is_set = isinstance(named, (frozenset, set, tuple, list))
+    if not (is_set and all(isinstance(option, str) for option in named)):
+        raise PluginError(f"{what}.{sets} is {named!r:.80}; expected a set of options' names")
+    if unknown := sorted({*named} - fields.keys()):
         raise PluginError(
-            f"{what}.free_options has {unknown[0]!r}, which is none of its options"
+            f"{what}.{sets} has {unknown[0]!r}, which is none of its options"
             f"{did_you_mean(unknown[0], fields)}"
         )
 

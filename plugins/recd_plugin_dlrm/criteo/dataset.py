@@ -28,6 +28,7 @@ class Criteo(Dataset):
 
     name = "dlrm.criteo"
     free_options = frozenset({"path", "cache", "prefetch"})
+    row_options = frozenset({"shuffle", "seed"})
 
     class Options(CriteoOptions):
         pass

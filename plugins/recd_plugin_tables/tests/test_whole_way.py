@@ -60,6 +60,10 @@ def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     recd("run", "my.yaml")
     recd("evaluate", "my.yaml", "--json", "quality.json")
     assert json.loads(Path("quality.json").read_text())["test"]["num_samples"] == ROWS // 10
+    # A table of its own, as the next day's, in place of what the run kept for the test split.
+    apart = ["dataset.options.split=null", f"dataset.options.test_path={place}"]
+    recd("evaluate", "my.yaml", *apart, "--json", "next.json")
+    assert json.loads(Path("next.json").read_text())["test"]["num_samples"] == ROWS
     recd("predict", "my.yaml", place, "-o", "scores.parquet")
 
     scores = pq.read_table("scores.parquet")

@@ -126,12 +126,16 @@ class Dataset(Plugin, ABC):
             name = "acme.squares"
 
     Attributes:
+        row_options: options that say which rows are read, of which split and in which order, and
+            nothing of what a row becomes: a checkpoint is scored with other ones, and a run that
+            goes on from it has the same.
         trained_schema: set before ``to_score`` is called where the data is not there, which the
             model was trained on: what its ``schema`` was.
         trained_kinds: likewise of ``kinds``; empty of checkpoints of older versions, too.
     """
 
     kind: ClassVar[str] = "dataset"
+    row_options: ClassVar[frozenset[str]] = frozenset()
     trained_schema: FeatureSchema | None = None
     trained_kinds: Mapping[str, str] = MappingProxyType({})
 

@@ -36,6 +36,7 @@ class AbsentData(NoDataset):
         super().__init__(dataset.options)
         # An identity says these.
         vars(self).update(name=dataset.name, free_options=dataset.free_options)
+        vars(self).update(row_options=dataset.row_options)
         self.error = error
         self.knows_kinds = trained_kinds is not None
         self.trained_kinds = trained_kinds or {}

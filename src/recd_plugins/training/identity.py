@@ -232,15 +232,29 @@ def check_resumable(
     raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused[:8])}{more}; {remedy}")
 
 
+def check_scores(checkpoint: Path, registry: Registry, tables: Iterable[Table]) -> bool:
+    """Refuse a checkpoint by which a registry would not score as the run that wrote it.
+
+    See ``check_same_model``. What wrappers depend on may be gone, and other rows may be read.
+    """
+    rows = (f"dataset.options.{name}" for name in registry.dataset.row_options)
+    identity = identity_of(replace(registry, wrappers=()), tables)
+    return check_same_model(checkpoint, identity, free=(*FREE, *rows))
+
+
 def check_same_model(
-    checkpoint: Path, identity: Mapping[str, Any], fields: Collection[str] = SCORES
+    checkpoint: Path,
+    identity: Mapping[str, Any],
+    fields: Collection[str] = SCORES,
+    free: Collection[str] = FREE,
 ) -> bool:
     """Refuse a checkpoint of a model that would score otherwise; data and training may differ.
 
     Args:
         checkpoint: whose files are as they were written.
-        identity: ``identity_of_scores`` of the registry that is to score by it.
+        identity: of the registry that is to score by it.
         fields: that have to be alike.
+        free: of these, that may differ.
 
     Returns:
         Whether the data is what the checkpoint was trained on.
@@ -253,7 +267,7 @@ def check_same_model(
         f"{field.removeprefix(f'{FURTHER}.')} was {_shown(before, field)} and is "
         f"{_shown(now, field)}"
         for field in dict.fromkeys((*before, *now))
-        if (_within(field, fields) and not _within(field, FREE))
+        if (_within(field, fields) and not _within(field, free))
         # Where both are known: not of older checkpoints, nor of data that is not there.
         or (_within(field, [_KINDS]) and field in before and field in now)
         if before.get(field) != now.get(field)
@@ -269,11 +283,6 @@ def check_same_model(
         for field in dict.fromkeys((*before, *now))
         if _within(field, ("data",))
     )
-
-
-def identity_of_scores(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
-    """What ``check_same_model`` takes: what wrappers depend on may be gone, and no score does."""
-    return identity_of(replace(registry, wrappers=()), tables)
 
 
 def check_same_preprocessing(checkpoint: Path, registry: Registry) -> None:

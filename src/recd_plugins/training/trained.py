@@ -34,7 +34,7 @@ from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.fitted import load_fitted
-from recd_plugins.training.identity import check_same_model, identity_of_scores
+from recd_plugins.training.identity import check_scores
 from recd_plugins.training.steps import steps
 from recd_plugins.values.model_input import ModelInput
 
@@ -150,9 +150,7 @@ def load_trained(job: TrainedJob) -> Trained:
     fitted_steps(registry, registry.dataset.schema())
     same_data, *_ = together(
         lambda: (
-            check_same_model(job.checkpoint, identity_of_scores(registry, parts.tables))
-            if dist.get_rank() == 0
-            else True
+            check_scores(job.checkpoint, registry, parts.tables) if dist.get_rank() == 0 else True
         )
     )
     checkpoints = Checkpoints(job.checkpoint.parent, keep=1)

@@ -16,7 +16,7 @@ from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.topologies import MACHINE
 from recd_plugins.training.checkpoint_weights import check_whole, load_weights
 from recd_plugins.training.fitted import load_fitted
-from recd_plugins.training.identity import check_same_model, identity_of_scores
+from recd_plugins.training.identity import check_scores
 
 
 def whole_model(registry: Registry, checkpoint: Path) -> Prepared:
@@ -72,6 +72,6 @@ def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
 
 def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> bool:
     """Load the weights; whether the data is what they were trained on."""
-    same_data = check_same_model(checkpoint, identity_of_scores(registry, tables_of(model)))
+    same_data = check_scores(checkpoint, registry, tables_of(model))
     load_weights(checkpoint, model)
     return same_data
