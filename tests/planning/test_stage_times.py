@@ -74,6 +74,16 @@ def test_a_link_with_more_to_carry_does_so_at_its_own_rate(
     assert predict_stages([owner, *others], costs).all_to_all == seconds
 
 
+@pytest.mark.parametrize(("idle", "share"), [(1.0, 1.0), (0.5, 0.5 + 0.5 * 0.25), (0.0, 0.25)])
+def test_a_rank_has_the_processors_of_those_that_wait_for_its_bytes(
+    idle: float, share: float
+) -> None:
+    """As far as it is processors that carry them, not links."""
+    costs = StageCosts(all_to_all=AllToAllCost(bytes_waited_for=1.0), alone=0.25, idle_links=idle)
+    works = [Work(bytes_waited_for=6)] * 4
+    assert predict_stages(works, costs).all_to_all == pytest.approx(6 * share)
+
+
 @pytest.mark.parametrize(("hidden", "left"), [(0.0, 3.0), (0.5, 2.0), (1.0, 1.0)])
 def test_ranks_that_compute_hide_an_all_reduce_for_as_long(hidden: float, left: float) -> None:
     works = [Work(bytes_looked_up=2e9, bytes_reduced=3e9)]
