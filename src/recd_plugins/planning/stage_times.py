@@ -58,11 +58,14 @@ def predict_stages(
     # A link that has more to carry than others does so at its own rate, and all wait for it.
     each = [costs.all_to_all.bytes_across_nodes * work.bytes_across_nodes for work in works]
     even = sum(each) / len(each)
-    uneven = costs.all_to_all.bytes_waited_for * max(work.bytes_waited_for for work in works)
     # Where it is processors that carry bytes, ranks that wait leave theirs to the one that sends.
-    uneven *= costs.idle_links + (1 - costs.idle_links) * costs.alone
-    sent = even + uneven
-    all_to_all = even + max(r.all_to_all - part for r, part in zip(ranks, each, strict=True))
+    left = (1 - costs.idle_links) * (1 - costs.alone)
+    waited_for = [costs.all_to_all.bytes_waited_for * work.bytes_waited_for for work in works]
+    sent = even + (1 - left) * max(waited_for)
+    all_to_all = even + max(
+        rank.all_to_all - part - left * most
+        for rank, part, most in zip(ranks, each, waited_for, strict=True)
+    )
     reduced = mean.all_reduce - hidden
     let_through = (
         min(costs.spared * collectives * _CARRYING, sent),
