@@ -43,8 +43,8 @@ EVERY_RANK = slice(None)
 # In steps on CPU 21 to 26 and 7 to 8 were counted; the rest of the 40 is estimated, of compiled
 # kernels and the arrays that they take.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
-# Likewise for tables of a kind, once: a module of one such table took processors 0.4 ms more of a
-# step on each rank, some 100 operators by their rate there.
+# Likewise for tables of a kind, once: with one such table processors of a rank took 0 and 0.4 ms
+# more of a step, two runs, though it sent less; 0.4 are some 100 operators by their rate there.
 _COALESCING_OPERATORS = 60
 # Times that the bytes of a sequence's embeddings are read or written to put them into the order of
 # ranks where they are looked up, and of the batch where parts of a table's rows arrive: forward by

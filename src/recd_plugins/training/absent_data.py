@@ -35,8 +35,8 @@ class AbsentData(NoDataset):
     ) -> None:
         super().__init__(dataset.options)
         # An identity says these.
-        vars(self).update(name=dataset.name, free_options=dataset.free_options)
-        vars(self).update(row_options=dataset.row_options)
+        said = {name: getattr(dataset, name) for name in ("name", "free_options", "row_options")}
+        vars(self).update(said)
         self.error = error
         self.knows_kinds = trained_kinds is not None
         self.trained_kinds = trained_kinds or {}
