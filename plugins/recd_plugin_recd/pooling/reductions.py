@@ -36,6 +36,7 @@ class SumPooling(_Reduction):
 
     name = "recd.sum"
     mode = "sum"
+    equal_gradients = True
 
 
 class MeanPooling(_Reduction):
@@ -43,6 +44,7 @@ class MeanPooling(_Reduction):
 
     name = "recd.mean"
     mode = "mean"
+    equal_gradients = True
 
 
 class MaxPooling(_Reduction):

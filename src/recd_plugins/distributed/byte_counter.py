@@ -289,6 +289,13 @@ def _to_root(input: str) -> _Sent:
     )
 
 
+def _to_one(arguments: dict[str, Any], _: int, size: int) -> list[int]:
+    """To one rank."""
+    sent = [0] * size
+    sent[arguments["dst"]] = _bytes(arguments["tensors"])
+    return sent
+
+
 def _scattered(arguments: dict[str, Any], rank: int, size: int) -> int | list[int]:
     if rank != arguments["root_rank"]:
         return 0
@@ -338,6 +345,7 @@ _COLLECTIVES: dict[str, tuple[CollectiveKind, _Sent]] = {
     "c10d::reduce_": ("other", _to_root("tensors")),
     "c10d::gather_": ("other", _to_root("input_tensors")),
     "c10d::scatter_": ("other", _scattered),
-    "c10d::send": ("other", lambda arguments, _, __: _bytes(arguments["tensors"])),
+    # Of all-to-alls whose sizes those who receive do not know.
+    "c10d::send": ("all_to_all", _to_one),
     "_c10d_functional::isend": ("other", lambda arguments, _, __: _bytes(arguments["tensor"])),
 }

@@ -25,3 +25,9 @@ def ranks_of_each_node() -> int:
             "(LOCAL_WORLD_SIZE): start as many ranks on every node"
         )
     return mine
+
+
+def crosses_links() -> bool:
+    """Whether ranks are on several nodes: not where ``LOCAL_WORLD_SIZE`` is not set."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size

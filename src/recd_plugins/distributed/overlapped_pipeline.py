@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from recd_plugins.distributed.byte_counter import tracker_of
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.joined_ids import JoinedIds
 from recd_plugins.distributed.late_gradients import LateGradients
+from recd_plugins.distributed.nodes import crosses_links
 from recd_plugins.distributed.rates_of_steps import LookupAhead
 from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
@@ -235,10 +235,8 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
     ahead = _ahead([module for _, module in outermost_sharded(model)])
     if asked or not ahead:
         return bool(ahead)
-    ranks = dist.get_world_size()
-    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     plans = [module.module_sharding_plan for module in ahead]
-    return device.type == "cpu" and ranks_per_node < ranks and any(map(_sends_rows, plans))
+    return device.type == "cpu" and crosses_links() and any(map(_sends_rows, plans))
 
 
 def plan_overlaps(plan: ShardingPlan, asked: bool | None) -> bool:

@@ -39,6 +39,11 @@ def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bo
     """
     if group is None or device_type == "cpu":
         return device_type == "cpu"
+    return sends_by_gloo(group, device_type)
+
+
+def sends_by_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
+    """Whether it is gloo that sends tensors of a device."""
     # "cpu:gloo,cuda:nccl"
     backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
     return backends.get(device_type) == "gloo"

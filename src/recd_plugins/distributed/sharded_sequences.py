@@ -30,6 +30,7 @@ from recd_plugins.distributed.coalesced.input_dist import (
     coalesce_sequences,
 )
 from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
+from recd_plugins.distributed.equal_gradients import send_equal_gradients_once
 from recd_plugins.distributed.exact_contexts import (
     ExactSequenceContext,
 )
@@ -45,6 +46,7 @@ from recd_plugins.distributed.no_rows import (
     with_an_empty_row,
     without_rows,
 )
+from recd_plugins.distributed.nodes import crosses_links
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.sharding_agreement import check_sharding
 from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
@@ -93,7 +95,9 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             env.process_group,
         )
         # Private, torchrec 1.6 to 1.9.
-        require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")
+        require_attributes(self, "_lookups", "_output_dists", "_need_indices", "_use_index_dedup")
+        if self._on_cpu and crosses_links():
+            send_equal_gradients_once(self._output_dists)
         if self._on_cpu:
             use_portable_lookups(self._lookups)
         for each in self.lookup_kernels:

@@ -29,6 +29,10 @@ class Pooling(Plugin, ABC):
     #: parameters got one; a parameter that gets none, though it was said, ends the run.
     always_trained: ClassVar[bool] = False
 
+    #: Whether all rows of a sequence get the same gradient, bit for bit, as those of a sum or a
+    #: mean do. Plans reckon with it: over gloo equal gradients are sent once, said here or not.
+    equal_gradients: ClassVar[bool] = False
+
     @abstractmethod
     def build(self, embedding_dim: int) -> nn.Module:
         """A module from a ``torchrec.JaggedTensor`` to one vector a row.

@@ -14,6 +14,7 @@ from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows, Table
 from recd_plugins.planning.distinct import measure_reads
+from recd_plugins.planning.equal_gradients import measure_gradients, pooled_alike
 from recd_plugins.registry import Registry
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.sparse.dedup import Deduplicator
@@ -69,13 +70,17 @@ def measure_profile(
     tables = list({table.name: table for table in (*coalesced, *others)}.values())
     read, spread = measure_reads(batches, tables, num_embeddings or ())
     distinct = {table.name: read[table.name] for table in coalesced}
+    alike = pooled_alike(registry) & set(num_embeddings or ())
+    gradients = measure_gradients(batches, tables, alike)
     groups = _mean([list(_groups(each)) for each in batches])
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()
     if in_wrappers or known is None or not known.features.keys() >= seen.keys():
         num_rows = sum(map(len, looked_at))
         source = f"the first {num_rows:,} rows{_order(registry, first)}"
-        return DataProfile(seen, source, distinct=distinct, read=read, spread=spread)
+        return DataProfile(
+            seen, source, distinct=distinct, read=read, spread=spread, gradients=gradients
+        )
     features = {
         name: profile
         for group in groups
@@ -83,7 +88,9 @@ def measure_profile(
     }
     source = f"the statistics that the table of {known.rows:,} rows carries"
     source += _order(registry, first)
-    return DataProfile(features, source, known.samples_per_session, distinct, read, spread)
+    return DataProfile(
+        features, source, known.samples_per_session, distinct, read, spread, gradients
+    )
 
 
 def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:

@@ -37,6 +37,8 @@ SCALAR_BYTES = 4
 #: Bytes of an id.
 ID_BYTES = 8
 LENGTH_BYTES = 4
+#: Of equal gradients that are sent once, for each row which of them it gets.
+NUMBER_BYTES = 2
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
 # Operators besides for a table whose ids are coalesced and for one whose features are deduplicated.
@@ -116,13 +118,16 @@ def work_of_step(
     # Tables of a module that are sharded alike are looked up in one call of a kernel.
     calls = defaultdict[tuple[str, str, str], _Numbers](lambda: np.zeros(world_size))
     variable = variable_bags(tables, profile)
+    equal_once = gloo and local < world_size and wire != "int8"
     for path, module in plan.plan.items():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         for name, sharding in module.items():
             table = by_name[name]
             kinds.add(Kind(path, sharding.sharding_type, table.pooled, name in variable))
             own_share = _sharded_share(name, parts)
-            of_table = _table_work(table, sharding, step, own_share, gloo=gloo)
+            of_table = _table_work(
+                table, sharding, step, own_share, gloo=gloo, equal_once=equal_once
+            )
             alike = calls[path, sharding.sharding_type, sharding.compute_kernel]
             np.maximum(alike, np.minimum(of_table["tables_looked_up"], 1), out=alike)
             output += of_table.get(_OUTPUT, 0.0)
@@ -279,6 +284,7 @@ def _table_work(
     own_share: float,
     *,
     gloo: bool = False,
+    equal_once: bool = False,
 ) -> _Fields:
     """What a table adds to the work of ranks: as owners of shards, and as senders of ids."""
     batch_size, world_size, local, profile, wire_bytes = step
@@ -316,9 +322,13 @@ def _table_work(
         # Sums are all-reduced, their gradients gathered: a link carries what one rank sends.
         ring, vectors = 3 * (world_size - 1) * float(vectors[0]), np.zeros_like(vectors)
     ring_across = ring / local if local < world_size else 0.0
-    in_node = of_owners(inputs + vectors)
+    gradients = vectors
+    if equal_once and (known := profile.gradients.get(table.name)) is not None:
+        differ = known.share(own_share, len(set(owners)), coalesced=table.name in profile.distinct)
+        gradients = np.minimum(vectors, differ * vectors + NUMBER_BYTES * sent)
+    in_node = of_owners(inputs + gradients)
     # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
-    across = of_nodes(of_owners(inputs + (vectors / local if within_node else vectors)))
+    across = of_nodes(of_owners(inputs + (vectors / local if within_node else gradients)))
     node = np.arange(world_size) // local
     nodes = world_size // local
     vectors, held = of_owners(vectors), of_owners(np.ones_like(sent))

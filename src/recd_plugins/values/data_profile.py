@@ -69,6 +69,32 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class DistinctGradients:
+    """How many of the gradients of a sequence table's rows differ, of those that one rank gets.
+
+    Attributes:
+        owners: ranks that the rows are split over, ascending.
+        kept: shares of the gradients that are sent, those of rows that are read least; ascending.
+        coalesced: of ``kept`` and ``owners``, the share that differs where each id has one gradient
+            in a batch.
+        plain: likewise where each has one wherever it is stored.
+    """
+
+    owners: tuple[int, ...]
+    kept: tuple[float, ...]
+    coalesced: tuple[tuple[float, ...], ...]
+    plain: tuple[tuple[float, ...], ...]
+
+    def share(self, kept: float, owners: int, *, coalesced: bool) -> float:
+        """Between those that were counted in proportion, of owners to their logarithm."""
+        of_kept = [
+            np.interp(np.log(owners), np.log(self.owners), shares)
+            for shares in (self.coalesced if coalesced else self.plain)
+        ]
+        return float(np.interp(kept, self.kept, of_kept))
+
+
+@dataclass(frozen=True)
 class FeatureProfile:
     """One feature, as the model gets it.
 
@@ -120,6 +146,7 @@ class DataProfile:
         distinct: of tables whose ids are coalesced, by table name.
         read: rows of tables that a batch reads, each once, by table name: coalesced or not.
         spread: of these tables, by name; others are taken as read alike in all of their rows.
+        gradients: of tables whose equal gradients are sent once, by name.
     """
 
     features: Mapping[str, FeatureProfile]
@@ -128,6 +155,7 @@ class DataProfile:
     distinct: Mapping[str, DistinctIds] = field(default_factory=dict)
     read: Mapping[str, DistinctIds] = field(default_factory=dict)
     spread: Mapping[str, Spread] = field(default_factory=dict)
+    gradients: Mapping[str, DistinctGradients] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
         """One feature; one id a row, as TorchRec assumes, where it is none of the data's."""
@@ -148,6 +176,6 @@ class DataProfile:
         return sum(self.of(f).rows(batch_size) for f in table.features)
 
     def plain(self) -> DataProfile:
-        """The same data, neither deduplicated nor coalesced."""
+        """The same data, neither deduplicated nor coalesced, nor are equal gradients sent once."""
         features = {name: feature.plain() for name, feature in self.features.items()}
-        return replace(self, features=features, distinct={})
+        return replace(self, features=features, distinct={}, gradients={})

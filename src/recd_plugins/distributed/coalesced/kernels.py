@@ -115,3 +115,46 @@ def spread(gradients: Any, column: Any, index: Any, offsets: Any, weights: Any, 
             else:
                 for scalar in range(out.shape[1]):
                     out[row, scalar] += gradients[bag, column + scalar]
+
+
+@numba.njit(cache=True, nogil=True)
+def number_rows(rows: Any, slots: Any, numbers: Any, distinct: Any) -> Any:
+    """Number the distinct rows, from 0, in the order in which they occur.
+
+    Args:
+        rows: integers ``[n, D]``.
+        slots: int32, a power of two that is at least twice n; scratch.
+        numbers: ``[n]``, out: of each row.
+        distinct: ``[n, D]``, out: the distinct ones, before what is left as it is.
+
+    Returns:
+        How many are distinct.
+    """
+    mask = u64(len(slots) - 1)
+    slots[:] = -1
+    count = 0
+    for position in range(len(rows)):
+        mixed = u64(0)
+        for word in range(rows.shape[1]):
+            mixed = (mixed ^ u64(rows[position, word])) * _MULTIPLIER
+            mixed ^= mixed >> _HIGH
+        slot = mixed & mask
+        while True:
+            number = slots[slot]
+            if number < 0:
+                number = count
+                slots[slot] = count
+                for word in range(rows.shape[1]):
+                    distinct[count, word] = rows[position, word]
+                count += 1
+                break
+            equal = True
+            for word in range(rows.shape[1]):
+                if distinct[number, word] != rows[position, word]:
+                    equal = False
+                    break
+            if equal:
+                break
+            slot = (slot + u64(1)) & mask
+        numbers[position] = number
+    return count

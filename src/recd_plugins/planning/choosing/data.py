@@ -91,4 +91,5 @@ def profile_of_choices(
         distinct={**known.distinct, **measured.distinct},
         read={**known.read, **measured.read},
         spread={**known.spread, **measured.spread},
+        gradients={**known.gradients, **measured.gradients},
     )

@@ -1,0 +1,144 @@
+"""How many gradients of sequences' rows differ, which is how many are sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.interfaces import Table
+from recd_plugins.registry import Registry
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.data_profile import DistinctGradients
+
+# Batches that are counted: each has thousands of rows, whose share differs little.
+_BATCHES = 8
+_OWNERS = (1, 2, 4, 8, 32, 128)
+_KEPT = (0.1, 0.25, 0.5, 0.75, 1.0)
+
+_Ids = NDArray[np.int64]
+# Of rows whose gradients are equal one number, which others do not have.
+_Marks = NDArray[np.uint64]
+
+
+def pooled_alike(registry: Registry) -> set[str]:
+    """The sparse features whose pooling gives all rows of a sequence the same gradient."""
+    alike = set()
+    for feature in registry.dataset.schema().sparse:
+        plugins = [entry.plugin for entry in registry.pooling if entry.matches(feature)]
+        if plugins and plugins[0].equal_gradients:
+            alike.add(feature)
+    return alike
+
+
+def measure_gradients(
+    batches: Sequence[Batch], tables: Sequence[Table], alike: Collection[str]
+) -> dict[str, DistinctGradients]:
+    """The share of distinct gradients of sequence tables, by name.
+
+    Args:
+        batches: of as many rows each.
+        tables: of which those count that no feature but ``alike`` reads.
+        alike: features of sequences whose rows get the same gradient, and whose ids are rows of
+            their tables.
+    """
+    chosen = [t for t in tables if not t.pooled and t.features and set(t.features) <= set(alike)]
+    if not chosen:
+        return {}
+    read = [_positions(batch, alike) for batch in batches]
+    found = {}
+    for table in chosen:
+        of_batches = [
+            (np.concatenate(ids), np.concatenate(marks))
+            for each in read
+            if (parts := [each[name] for name in table.features if name in each])
+            for ids, marks in [zip(*parts, strict=True)]
+        ]
+        if not any(len(ids) for ids, _ in of_batches):
+            continue
+        counted = of_batches[:_BATCHES]
+        order = _from_least_read([ids for ids, _ in of_batches], table.num_embeddings)
+        found[table.name] = DistinctGradients(
+            _OWNERS,
+            _KEPT,
+            _shares([_summed(*each) for each in counted], order),
+            _shares(counted, order),
+        )
+    return found
+
+
+def _positions(batch: Batch, features: Collection[str]) -> dict[str, tuple[_Ids, _Marks]]:
+    """Ids as they are stored, and of the rows that have each of them a mark, by feature."""
+    found = {}
+    for number, (name, ids, marks) in enumerate(_stored(batch)):
+        if name in features:
+            # Of two features rows of one number have gradients of their own.
+            found[name] = (ids, marks * np.uint64(2 * number + 1))
+    return found
+
+
+def _stored(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
+    jagged = {} if batch.kjt is None else batch.kjt.to_dict()
+    for ikjt in batch.ikjts:
+        jagged |= ikjt.to_unique_kjt().to_dict()
+    for name, rows in jagged.items():
+        lengths = rows.lengths().numpy()
+        yield name, rows.values().numpy(), np.repeat(_marks(len(lengths)), lengths)
+    for partial in batch.partials:
+        for name, values, offsets, lengths in partial.split():
+            starts, marks = offsets.numpy().astype(np.int64), _marks(len(offsets))
+            change = np.zeros(len(values) + 1, np.uint64)
+            np.add.at(change, starts, marks)
+            np.subtract.at(change, starts + lengths.numpy(), marks)
+            yield name, values.numpy(), np.cumsum(change)[:-1]
+
+
+def _marks(num_rows: int) -> _Marks:
+    """Random, so that sums of different rows differ; the same for the same row."""
+    return np.random.default_rng(0).integers(1 << 63, size=num_rows, dtype=np.uint64)
+
+
+def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:
+    """Each id once, and the sum of its marks."""
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    first = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else order
+    return ids[first], np.add.reduceat(marks[order], first) if len(ids) else marks
+
+
+def _from_least_read(batches: Sequence[_Ids], num_rows: int) -> NDArray[np.float64]:
+    """Of each row its place among all, 0 to 1, by how often it is read."""
+    counts = np.bincount(np.concatenate(batches), minlength=num_rows)
+    places = np.empty(len(counts))
+    places[np.argsort(counts, kind="stable")] = np.arange(len(counts)) / len(counts)
+    return places
+
+
+def _shares(
+    batches: Sequence[tuple[_Ids, _Marks]], order: NDArray[np.float64]
+) -> tuple[tuple[float, ...], ...]:
+    ids = np.concatenate([ids for ids, _ in batches])
+    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids, _ in batches])
+    marks = np.concatenate([marks for _, marks in batches])
+    places = order[ids]
+    shares = []
+    for kept in _KEPT:
+        chosen = places <= np.quantile(places, kept) if len(ids) else places > 0
+        shares.append(
+            tuple(
+                _share(marks[chosen], batch[chosen] * owners + ids[chosen] * owners // len(order))
+                for owners in _OWNERS
+            )
+        )
+    return tuple(shares)
+
+
+def _share(marks: _Marks, places: _Ids) -> float:
+    """Distinct marks of each place, of all."""
+    if not len(marks):
+        return 1.0
+    order = np.lexsort((marks, places))
+    marks, places = marks[order], places[order]
+    differs = (marks[1:] != marks[:-1]) | (places[1:] != places[:-1])
+    return (1 + int(differs.sum())) / len(marks)
