@@ -6,7 +6,8 @@ sequence of a batch alone have equal ones, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from torchrec.distributed.comm_ops import All2All_Seq_Req_Wait, Request
 from torchrec.distributed.dist_data import SequenceEmbeddingsAllToAll
 
 from recd_plugins.distributed.coalesced import kernels
+from recd_plugins.distributed.nodes import crosses_links
 from recd_plugins.distributed.process_groups import sends_by_gloo
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
@@ -26,6 +28,7 @@ _ALIGNED = 8
 # Of what rows take; else they go as they are, and are not compared for a while.
 _WORTH = 0.9
 _LONGEST_PAUSE = 64
+_all_sent = False
 
 
 class EqualGradientsOnce:
@@ -89,14 +92,41 @@ class EqualGradientsOnce:
         return _Arriving(received.view(-1), arriving, leaving)
 
 
-def send_equal_gradients_once(output_dists: Sequence[nn.Module]) -> None:
-    """Have output dists of sequences do so, where it is gloo that sends."""
-    for each in output_dists:
-        for module in each.modules():
-            if isinstance(module, SequenceEmbeddingsAllToAll):
-                require_attributes(module, "_pg")  # torchrec 1.6 to 1.9
-                if sends_by_gloo(module._pg, "cpu"):
-                    EqualGradientsOnce(module)
+def send_equal_gradients_once(output_dists: Sequence[nn.Module]) -> bool:
+    """Have output dists of sequences on CPU do so between nodes, where it is gloo that sends.
+
+    Returns:
+        Whether they do.
+    """
+    found = [
+        module
+        for each in output_dists
+        for module in each.modules()
+        if isinstance(module, SequenceEmbeddingsAllToAll)
+    ]
+    for module in found:
+        require_attributes(module, "_pg")  # torchrec 1.6 to 1.9
+    if _all_sent or not crosses_links():
+        return False
+    if not all(sends_by_gloo(module._pg, "cpu") for module in found):
+        return False
+    for module in found:
+        EqualGradientsOnce(module)
+    return bool(found)
+
+
+@contextmanager
+def all_gradients_sent() -> Iterator[None]:
+    """A context in which modules are sharded that send gradients as TorchRec does.
+
+    For what stands for TorchRec's own sharders in a comparison.
+    """
+    global _all_sent
+    before, _all_sent = _all_sent, True
+    try:
+        yield
+    finally:
+        _all_sent = before
 
 
 class _Message(NamedTuple):

@@ -46,7 +46,6 @@ from recd_plugins.distributed.no_rows import (
     with_an_empty_row,
     without_rows,
 )
-from recd_plugins.distributed.nodes import crosses_links
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.sharding_agreement import check_sharding
 from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
@@ -60,6 +59,9 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
 
     Of coalesced tables ``distribute`` and ``look_up`` see unique ids; what a subclass does with ids
     belongs there.
+
+    Attributes:
+        sends_equal_gradients_once: whether ``EqualGradientsOnce`` sends those of its rows.
     """
 
     def __init__(
@@ -96,8 +98,9 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         )
         # Private, torchrec 1.6 to 1.9.
         require_attributes(self, "_lookups", "_output_dists", "_need_indices", "_use_index_dedup")
-        if self._on_cpu and crosses_links():
-            send_equal_gradients_once(self._output_dists)
+        self.sends_equal_gradients_once = self._on_cpu and send_equal_gradients_once(
+            self._output_dists
+        )
         if self._on_cpu:
             use_portable_lookups(self._lookups)
         for each in self.lookup_kernels:

@@ -34,6 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.errors import PluginError, RecdError
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "Figure",
     "Findings",
     "Size",
+    "all_gradients_sent",
     "in_turn",
     "keep_freed_memory",
     "largest",

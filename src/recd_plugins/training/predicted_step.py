@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 import torch
@@ -12,6 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.pipeline import is_overlapped
 from recd_plugins.distributed.row_wise_adagrad import learns_by_fbgemm
+from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
 from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.compute import measure_compute
@@ -71,7 +72,7 @@ def predict_step(
     works = work_of_step(
         tables,
         dmp.plan,
-        profile,
+        _as_sent(profile, dmp),
         compute,
         batch_size=registry.training.batch_size,
         world_size=spec.world_size,
@@ -87,3 +88,15 @@ def predict_step(
         click.echo("no step is predicted: the costs of the topology come to 0 seconds", err=True)
         return None
     return PredictedStep(stages, works)
+
+
+def _as_sent(profile: DataProfile, dmp: DistributedModelParallel) -> DataProfile:
+    """With equal gradients of tables alone whose sharded modules send them once."""
+    tables = {
+        name
+        for module in dmp.modules()
+        if isinstance(module, ExactShardedEmbeddingCollection) and module.sends_equal_gradients_once
+        for name in module.module_sharding_plan
+    }
+    gradients = {name: known for name, known in profile.gradients.items() if name in tables}
+    return replace(profile, gradients=gradients)

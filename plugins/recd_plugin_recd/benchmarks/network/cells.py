@@ -140,9 +140,8 @@ def measure_cells(
             at_once = _AT_ONCE // (cell.num_nodes * cell.ranks_per_node)
             for first in range(0, 1 if only_stock else len(names), at_once):
                 together = [*stock, *names[first : first + at_once]]
-                own = frozenset(side.name for side in sides if side.stock)
                 chosen = {name: files[name] for name in together}
-                found = _measure(cell, chosen, own, size, traces=traces)
+                found = _measure(cell, chosen, stock_sides, size, traces=traces)
                 trained = [found[name].seconds for name in stock if found[name].seconds]
                 best = min(trained, key=statistics.median, default=[])
                 for each in found.values():
@@ -153,7 +152,7 @@ def measure_cells(
 
 
 def _measure(
-    cell: Cell, files: Mapping[str, Path], stock: frozenset[str], size: Size, *, traces: bool
+    cell: Cell, files: Mapping[str, Path], stock: Sequence[Side], size: Size, *, traces: bool
 ) -> dict[str, Measured]:
     effort = EFFORTS[size]
     planned = _PLANNED_ROWS // rows_of_a_step(cell, size)
@@ -162,7 +161,8 @@ def _measure(
         logs = Path(name)
         job = Job(
             files,
-            stock,
+            frozenset(side.name for side in stock if side.stock),
+            frozenset(side.name for side in stock if not side.stock),
             cell.ranks_per_node,
             min(effort.num_batches, max(_LEAST_BATCHES, planned)),
             effort.turns,

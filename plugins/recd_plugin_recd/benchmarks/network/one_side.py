@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -18,6 +19,7 @@ from recd_plugins.api.distributed import CollectiveBytes, resolve_group, stock_s
 from recd_plugins.api.planning import TopologySpec
 from recd_plugins.api.registry import load_registry
 from recd_plugins.api.training import assemble
+from recd_plugins.testing.benchmark import all_gradients_sent
 from recd_plugins.testing.shaped_network import LinkBytes, link_bytes
 
 # Of collectives that go round in a ring in gloo; others send to each rank.
@@ -57,6 +59,7 @@ class OneSide:
     Args:
         registry: of the side.
         stock: with TorchRec's own sharders.
+        as_stock: with ours in place of what these lack, which send what they would.
         num_batches: how many go round.
         counts_links: whether this rank reads the counters of its node's link.
         topology: that is planned for.
@@ -70,19 +73,21 @@ class OneSide:
         registry: Path,
         *,
         stock: bool,
+        as_stock: bool,
         num_batches: int,
         counts_links: bool,
         topology: TopologySpec | None,
     ) -> None:
         read = load_registry(registry)
         device = torch.device("cpu")
-        parts = assemble(
-            read,
-            "plugins",
-            device,
-            sharders=stock_sharders(read.training) if stock else None,
-            topology=topology,
-        )
+        with all_gradients_sent() if as_stock else nullcontext():
+            parts = assemble(
+                read,
+                "plugins",
+                device,
+                sharders=stock_sharders(read.training) if stock else None,
+                topology=topology,
+            )
         self.predicted = parts.predicted
         rank, world_size = dist.get_rank(), dist.get_world_size()
         # Of the table's first rows, which plans look at: other rows have lists of other lengths.

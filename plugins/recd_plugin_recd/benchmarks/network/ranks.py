@@ -38,6 +38,7 @@ class Job:
     Attributes:
         registries: by name of the side.
         stock: names of those with TorchRec's own sharders.
+        as_stock: of those with ours in place of what these lack.
         ranks_per_node: of each node.
         num_batches: of a rank, which go round.
         turns: of each side, at least.
@@ -49,6 +50,7 @@ class Job:
 
     registries: Mapping[str, Path]
     stock: frozenset[str]
+    as_stock: frozenset[str]
     ranks_per_node: int
     num_batches: int
     turns: int
@@ -106,6 +108,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
             sides[name] = OneSide(
                 registry,
                 stock=name in job.stock,
+                as_stock=name in job.as_stock,
                 num_batches=job.num_batches,
                 counts_links=job.counts_links and rank % job.ranks_per_node == 0,
                 topology=topology,
