@@ -34,6 +34,7 @@ def test_every_collective_against_hand_computed_bytes() -> None:
             "broadcast": (4 * 10 * 3 if rank == 1 else 0, 1),
             "reduce": (0 if rank == 1 else 4 * 10, 1),
             "scatter": (4 * 10 * 3 if rank == 1 else 0, 1),
+            "send": (4 * 10, 1) if rank % 2 else (0, 0),
             "barrier": (0, 0),
         }
 

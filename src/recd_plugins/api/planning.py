@@ -26,7 +26,7 @@ from recd_plugins.planning.work import (
 )
 from recd_plugins.training.turns import steps_in_turns
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
-from recd_plugins.values.data_profile import DataProfile, DistinctIds, Spread
+from recd_plugins.values.data_profile import DataProfile, DistinctGradients, DistinctIds, Spread
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import STAGES, Stage, StageTimes, stage_of
 
@@ -42,6 +42,7 @@ __all__ = [
     "CollectiveRates",
     "Compute",
     "DataProfile",
+    "DistinctGradients",
     "DistinctIds",
     "RegistryData",
     "Spread",

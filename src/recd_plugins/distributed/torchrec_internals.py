@@ -202,6 +202,16 @@ INTERNALS = (
         "joining ids of modules in one collective",
     ),
     Internal(
+        "torchrec.distributed.dist_data:SequenceEmbeddingsAllToAll",
+        ("_pg",),
+        "sending equal gradients of rows once",
+    ),
+    Internal(
+        "torchrec.distributed.dist_data:SequenceEmbeddingsAwaitable",
+        ("_tensor_awaitable",),
+        "sending equal gradients of rows once",
+    ),
+    Internal(
         "torchrec.distributed.dist_data:KJTAllToAllTensorsAwaitable",
         ("_output_splits", "_output_tensors", "_awaitables"),
         "joining ids of modules in one collective",

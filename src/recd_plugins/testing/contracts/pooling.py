@@ -46,6 +46,20 @@ class PoolingContract(PluginContract):
         for row, vector in zip(rows, pooled, strict=True):
             assert len(row) > 0 or not vector.any(), "the vector of an empty row is zeros"
 
+    def test_rows_get_equal_gradients_where_that_is_said(
+        self, plugin: Pooling, module: nn.Module, rows: list[Tensor]
+    ) -> None:
+        if not plugin.equal_gradients:
+            return
+        values = torch.cat(rows).requires_grad_()
+        pooled = module(_jagged(rows, values))
+        weights = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(6))
+        (gradients,) = torch.autograd.grad((pooled * weights).sum(), [values])
+        for row, each in enumerate(torch.split(gradients, [len(row) for row in rows])):
+            assert torch.equal(each, each[:1].expand_as(each)), (
+                f"equal_gradients, and those of sequence {row} differ"
+            )
+
     @pytest.mark.parametrize("num_rows", [0, 1, 3])
     def test_takes_input_without_values(
         self, plugin: Pooling, module: nn.Module, num_rows: int

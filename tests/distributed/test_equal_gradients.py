@@ -1,0 +1,207 @@
+"""Gradients of rows arrive as they do by TorchRec's all-to-all, and equal ones travel once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed import equal_gradients
+from recd_plugins.distributed.byte_counter import CollectiveBytes
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
+from recd_plugins.testing.device import DEVICE
+from recd_plugins.testing.gloo import run_on_ranks
+
+pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="gloo sends them between CPUs")
+
+_ROWS, _DIM = 40, 6
+_SHARDINGS = {
+    "row_wise": lambda: row_wise(compute_kernel="fused"),
+    "table_wise": lambda: table_wise(rank=1, compute_kernel="fused"),
+    "column_wise": lambda: column_wise(ranks=[1, 0], compute_kernel="fused"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dim", [1, 3, 16])
+@pytest.mark.parametrize(("num_rows", "distinct"), [(1, 1), (300, 7), (300, 300), (70_000, 60)])
+def test_a_message_is_read_as_it_was(
+    dtype: torch.dtype, dim: int, num_rows: int, distinct: int
+) -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(distinct, dim).to(dtype)[torch.arange(num_rows) * 31 % distinct]
+    rows[0, 0] = -0.0
+    rows[-1, -1] = float("nan")
+    width = dim * rows.element_size()
+    for compares in (True, False):
+        message = equal_gradients._message(rows, compares=compares)
+        received = torch.zeros(equal_gradients._message_size(num_rows, width), dtype=torch.uint8)
+        received[: len(message)] = message
+        read = torch.empty_like(rows)
+        equal_gradients._read(received, read)
+        assert torch.equal(read.view(torch.uint8), rows.view(torch.uint8))
+        assert len(message) <= 8 + num_rows * width
+    if (num_rows, distinct) == (300, 7):
+        sent = equal_gradients._message(rows, compares=True)
+        # What was put in makes two more; 16 bits a row and, of a message, a number.
+        assert len(sent) == 8 + 600 + len({bytes(r.view(torch.uint8).numpy()) for r in rows}) * width
+
+
+def _features(rank: int, step: int) -> KeyedJaggedTensor:
+    """Rows of two features of one table and one of another; in one step a rank has none."""
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    num_rows = 0 if (rank, step) == (0, 1) else 3 + rank
+    lengths = torch.randint(6, (3 * num_rows,), generator=generator)
+    ids = torch.randint(_ROWS, (int(lengths.sum()),), generator=generator)
+    return KeyedJaggedTensor(["a", "b", "c"], ids, lengths=lengths, stride=num_rows)
+
+
+def trained(
+    rank: int,
+    world_size: int,
+    sharding: str,
+    coalesced: list[str],
+    wire: str | None,
+    once: bool,
+    alike: bool,
+) -> tuple[dict[str, Tensor], list[Tensor], int, bool]:
+    """Weights, outputs and bytes of gradients after some steps, and whether they went once."""
+    torch.manual_seed(0)
+    tables = [
+        EmbeddingConfig(
+            name=name, embedding_dim=_DIM, num_embeddings=_ROWS, feature_names=list(features)
+        )
+        for name, features in (("t", "ab"), ("u", "c"))
+    ]
+    module = EmbeddingCollection(tables=tables)
+    codecs = None
+    if wire is not None:
+        kind = CommType(wire)
+        codecs = get_qcomm_codecs_of(QCommsConfig(forward_precision=kind, backward_precision=kind))
+    sharder = ExactEmbeddingCollectionSharder(
+        {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1},
+        codecs,
+        coalesced=coalesced,
+    )
+    plan = construct_module_sharding_plan(
+        module,
+        {name: _SHARDINGS[sharding]() for name in ("t", "u")},
+        sharder,
+        local_size=1,
+        world_size=world_size,
+        device_type="cpu",
+    )
+
+    def shard() -> DistributedModelParallel:
+        return DistributedModelParallel(
+            module,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=torch.device("cpu"),
+            plan=ShardingPlan({"": plan}),
+            sharders=[sharder],
+        )
+
+    if once:
+        dmp = shard()
+    else:
+        with all_gradients_sent():
+            dmp = shard()
+    outputs, counter = [], CollectiveBytes()
+    for step in range(4):
+        with counter:
+            total = torch.zeros(())
+            for number, rows in enumerate(dmp(_features(rank, step)).values()):
+                values = rows.values()
+                outputs.append(values.detach().clone())
+                weights = torch.arange(1.0, values.numel() + 1).view_as(values)
+                total = total + ((number + 1) * (values if alike else values * weights)).sum()
+            total.backward()
+    backward = sum(n for t, n in counter.sent.items() if t.phase == "backward")
+    weights = {name: shards_of(each) for name, each in dmp.state_dict().items()}
+    return weights, outputs, backward, dmp.module.sends_equal_gradients_once
+
+
+def get_qcomm_codecs_of(config: QCommsConfig) -> Any:
+    return {"sequence_embeddings_all_to_all": get_qcomm_codecs(config)}
+
+
+def shards_of(weight: Any) -> Tensor:
+    """What a rank has of a table, flat."""
+    return torch.cat([torch.empty(0), *(s.tensor.flatten() for s in weight.local_shards())])
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("coalesced", [[], ["t", "u"]])
+@pytest.mark.parametrize("sharding", list(_SHARDINGS))
+def test_tables_learn_the_same_bit_for_bit(
+    sharding: str, coalesced: list[str], alike: bool
+) -> None:
+    _assert_same(sharding, coalesced, None, alike)
+
+
+@pytest.mark.parametrize("wire", ["fp16", "bf16", "int8"])
+def test_in_fewer_bits_too(wire: str) -> None:
+    _assert_same("row_wise", ["t", "u"], wire, alike=True)
+
+
+def _assert_same(sharding: str, coalesced: list[str], wire: str | None, alike: bool) -> None:
+    once, all_sent = (
+        run_on_ranks(trained, 2, sharding, coalesced, wire, each, alike, local_world_size=1)
+        for each in (True, False)
+    )
+    for (weights, outputs, _, is_once), (expected, rows, _, is_not) in zip(
+        once, all_sent, strict=True
+    ):
+        assert (is_once, is_not) == (True, False)
+        for name, each in expected.items():
+            assert torch.equal(weights[name], each)
+        assert all(torch.equal(*pair) for pair in zip(outputs, rows, strict=True))
+    sent, sent_before = (sum(rank[2] for rank in each) for each in (once, all_sent))
+    if alike and wire is None and not coalesced:
+        assert sent < 0.8 * sent_before
+    else:  # a number for each message, of each step and sharding
+        assert sent <= sent_before + 2 * 4 * 2 * 8
+
+
+def test_ranks_of_one_node_send_as_before() -> None:
+    for found in run_on_ranks(trained, 2, "row_wise", [], None, True, True):
+        assert not found[3]
+
+
+def test_what_is_never_equal_is_seldom_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    for compared in run_on_ranks(_compared, 2, 12, local_world_size=1):
+        assert compared == [True, False, True, False, False, False, True, *[False] * 5]
+
+
+def _compared(rank: int, world_size: int, times: int) -> list[bool]:
+    """In which exchanges a rank compares rows that all differ."""
+
+    class Sequences(torch.nn.Module):
+        pass
+
+    once, found = equal_gradients.EqualGradientsOnce(Sequences()), []  # type: ignore[arg-type]
+    for _ in range(times):
+        found.append(once._to_wait == 0)
+        rows = torch.randn(8, 4)
+        arriving = once.send(rows, [4, 4], [4, 4], dist.group.WORLD)
+        arriving.wait()
+        own = arriving.received.view(8, 4)[4 * rank : 4 * rank + 4]
+        assert torch.equal(own, rows[4 * rank : 4 * rank + 4])
+    return found
