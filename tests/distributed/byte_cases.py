@@ -58,7 +58,9 @@ def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
         "scatter": lambda: dist.scatter(
             torch.empty(10), [ten] * world_size if rank == 1 else None, src=1
         ),
-        "send": lambda: dist.send(ten, (rank + 1) % 4) if rank % 2 else dist.recv(ten, rank - 1),
+        "send": lambda: (
+            dist.send(ten, (rank + 1) % 4) if rank % 2 else dist.recv(ten, (rank - 1) % 4)
+        ),
         "barrier": lambda: dist.barrier(),
     }
     counted = {}

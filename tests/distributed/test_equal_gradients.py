@@ -31,7 +31,7 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="gloo sends them between CPUs")
 
-_ROWS, _DIM = 40, 6
+_ROWS, _DIM = 40, 8
 _SHARDINGS = {
     "row_wise": lambda: row_wise(compute_kernel="fused"),
     "table_wise": lambda: table_wise(rank=1, compute_kernel="fused"),
@@ -58,10 +58,9 @@ def test_a_message_is_read_as_it_was(
         equal_gradients._read(received, read)
         assert torch.equal(read.view(torch.uint8), rows.view(torch.uint8))
         assert len(message) <= 8 + num_rows * width
-    if (num_rows, distinct) == (300, 7):
-        sent = equal_gradients._message(rows, compares=True)
+    if (num_rows, distinct, dim) == (300, 7, 16):
         # What was put in makes two more; 16 bits a row and, of a message, a number.
-        assert len(sent) == 8 + 600 + len({bytes(r.view(torch.uint8).numpy()) for r in rows}) * width
+        assert len(equal_gradients._message(rows, compares=True)) == 8 + 600 + 9 * width
 
 
 def _features(rank: int, step: int) -> KeyedJaggedTensor:
@@ -130,8 +129,8 @@ def trained(
             for number, rows in enumerate(dmp(_features(rank, step)).values()):
                 values = rows.values()
                 outputs.append(values.detach().clone())
-                weights = torch.arange(1.0, values.numel() + 1).view_as(values)
-                total = total + ((number + 1) * (values if alike else values * weights)).sum()
+                factors = torch.arange(1.0, values.numel() + 1).view_as(values)
+                total = total + ((number + 1) * (values if alike else values * factors)).sum()
             total.backward()
     backward = sum(n for t, n in counter.sent.items() if t.phase == "backward")
     weights = {name: shards_of(each) for name, each in dmp.state_dict().items()}

@@ -12,6 +12,7 @@ import torch
 from tests.planning.test_work import NOTHING, plan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.equal_gradients import measure_gradients
@@ -121,12 +122,12 @@ def test_profiles_have_it_where_poolings_say_so(make_registry: Any) -> None:
     assert not candidate.profile.plain().gradients
 
 
-@pytest.mark.parametrize(("share", "sent"), [(0.25, 0.25 * 32 + 2), (1.0, 32), (0.99, 32)])
+@pytest.mark.parametrize(("share", "sent"), [(0.25, 0.25 * 64 + 2), (1.0, 64), (0.99, 64)])
 def test_steps_send_them_over_gloo_between_nodes(share: float, sent: float) -> None:
-    table = Table("t", ("f",), 100, 8, pooled=False)
+    table = Table("t", ("f",), 100, 16, pooled=False)
     known = DistinctGradients((1,), (1.0,), ((1.0,),), ((share,),))
     profile = DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known})
-    split = plan("row_wise", (0, 50, 8), (1, 50, 8))
+    split = plan("row_wise", (0, 50, 16), (1, 50, 16))
 
     def across(**options: Any) -> float:
         works = work_of_step(
@@ -135,11 +136,11 @@ def test_steps_send_them_over_gloo_between_nodes(share: float, sent: float) -> N
         return works[0].bytes_across_nodes + works[0].bytes_in_node
 
     ids = 15 * 8 + 10 * 4
-    assert across(gloo=True, local_world_size=1) == pytest.approx(ids + 15 * (sent + 32))
+    assert across(gloo=True, local_world_size=1) == pytest.approx(ids + 15 * (sent + 64))
     for other in (
         {"local_world_size": 1},
         {"gloo": True},
         {"gloo": True, "local_world_size": 1, "wire": "int8"},
     ):
-        wire = 1 if "wire" not in other else (8 + 4) / 32
-        assert across(**other) == pytest.approx(ids + 15 * 64 * wire)
+        wire = 1 if "wire" not in other else scalar_bytes("int8", [table]) / 4
+        assert across(**other) == pytest.approx(ids + 15 * 128 * wire)

@@ -28,6 +28,8 @@ _ALIGNED = 8
 # Of what rows take; else they go as they are, and are not compared for a while.
 _WORTH = 0.9
 _LONGEST_PAUSE = 64
+# Of these messages, which are none that a trainer sends besides.
+_TAG = 25_969
 _all_sent = False
 
 
@@ -71,7 +73,7 @@ class EqualGradientsOnce:
         for rank, part in enumerate(here):
             if rank != own and len(part):
                 message = torch.empty(_message_size(len(part), width), dtype=torch.uint8)
-                work = dist.irecv(message, group=group, group_src=rank)
+                work = dist.irecv(message, group=group, group_src=rank, tag=_TAG)
                 arriving.append(_Message(part, message, work))
         compares, compared, sent = self._to_wait == 0, 0, 0
         for rank, part in enumerate(torch.split(rows, list(to_ranks))):
@@ -79,7 +81,7 @@ class EqualGradientsOnce:
                 message = _message(part, compares=compares)
                 compared += len(part) * width
                 sent += len(message)
-                work = dist.isend(message, group=group, group_dst=rank)
+                work = dist.isend(message, group=group, group_dst=rank, tag=_TAG)
                 leaving.append(_Message(part, message, work))
             elif len(part):
                 here[rank].copy_(part)

@@ -58,12 +58,12 @@ def measure_gradients(
         if not any(len(ids) for ids, _ in of_batches):
             continue
         counted = of_batches[:_BATCHES]
-        order = _from_least_read([ids for ids, _ in of_batches], table.num_embeddings)
+        order = _from_least_read([ids for ids, _ in of_batches])
         found[table.name] = DistinctGradients(
             _OWNERS,
             _KEPT,
-            _shares([_summed(*each) for each in counted], order),
-            _shares(counted, order),
+            _shares([_summed(*each) for each in counted], order, table.num_embeddings),
+            _shares(counted, order, table.num_embeddings),
         )
     return found
 
@@ -107,27 +107,27 @@ def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:
     return ids[first], np.add.reduceat(marks[order], first) if len(ids) else marks
 
 
-def _from_least_read(batches: Sequence[_Ids], num_rows: int) -> NDArray[np.float64]:
-    """Of each row its place among all, 0 to 1, by how often it is read."""
-    counts = np.bincount(np.concatenate(batches), minlength=num_rows)
-    places = np.empty(len(counts))
-    places[np.argsort(counts, kind="stable")] = np.arange(len(counts)) / len(counts)
-    return places
+def _from_least_read(batches: Sequence[_Ids]) -> tuple[_Ids, _Ids]:
+    """The rows that are read, ascending, and the place of each, by how often it is read."""
+    rows, counts = np.unique(np.concatenate(batches), return_counts=True)
+    places = np.empty(len(rows), np.int64)
+    places[np.argsort(counts, kind="stable")] = np.arange(len(rows))
+    return rows, places
 
 
 def _shares(
-    batches: Sequence[tuple[_Ids, _Marks]], order: NDArray[np.float64]
+    batches: Sequence[tuple[_Ids, _Marks]], order: tuple[_Ids, _Ids], num_rows: int
 ) -> tuple[tuple[float, ...], ...]:
     ids = np.concatenate([ids for ids, _ in batches])
     batch = np.repeat(np.arange(len(batches)), [len(ids) for ids, _ in batches])
     marks = np.concatenate([marks for _, marks in batches])
-    places = order[ids]
+    places = order[1][np.searchsorted(order[0], ids)]
     shares = []
     for kept in _KEPT:
         chosen = places <= np.quantile(places, kept) if len(ids) else places > 0
         shares.append(
             tuple(
-                _share(marks[chosen], batch[chosen] * owners + ids[chosen] * owners // len(order))
+                _share(marks[chosen], batch[chosen] * owners + ids[chosen] * owners // num_rows)
                 for owners in _OWNERS
             )
         )

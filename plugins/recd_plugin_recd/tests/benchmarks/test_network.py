@@ -66,7 +66,17 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Side], dict[st
     assert list(refused) == ["auto"]
     assert "no.such" in refused["auto"]
     stock = frozenset(side.name for side in sides if side.stock)
-    job = Job(files, stock, frozenset(), 1, num_batches=2, turns=1, steps=1, counts_links=False, traces=True)
+    job = Job(
+        files,
+        stock,
+        frozenset(),
+        1,
+        num_batches=2,
+        turns=1,
+        steps=1,
+        counts_links=False,
+        traces=True,
+    )
     measured = run_on_ranks(measure, 2, job)[0]
     for each in measured.values():
         each.stock_seconds = measured["stock planner"].seconds
