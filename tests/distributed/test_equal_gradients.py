@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import Tensor
-from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     column_wise,
@@ -17,7 +16,7 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import CommOp, QuantizedCommCodecs, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -25,13 +24,18 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed import equal_gradients
 from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.int8 import Int8
 from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
+from recd_plugins.distributed.wire import wire_codecs
+from recd_plugins.errors import SetupError
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="gloo sends them between CPUs")
 
 _ROWS, _DIM = 40, 8
+_SEQUENCES = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
 _SHARDINGS = {
     "row_wise": lambda: row_wise(compute_kernel="fused"),
     "table_wise": lambda: table_wise(rank=1, compute_kernel="fused"),
@@ -77,7 +81,7 @@ def trained(
     world_size: int,
     sharding: str,
     coalesced: list[str],
-    wire: str | None,
+    wire: Literal["fp32", "fp16", "bf16", "int8"],
     once: bool,
     alike: bool,
 ) -> tuple[dict[str, Tensor], list[Tensor], int, bool]:
@@ -91,9 +95,10 @@ def trained(
     ]
     module = EmbeddingCollection(tables=tables)
     codecs = None
-    if wire is not None:
-        kind = CommType(wire)
-        codecs = get_qcomm_codecs_of(QCommsConfig(forward_precision=kind, backward_precision=kind))
+    if wire == "int8":  # of blocks that are a row; those of files are longer
+        codecs = {_SEQUENCES: QuantizedCommCodecs(Int8(_DIM), Int8(_DIM))}
+    elif wire != "fp32":
+        codecs = wire_codecs(TrainingSpec(wire=wire), None, ())
     sharder = ExactEmbeddingCollectionSharder(
         {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1},
         codecs,
@@ -137,10 +142,6 @@ def trained(
     return weights, outputs, backward, dmp.module.sends_equal_gradients_once
 
 
-def get_qcomm_codecs_of(config: QCommsConfig) -> Any:
-    return {"sequence_embeddings_all_to_all": get_qcomm_codecs(config)}
-
-
 def shards_of(weight: Any) -> Tensor:
     """What a rank has of a table, flat."""
     return torch.cat([torch.empty(0), *(s.tensor.flatten() for s in weight.local_shards())])
@@ -152,15 +153,17 @@ def shards_of(weight: Any) -> Tensor:
 def test_tables_learn_the_same_bit_for_bit(
     sharding: str, coalesced: list[str], alike: bool
 ) -> None:
-    _assert_same(sharding, coalesced, None, alike)
+    _assert_same(sharding, coalesced, "fp32", alike)
 
 
-@pytest.mark.parametrize("wire", ["fp16", "bf16", "int8"])
-def test_in_fewer_bits_too(wire: str) -> None:
-    _assert_same("row_wise", ["t", "u"], wire, alike=True)
+@pytest.mark.parametrize(("wire", "saves"), [("fp16", True), ("bf16", True), ("int8", False)])
+def test_in_fewer_bits_too(wire: str, saves: bool) -> None:
+    once, all_sent = _assert_same("row_wise", [], wire, alike=True)
+    assert (once < all_sent) == saves
+    assert all_sent < 0.6 * _assert_same("row_wise", [], "fp32", alike=True)[1]
 
 
-def _assert_same(sharding: str, coalesced: list[str], wire: str | None, alike: bool) -> None:
+def _assert_same(sharding: str, coalesced: list[str], wire: str, alike: bool) -> tuple[int, int]:
     once, all_sent = (
         run_on_ranks(trained, 2, sharding, coalesced, wire, each, alike, local_world_size=1)
         for each in (True, False)
@@ -173,14 +176,28 @@ def _assert_same(sharding: str, coalesced: list[str], wire: str | None, alike: b
             assert torch.equal(weights[name], each)
         assert all(torch.equal(*pair) for pair in zip(outputs, rows, strict=True))
     sent, sent_before = (sum(rank[2] for rank in each) for each in (once, all_sent))
-    if alike and wire is None and not coalesced:
+    if alike and wire == "fp32" and not coalesced:
         assert sent < 0.8 * sent_before
     else:  # a number for each message, of each step and sharding
         assert sent <= sent_before + 2 * 4 * 2 * 8
+    return sent, sent_before
+
+
+def test_ranks_that_see_other_nodes_are_refused() -> None:
+    told = "whether there are several nodes"
+    with pytest.raises(SetupError, match=told):
+        run_on_ranks(_on_other_nodes, 2, local_world_size=1)
+
+
+def _on_other_nodes(rank: int, world_size: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        if rank:
+            patched.delenv("LOCAL_WORLD_SIZE")
+        trained(rank, world_size, "row_wise", [], "fp32", True, True)
 
 
 def test_ranks_of_one_node_send_as_before() -> None:
-    for found in run_on_ranks(trained, 2, "row_wise", [], None, True, True):
+    for found in run_on_ranks(trained, 2, "row_wise", [], "fp32", True, True):
         assert not found[3]
 
 

@@ -144,3 +144,44 @@ def test_steps_send_them_over_gloo_between_nodes(share: float, sent: float) -> N
     ):
         wire = 1 if "wire" not in other else scalar_bytes("int8", [table]) / 4
         assert across(**other) == pytest.approx(ids + 15 * 128 * wire)
+
+
+def test_even_shards_wait_for_no_link() -> None:
+    table = Table("t", ("f",), 100, 16, pooled=False)
+    known = DistinctGradients((1,), (1.0,), ((1.0,),), ((0.25,),))
+    profile = DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known})
+
+    def waited_for(sharding: str, *shards: tuple[int, int, int]) -> float:
+        return work_of_step(
+            [table],
+            plan(sharding, *shards),
+            profile,
+            NOTHING,
+            batch_size=10,
+            world_size=2,
+            local_world_size=1,
+            gloo=True,
+        )[0].bytes_waited_for
+
+    assert waited_for("row_wise", (0, 50, 16), (1, 50, 16)) == 0
+    # Ids and gradients to the one that has it, embeddings from it, where each link has half.
+    ids, rows, gradients = 30 * 8 + 10 * 4, 30 * 64, 30 * 18
+    assert waited_for("table_wise", (0, 100, 16)) == pytest.approx((ids + rows + gradients) / 2)
+
+
+def test_columns_have_all_rows() -> None:
+    table = Table("t", ("f",), 100, 16, pooled=False)
+    known = DistinctGradients((1, 2), (1.0,), ((1.0, 1.0),), ((0.25, 1.0),))
+    profile = DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known})
+    columns = plan("column_wise", (0, 100, 8), (1, 100, 8))
+    (work, _) = work_of_step(
+        [table],
+        columns,
+        profile,
+        NOTHING,
+        batch_size=10,
+        world_size=2,
+        local_world_size=1,
+        gloo=True,
+    )
+    assert work.bytes_across_nodes == pytest.approx(30 * (8 + 10 + 32) + 10 * 4)

@@ -24,6 +24,7 @@ from recd_plugins.api.batches import Placement
 from recd_plugins.api.distributed import fused_params
 from recd_plugins.api.model import DLRM, build_optimizer, table_name
 from recd_plugins.api.registry import ModelSpec, TrainingSpec, installed_plugin
+from recd_plugins.testing.benchmark import all_gradients_sent
 
 TABLE = table_name(FEATURE)
 # Rates that do not amplify rounding: losses are compared.
@@ -65,13 +66,14 @@ def shard(
         world_size=dist.get_world_size(),
         device_type=CPU.type,
     )
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
-        plan=ShardingPlan({"sequences": plan}),
-        sharders=[sharder],
-    )
+    with all_gradients_sent():  # what tiers save is compared with the paper's
+        dmp = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=CPU,
+            plan=ShardingPlan({"sequences": plan}),
+            sharders=[sharder],
+        )
     return dmp, build_optimizer(dmp, TRAINING)
 
 

@@ -17,7 +17,7 @@ from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import Traffic, stock_sharders
 from recd_plugins.api.registry import Prepared, load_registry
 from recd_plugins.api.training import assemble, sections_of
-from recd_plugins.testing.benchmark import keep_freed_memory
+from recd_plugins.testing.benchmark import all_gradients_sent, keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
         registry = load_registry(path)
         stock = SIDES[name].sharders == "stock"
         sharders = stock_sharders(registry.training) if stock else None
-        parts = assemble(registry, "plugins", CPU, sharders=sharders)
+        with all_gradients_sent():  # what tiers save, beside what is predicted of them
+            parts = assemble(registry, "plugins", CPU, sharders=sharders)
         loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=CPU)
         batches = list(islice(loader, job.num_batches))
         trainers[name] = RankTrainer(parts.dmp, parts.optimizer, batches)

@@ -40,6 +40,9 @@ class Traffic:
     payload: Literal["integers", "floats"]
 
 
+#: Of the tags of sends: these are together an all-to-all, whose sizes who receives does not know.
+EXCHANGE_TAG = 25_969
+
 #: Operations that were seen and send nothing: almost all, so that they are to cost little.
 _OTHERS: set[Any] = set()
 
@@ -61,8 +64,8 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         sent: bytes by what they were.
         calls: collectives by what they were; a waiting or synchronising one is not counted.
-        to_ranks: bytes of all-to-alls, which need not be even, by the name of the process group and
-            the place in it of the rank that gets them.
+        to_ranks: bytes of all-to-alls and of sends, which need not be even, by the name of the
+            process group and the place in it of the rank that gets them.
     """
 
     def __init__(self) -> None:
@@ -121,6 +124,9 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, kind: CollectiveKind, sent: _Sent, arguments: dict[str, Any]) -> None:
         group = _group(arguments)
+        exchange = arguments.get("tag") == EXCHANGE_TAG
+        if exchange:
+            kind = "all_to_all"
         num_bytes = sent(arguments, group.rank(), group.size())
         if not isinstance(num_bytes, int):
             num_bytes[group.rank()] = 0  # what stays
@@ -140,7 +146,9 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             "floats" if floats else "integers",
         )
         self.sent[traffic] += num_bytes
-        self.calls[traffic] += 1
+        # Of sends of one exchange, that to the next rank counts.
+        if not exchange or arguments["dst"] == (group.rank() + 1) % group.size():
+            self.calls[traffic] += 1
 
 
 @dataclass
@@ -345,7 +353,6 @@ _COLLECTIVES: dict[str, tuple[CollectiveKind, _Sent]] = {
     "c10d::reduce_": ("other", _to_root("tensors")),
     "c10d::gather_": ("other", _to_root("input_tensors")),
     "c10d::scatter_": ("other", _scattered),
-    # Of all-to-alls whose sizes those who receive do not know.
-    "c10d::send": ("all_to_all", _to_one),
+    "c10d::send": ("other", _to_one),
     "_c10d_functional::isend": ("other", lambda arguments, _, __: _bytes(arguments["tensor"])),
 }

@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.profiler import record_function
 from torchrec.distributed.comm_ops import All2All_Seq_Req_Wait, Request
 from torchrec.distributed.dist_data import SequenceEmbeddingsAllToAll
 
+from recd_plugins.distributed.byte_counter import EXCHANGE_TAG
 from recd_plugins.distributed.coalesced import kernels
 from recd_plugins.distributed.nodes import crosses_links
 from recd_plugins.distributed.process_groups import sends_by_gloo
@@ -28,8 +30,6 @@ _ALIGNED = 8
 # Of what rows take; else they go as they are, and are not compared for a while.
 _WORTH = 0.9
 _LONGEST_PAUSE = 64
-# Of these messages, which are none that a trainer sends besides.
-_TAG = 25_969
 _all_sent = False
 
 
@@ -73,7 +73,7 @@ class EqualGradientsOnce:
         for rank, part in enumerate(here):
             if rank != own and len(part):
                 message = torch.empty(_message_size(len(part), width), dtype=torch.uint8)
-                work = dist.irecv(message, group=group, group_src=rank, tag=_TAG)
+                work = dist.irecv(message, group=group, group_src=rank, tag=EXCHANGE_TAG)
                 arriving.append(_Message(part, message, work))
         compares, compared, sent = self._to_wait == 0, 0, 0
         for rank, part in enumerate(torch.split(rows, list(to_ranks))):
@@ -81,7 +81,7 @@ class EqualGradientsOnce:
                 message = _message(part, compares=compares)
                 compared += len(part) * width
                 sent += len(message)
-                work = dist.isend(message, group=group, group_dst=rank, tag=_TAG)
+                work = dist.isend(message, group=group, group_dst=rank, tag=EXCHANGE_TAG)
                 leaving.append(_Message(part, message, work))
             elif len(part):
                 here[rank].copy_(part)
@@ -108,13 +108,18 @@ def send_equal_gradients_once(output_dists: Sequence[nn.Module]) -> bool:
     ]
     for module in found:
         require_attributes(module, "_pg")  # torchrec 1.6 to 1.9
-    if _all_sent or not crosses_links():
+    if not sends_once():
         return False
     if not all(sends_by_gloo(module._pg, "cpu") for module in found):
         return False
     for module in found:
         EqualGradientsOnce(module)
     return bool(found)
+
+
+def sends_once() -> bool:
+    """Whether modules that are sharded now do so; all ranks have to."""
+    return crosses_links() and not _all_sent
 
 
 @contextmanager
@@ -176,16 +181,17 @@ class _RowsArrived(All2All_Seq_Req_Wait):
         codecs, dim = info.codecs, info.embedding_dim
         context = None
         if codecs is not None:
+            if not codecs.backward.quantized_dtype.is_floating_point:  # rows have scales beside
+                return All2All_Seq_Req_Wait.backward(ctx, *gradients)
             context = codecs.backward.create_context()
             gradient = codecs.backward.encode(gradient, context)
-            if not gradient.dtype.is_floating_point:  # of rows there are no more
-                return All2All_Seq_Req_Wait.backward(ctx, *gradients)
-        arriving = request.equal_gradients.send(
-            gradient.view(-1, dim),
-            [scalars // dim for scalars in info.output_splits],
-            [scalars // dim for scalars in info.input_splits],
-            ctx.pg,
-        )
+        with record_function("## All2All_Seq_bwd ##"):  # as TorchRec calls it
+            arriving = request.equal_gradients.send(
+                gradient.view(-1, dim),
+                [scalars // dim for scalars in info.output_splits],
+                [scalars // dim for scalars in info.input_splits],
+                ctx.pg,
+            )
         request.req, request.tensor = arriving, arriving.received
         request.qcomm_ctx = context
         return None, None, request.dummy_tensor

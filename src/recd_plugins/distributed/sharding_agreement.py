@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.types import ParameterSharding, ShardingEnv, ShardingEnv2D
 
+from recd_plugins.distributed.equal_gradients import sends_once
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import SetupError
 from recd_plugins.versions import installed_set
@@ -46,6 +47,7 @@ def check_sharding(
             for parameter, weight in module.named_parameters()
         },
         "fused_params": fused_params,
+        "whether there are several nodes (LOCAL_WORLD_SIZE)": sends_once(),
     }
     check_agreement(f"sharding {name}", decided, env.process_group)
 

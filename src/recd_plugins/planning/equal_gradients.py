@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,8 @@ from recd_plugins.registry import Registry
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DistinctGradients
 
-# Batches that are counted: each has thousands of rows, whose share differs little.
-_BATCHES = 8
+# So many ids are counted, in whole batches: their share differs little.
+_MOST_IDS = 200_000
 _OWNERS = (1, 2, 4, 8, 32, 128)
 _KEPT = (0.1, 0.25, 0.5, 0.75, 1.0)
 
@@ -57,7 +58,8 @@ def measure_gradients(
         ]
         if not any(len(ids) for ids, _ in of_batches):
             continue
-        counted = of_batches[:_BATCHES]
+        num_ids = accumulate((len(ids) for ids, _ in of_batches), initial=0)
+        counted = [each for each, n in zip(of_batches, num_ids, strict=False) if n < _MOST_IDS]
         order = _from_least_read([ids for ids, _ in of_batches])
         found[table.name] = DistinctGradients(
             _OWNERS,
@@ -71,10 +73,9 @@ def measure_gradients(
 def _positions(batch: Batch, features: Collection[str]) -> dict[str, tuple[_Ids, _Marks]]:
     """Ids as they are stored, and of the rows that have each of them a mark, by feature."""
     found = {}
-    for number, (name, ids, marks) in enumerate(_stored(batch)):
+    for name, ids, marks in _stored(batch):
         if name in features:
-            # Of two features rows of one number have gradients of their own.
-            found[name] = (ids, marks * np.uint64(2 * number + 1))
+            found[name] = (ids, marks)
     return found
 
 
@@ -84,19 +85,20 @@ def _stored(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
         jagged |= ikjt.to_unique_kjt().to_dict()
     for name, rows in jagged.items():
         lengths = rows.lengths().numpy()
-        yield name, rows.values().numpy(), np.repeat(_marks(len(lengths)), lengths)
+        yield name, rows.values().numpy(), np.repeat(_marks(name, len(lengths)), lengths)
     for partial in batch.partials:
         for name, values, offsets, lengths in partial.split():
-            starts, marks = offsets.numpy().astype(np.int64), _marks(len(offsets))
+            starts, marks = offsets.numpy().astype(np.int64), _marks(name, len(offsets))
             change = np.zeros(len(values) + 1, np.uint64)
             np.add.at(change, starts, marks)
             np.subtract.at(change, starts + lengths.numpy(), marks)
             yield name, values.numpy(), np.cumsum(change)[:-1]
 
 
-def _marks(num_rows: int) -> _Marks:
-    """Random, so that sums of different rows differ; the same for the same row."""
-    return np.random.default_rng(0).integers(1 << 63, size=num_rows, dtype=np.uint64)
+def _marks(feature: str, num_rows: int) -> _Marks:
+    """Of each row: random, so that sums of different ones differ, and always the same."""
+    drawn = np.random.default_rng(list(feature.encode()))
+    return drawn.integers(1 << 63, size=num_rows, dtype=np.uint64)
 
 
 def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:

@@ -60,8 +60,8 @@ _LEARNED = 15
 _Numbers = NDArray[np.float64]
 # Of ``Work``: of every rank alike, or ``[world_size]``.
 _Fields = Mapping[str, float | _Numbers]
-# What is in no ``Work``: embeddings that a rank sends to other nodes.
-_OUTPUT = "output"
+# What is in no ``Work``: embeddings that a rank sends to other nodes, and gradients that come back.
+_OUTPUT, _RETURNED = "output", "returned"
 
 
 def work_of_step(
@@ -114,7 +114,7 @@ def work_of_step(
         in_ring, once = ((count - 1) / count for count in (world_size, world_size // local))
         dense = replace(dense, bytes_reduced=dense.bytes_reduced * once / in_ring)
     add(EVERY_RANK, vars(dense))
-    output, kinds = np.zeros(world_size), set[Kind]()
+    output, returned, kinds = np.zeros(world_size), np.zeros(world_size), set[Kind]()
     # Tables of a module that are sharded alike are looked up in one call of a kernel.
     calls = defaultdict[tuple[str, str, str], _Numbers](lambda: np.zeros(world_size))
     variable = variable_bags(tables, profile)
@@ -131,7 +131,9 @@ def work_of_step(
             alike = calls[path, sharding.sharding_type, sharding.compute_kernel]
             np.maximum(alike, np.minimum(of_table["tables_looked_up"], 1), out=alike)
             output += of_table.get(_OUTPUT, 0.0)
-            add(EVERY_RANK, {name: work for name, work in of_table.items() if name != _OUTPUT})
+            returned += of_table.get(_RETURNED, 0.0)
+            beside = (_OUTPUT, _RETURNED)
+            add(EVERY_RANK, {name: work for name, work in of_table.items() if name not in beside})
             for part in parts:
                 for ranks, work in part.work(table, sharding, step):
                     if not range(world_size)[ranks]:
@@ -152,7 +154,8 @@ def work_of_step(
     if learns_by_fbgemm:
         totals["rows_updated_by_fbgemm"] += totals["rows_updated"]
     # Ranks of a node share its link where it is gloo that sends.
-    waited_for = _waited_for(totals["bytes_across_nodes"], output, local if gloo else 1)
+    sharing = local if gloo else 1
+    waited_for = _waited_for(totals["bytes_across_nodes"], output, returned, sharing)
     add(EVERY_RANK, {"bytes_waited_for": waited_for})
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
@@ -160,7 +163,7 @@ def work_of_step(
     ]
 
 
-def _waited_for(sent: _Numbers, output: _Numbers, sharing: int) -> float:
+def _waited_for(sent: _Numbers, output: _Numbers, returned: _Numbers, sharing: int) -> float:
     """Bytes across nodes of the link that carries most, beside the mean of all.
 
     The link with the most embeddings is waited for in the output dist, and again when all others
@@ -169,11 +172,14 @@ def _waited_for(sent: _Numbers, output: _Numbers, sharing: int) -> float:
     Args:
         sent: of each rank.
         output: of them, embeddings of its shards.
+        returned: gradients of these that it gets.
         sharing: ranks that share a link.
     """
-    most = output.reshape(-1, sharing).mean(1).max()
-    others = (sent - output).reshape(-1, sharing).mean(1).max()
-    return float(max(0.0, most + max(most, others) - sent.mean()))
+
+    def most(of_ranks: _Numbers) -> float:
+        return float(of_ranks.reshape(-1, sharing).mean(1).max())
+
+    return max(0.0, most(output) + max(most(returned), most(sent - output)) - float(sent.mean()))
 
 
 def bytes_of_tables(
@@ -303,6 +309,7 @@ def _table_work(
             "bytes_reduced": 2 * (world_size - 1) / world_size * num_bytes,
         }
     owners, shares, columns = map(np.array, zip(*shards_of(table, sharding), strict=True))
+    parts_of_rows = round(1 / float(shares.mean()))
     shares, read_shares = _shares_of_reads(table, sharding, profile, shares, own_share)
 
     def of_owners(values: _Numbers) -> _Numbers:
@@ -322,10 +329,10 @@ def _table_work(
         # Sums are all-reduced, their gradients gathered: a link carries what one rank sends.
         ring, vectors = 3 * (world_size - 1) * float(vectors[0]), np.zeros_like(vectors)
     ring_across = ring / local if local < world_size else 0.0
-    gradients = vectors
+    gradients, back = vectors, None
     if equal_once and (known := profile.gradients.get(table.name)) is not None:
-        differ = known.share(own_share, len(set(owners)), coalesced=table.name in profile.distinct)
-        gradients = np.minimum(vectors, differ * vectors + NUMBER_BYTES * sent)
+        differ = known.share(own_share, parts_of_rows, coalesced=table.name in profile.distinct)
+        gradients = back = np.minimum(vectors, differ * vectors + NUMBER_BYTES * sent)
     in_node = of_owners(inputs + gradients)
     # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
     across = of_nodes(of_owners(inputs + (vectors / local if within_node else gradients)))
@@ -353,6 +360,7 @@ def _table_work(
         + (local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
         "bytes_across_nodes": across.sum() - across[node] + ring_across + output,
         _OUTPUT: output,
+        _RETURNED: output if back is None else (nodes - 1) * local * of_owners(back),
     }
 
 

@@ -24,6 +24,7 @@ from recd_plugin_flexshard.runtime import (
     tier_groups,
 )
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.registry.training_spec import TrainingSpec
 
@@ -99,13 +100,14 @@ def steps(
         world_size=world_size,
         device_type="cpu",
     )
-    dmp = DistributedModelParallel(
-        module=module,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=torch.device("cpu"),
-        plan=ShardingPlan({"": plan}),
-        sharders=sharders,
-    )
+    with all_gradients_sent():  # as they are simulated
+        dmp = DistributedModelParallel(
+            module=module,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=torch.device("cpu"),
+            plan=ShardingPlan({"": plan}),
+            sharders=sharders,
+        )
     found = []
     for step in range(STEPS):
         with CollectiveBytes() as counter, lookup_ids(dmp) as ids:

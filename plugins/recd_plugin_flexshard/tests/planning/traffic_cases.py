@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugin_flexshard.runtime import tier_groups
 from recd_plugins import load_registry
 from recd_plugins.distributed.byte_counter import CollectiveBytes
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.training.assembly import assemble
 
 
@@ -27,7 +28,8 @@ class Seen:
 
 def all_batches(rank: int, world_size: int, registry: Path) -> Seen:
     device = torch.device("cpu")
-    parts = assemble(load_registry(registry), "plugins", device)
+    with all_gradients_sent():  # as they are predicted
+        parts = assemble(load_registry(registry), "plugins", device)
     loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
     names = tier_groups().names
     sent: Counter[tuple[str, str]] = Counter()

@@ -102,15 +102,19 @@ def test_parity_of_coalesced_tables(cluster: str) -> None:
 def test_formats_of_fewer_bits_round_and_save(cluster: str) -> None:
     """Copies of a row stay alike on all ranks, also where a rank sums for others (3x2)."""
     exact = Case("three", "sgd", True, "ikjt", sparse=("hot", "flex"), coalesced=tuple(FEATURES))
+    exact = replace(exact, sends_all=True)
     cases = [
         exact,
         replace(exact, wire="fp16"),
         replace(exact, wire="bf16", pipelined=False),
         replace(exact, wire="int8"),
+        replace(exact, wire="fp16", sends_all=False),
     ]
     world_size, local_world_size = CLUSTERS[cluster]
     for by_case in run_on_ranks(run_cases, world_size, cases, local_world_size=local_world_size):
-        fp32, fp16, bf16, int8 = by_case
+        fp32, fp16, bf16, int8, once = by_case
+        assert (once.weight, once.apart) == (fp16.weight, 0)
+        assert once.sent["cold"] != fp16.sent["cold"]
         assert TOLERANCE < fp16.weight < bf16.weight < 1e-3
         assert TOLERANCE < int8.weight < 1e-2
         assert fp16.apart == bf16.apart == int8.apart == 0

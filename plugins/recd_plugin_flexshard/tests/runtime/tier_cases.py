@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -47,6 +48,7 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     model_input,
 )
 from recd_plugins.distributed.byte_counter import CollectiveBytes
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
 from recd_plugins.distributed.int8 import Int8
 from recd_plugins.distributed.sharders import fused_params
@@ -81,6 +83,8 @@ class Case:
     # Tiers of which the touched rows alone are summed.
     sparse: tuple[CopyTier, ...] = ()
     wire: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    # Equal ones too, so that bytes are those of rows.
+    sends_all: bool = False
 
     def device(self, rank: int) -> torch.device:
         if self.device_type == "cpu":
@@ -187,13 +191,14 @@ def shard(
         world_size=world_size,
         device_type=case.device_type,
     )
-    dmp = DistributedModelParallel(
-        module=model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=case.device(dist.get_rank()),
-        plan=ShardingPlan({"sequences": plan}),
-        sharders=[sharder],
-    )
+    with all_gradients_sent() if case.sends_all else nullcontext():
+        dmp = DistributedModelParallel(
+            module=model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=case.device(dist.get_rank()),
+            plan=ShardingPlan({"sequences": plan}),
+            sharders=[sharder],
+        )
     copy_weights(dmp.state_dict(), weights)
     optimizer = build_optimizer(dmp, training)
     check_every_parameter_is_trained(dmp, optimizer)

@@ -18,7 +18,8 @@ SUMMARY = "the least a step takes on nodes that are joined by links: its bytes, 
 HELP = {
     "nodes": "Nodes of one rank each.",
     "rate": "Of each link, as tc takes it.",
-    "row_bytes": "Of rows, and of gradients of rows, that a rank sends in a step, in bytes.",
+    "row_bytes": "Of rows that a rank sends in a step, in bytes.",
+    "gradient_bytes": "Of gradients of rows, of which equal ones are sent once, likewise.",
     "id_bytes": "Of ids, likewise.",
 }
 _TURNS = {"tiny": (1, 1), "small": (5, 10), "reference": (15, 12)}
@@ -32,14 +33,15 @@ def workload(
     nodes: int = 4,
     rate: str = "200mbit",
     row_bytes: int = 525_000,
+    gradient_bytes: int = 185_000,
     id_bytes: int = 170_000,
 ) -> str:
     """The input in words."""
     turns, steps = _TURNS[size]
     return (
-        f"{nodes} nodes of one rank, links of {rate}; a rank sends {row_bytes:,} bytes of rows, as "
-        f"many of their gradients, {id_bytes:,} of ids, and reduces gradients of PAPERCAL's dense "
-        f"layers, of 128 rows; {turns} turn(s) of {steps} steps"
+        f"{nodes} nodes of one rank, links of {rate}; a rank sends {row_bytes:,} bytes of rows, "
+        f"{gradient_bytes:,} of their gradients, {id_bytes:,} of ids, and reduces "
+        f"gradients of PAPERCAL's dense layers, of 128 rows; {turns} turn(s) of {steps} steps"
     )
 
 
@@ -49,6 +51,7 @@ def run(
     nodes: int = 4,
     rate: str = "200mbit",
     row_bytes: int = 525_000,
+    gradient_bytes: int = 185_000,
     id_bytes: int = 170_000,
 ) -> Findings:
     """All kinds of steps in the same ranks, in turns."""
@@ -61,7 +64,7 @@ def run(
     if (why := unavailable()) is not None:
         raise SetupError(f"recd bench network_bound: {why}")
     turns, steps = _TURNS[size]
-    job = Job(row_bytes, id_bytes, turns, steps)
+    job = Job(row_bytes, gradient_bytes, id_bytes, turns, steps)
     with ShapedNetwork(nodes, rate) as network, tempfile.TemporaryDirectory() as name:
         logs = Path(name)
         found_path = logs / "found"

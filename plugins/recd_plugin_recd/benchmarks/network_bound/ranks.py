@@ -26,6 +26,7 @@ class Job:
     """What is measured; see the options of the benchmark."""
 
     row_bytes: int
+    gradient_bytes: int
     id_bytes: int
     turns: int
     steps: int
@@ -68,10 +69,12 @@ class Steps:
 
     def __init__(self, job: Job) -> None:
         ranks = dist.get_world_size()
-        to_each = job.row_bytes // (_DIM * _FLOAT) // (ranks - 1)
-        self._to, self._back, self._gradients, self._learnt = (
-            torch.zeros(ranks * to_each, _DIM) for _ in range(4)
+        to_each, differ = (
+            ranks * (sent // (_DIM * _FLOAT) // (ranks - 1))
+            for sent in (job.row_bytes, job.gradient_bytes)
         )
+        self._to, self._back, self._learnt = (torch.zeros(to_each, _DIM) for _ in range(3))
+        self._gradients, self._arrived = (torch.zeros(differ, _DIM) for _ in range(2))
         self._ids, self._asked = (
             torch.zeros(ranks * (job.id_bytes // _ID // (ranks - 1)), dtype=torch.int64)
             for _ in range(2)
@@ -84,6 +87,7 @@ class Steps:
         self._table, self._squares = torch.zeros(_TABLE_ROWS, _DIM), torch.ones(_TABLE_ROWS)
         self._rows = torch.randint(_TABLE_ROWS, (len(self._to),))
         self._bags = torch.randint(_ROWS * _FEATURES, (len(self._to),)).sort().values
+        self._numbers = torch.randint(differ, (len(self._to),)).sort().values
 
     def sends(self) -> None:
         """One that computes nothing."""
@@ -110,7 +114,7 @@ class Steps:
         of_ids, of_rows, of_dense = self._groups
         waits = [_exchange(self._asked, self._ids, of_ids)]
         backward()
-        gradients = _exchange(self._learnt, self._gradients, of_rows)
+        gradients = _exchange(self._arrived, self._gradients, of_rows)
         waits.append(dist.all_reduce(self._flat, group=of_dense, async_op=True))
         gradients.wait()
         learn_rows()
@@ -133,9 +137,11 @@ class Steps:
         vectors = pooled.view(_ROWS, _FEATURES, _DIM).requires_grad_()
         self._backward(vectors)
         assert vectors.grad is not None, "the loss depends on them"
-        torch.index_select(vectors.grad.view(-1, _DIM), 0, self._bags, out=self._gradients)
+        of_bags, first = vectors.grad.view(-1, _DIM), self._bags[: len(self._gradients)]
+        torch.index_select(of_bags, 0, first, out=self._gradients)
 
     def _learn_rows(self) -> None:
+        torch.index_select(self._arrived, 0, self._numbers, out=self._learnt)
         self._squares.index_add_(0, self._rows, self._learnt.square().mean(1))
         rates = -0.1 / (self._squares[self._rows].sqrt() + 1e-3)
         self._table.index_add_(0, self._rows, self._learnt * rates[:, None])

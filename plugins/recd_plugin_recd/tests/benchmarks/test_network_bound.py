@@ -17,7 +17,9 @@ _WEIGHTS = (13 + 1) * 64 + (64 + 1) * 16 + (836 + 1) * 128 + (128 + 1) * 64 + 64
 
 @pytest.mark.skipif(shaped_network.unavailable() is not None, reason="needs root and iproute2")
 def test_each_kind_of_step_is_measured() -> None:
-    found = network_bound.run("tiny", nodes=2, rate="1gbit", row_bytes=64_000, id_bytes=8_000)
+    found = network_bound.run(
+        "tiny", nodes=2, rate="1gbit", row_bytes=64_000, gradient_bytes=32_000, id_bytes=8_000
+    )
     assert [each.figure for each in found.figures] == ["sends_ms", "dense_ms", "rows_ms"]
     assert all(each.value > 0 for each in found.figures)
     assert "2 nodes of one rank, links of 1gbit" in network_bound.workload(
@@ -27,7 +29,7 @@ def test_each_kind_of_step_is_measured() -> None:
 
 def sent(rank: int, world_size: int) -> list[dict[str, float]]:
     """Payload of a step of each kind, by collective."""
-    steps = Steps(Job(row_bytes=64_000, id_bytes=8_000, turns=1, steps=1))
+    steps = Steps(Job(row_bytes=64_000, gradient_bytes=32_000, id_bytes=8_000, turns=1, steps=1))
     found = []
     for step in (steps.sends, steps.dense, steps.rows):
         with CollectiveBytes() as counter:
@@ -42,7 +44,7 @@ def sent(rank: int, world_size: int) -> list[dict[str, float]]:
 def test_all_kinds_send_what_they_are_told() -> None:
     for found in run_on_ranks(sent, 2):
         assert found[0] == found[1] == found[2]
-        assert found[0]["all_to_all"] == 2 * 64_000 + 8_000
+        assert found[0]["all_to_all"] == 64_000 + 32_000 + 8_000
         assert found[0]["all_reduce"] == pytest.approx(4 * _WEIGHTS, rel=0.01)
 
 
