@@ -227,7 +227,7 @@ def _message(rows: Tensor, *, compares: bool) -> Tensor:
         first = _rows_at(count)
         distinct = kernels.number_rows(
             _words(rows),
-            np.empty(_num_slots(count), np.int32),
+            np.empty(1 << (2 * count - 1).bit_length(), np.int32),
             message.numpy()[_ALIGNED:first].view(_number_type(count))[:count],
             _words(message[first:].view(rows.dtype).view(rows.shape)),
         )
@@ -251,8 +251,3 @@ def _read(message: Tensor, rows: Tensor) -> None:
         return
     numbers = message.numpy()[_ALIGNED:first].view(_number_type(count))[:count]
     kernels.gather(_words(sent), numbers, _words(rows), 0)
-
-
-def _num_slots(count: int) -> int:
-    """A power of two, at least twice as many."""
-    return 1 << (2 * count - 1).bit_length()

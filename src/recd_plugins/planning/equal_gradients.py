@@ -72,11 +72,7 @@ def measure_gradients(
 
 def _positions(batch: Batch, features: Collection[str]) -> dict[str, tuple[_Ids, _Marks]]:
     """Ids as they are stored, and of the rows that have each of them a mark, by feature."""
-    found = {}
-    for name, ids, marks in _stored(batch):
-        if name in features:
-            found[name] = (ids, marks)
-    return found
+    return {name: (ids, marks) for name, ids, marks in _stored(batch) if name in features}
 
 
 def _stored(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
