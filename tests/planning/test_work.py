@@ -130,6 +130,7 @@ def works(
     compute: Compute = NOTHING,
     overlapped: bool = False,
     gloo: bool = False,
+    learns_by_fbgemm: bool = False,
     parts: Sequence[TablePart] = (),
 ) -> list[Work]:
     """Of 4 ranks with batches of 10 rows of 3 ids; a table of 100 rows of 8 scalars."""
@@ -144,6 +145,7 @@ def works(
         local_world_size=local_world_size,
         overlapped=overlapped,
         gloo=gloo,
+        learns_by_fbgemm=learns_by_fbgemm,
         parts=parts,
     )
 
@@ -227,13 +229,19 @@ def test_a_sequence_table_gives_a_vector_for_each_id() -> None:
 
 
 def test_embeddings_of_sequences_are_put_in_order() -> None:
-    """By ranks where they are looked up, and of row-wise tables by the batch where they arrive."""
+    """By ranks where they are looked up, and of row-wise tables by the batch where they arrive.
+
+    The owner of each id is found before, of ids that are pooled too.
+    """
     sent = 10 * 3 * 8 * 4  # bytes of the embeddings of a rank's batch
+    owners = 320 * 10 * 3
     split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
-    assert [work.element_bytes for work in works(split, pooled=False)] == 4 * [(4 + 6) * sent]
+    in_order = [work.element_bytes for work in works(split, pooled=False)]
+    assert in_order == 4 * [(4 + 6) * sent + owners]
     whole = plan("table_wise", (1, 100, 8))
     assert [w.element_bytes for w in works(whole, pooled=False)] == [0, 4 * 4 * sent, 0, 0]
-    assert [work.element_bytes for work in works(split)] == 4 * [0]
+    assert [work.element_bytes for work in works(split)] == 4 * [owners]
+    assert [work.element_bytes for work in works(plan("table_wise", (1, 100, 8)))] == 4 * [0]
 
 
 def test_row_wise_spreads_ids_and_sums_everywhere() -> None:
@@ -276,6 +284,17 @@ def test_rows_learn_once_however_often_ids_are_of_them() -> None:
         assert [work.tables_looked_up for work in whole] == [1, 0, 0, 0]
         for work in work_of_step(plan=split, profile=profile, **one):  # type: ignore[arg-type]
             assert (work.rows_updated, work.tables_looked_up) == (rows / 4, 1)
+
+
+def test_fbgemm_learns_rows_of_sequences_by_themselves() -> None:
+    whole = plan("table_wise", (1, 100, 8))
+    for pooled, of_sequences in ((True, 0), (False, 120)):
+        learnt = works(whole, pooled=pooled, learns_by_fbgemm=True)
+        assert [work.rows_updated_by_fbgemm for work in learnt] == [0, 120, 0, 0]
+        found = [work.sequence_rows_updated_by_fbgemm for work in learnt]
+        assert found == [0, of_sequences, 0, 0]
+        ours = works(whole, pooled=pooled)
+        assert {work.sequence_rows_updated_by_fbgemm for work in ours} == {0}
 
 
 def test_tables_that_are_sharded_alike_are_looked_up_in_one_call() -> None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    EmbeddingLocation,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -49,6 +52,7 @@ class Lookup:
         rows: of each table, that these ids are spread over evenly.
         tables: as many.
         by_fbgemm: whether rows learn as in TorchRec's own sharders, on a CPU.
+        sequences: whether rows are not pooled, likewise; ours are bags of one id.
     """
 
     ids: int
@@ -56,19 +60,21 @@ class Lookup:
     rows: int
     tables: int = 1
     by_fbgemm: bool = False
+    sequences: bool = False
 
     def __str__(self) -> str:
         where = f"{self.tables} x {self.rows:,} rows"
-        how = " by FBGEMM" if self.by_fbgemm else ""
+        how = " by FBGEMM" * self.by_fbgemm + ", not pooled" * self.sequences
         return f"lookup of {self.ids:,} ids, dim {self.dim}, in {where}, and back{how}"
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Calls, bytes, ids, rows that learn, tables, and rows that learn by FBGEMM."""
+        """Calls, bytes, ids, rows that learn, tables, rows that learn by FBGEMM, not pooled."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
         learn = self.tables * touched
         num_bytes = self.ids * self.dim * _SCALAR_BYTES
-        return 1.0, num_bytes, self.ids, learn, self.tables, learn * self.by_fbgemm
+        by_fbgemm = learn * self.by_fbgemm
+        return 1.0, num_bytes, self.ids, learn, self.tables, by_fbgemm, by_fbgemm * self.sequences
 
     def on(self, device: torch.device) -> Callable[[], object]:
         """What does it once, on tensors that are there."""
@@ -79,6 +85,7 @@ class Lookup:
             [(self.rows, self.dim, where, compute)] * self.tables,
             optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
             learning_rate=0.01,
+            pooling_mode=PoolingMode.NONE if self.sequences else PoolingMode.SUM,
             device=device,
         )
         if not self.by_fbgemm:
@@ -86,8 +93,8 @@ class Lookup:
         rows = torch.randint(self.rows, (self.ids,), generator=torch.Generator().manual_seed(0))
         # Bags of one id, as those of sequences are.
         rows, offsets = rows.to(device), torch.arange(self.ids + 1, device=device)
-        bags = self.ids // self.tables
-        gradient = torch.ones(bags, self.tables * self.dim, device=device)
+        side_by_side = 1 if self.sequences else self.tables
+        gradient = torch.ones(self.ids // side_by_side, side_by_side * self.dim, device=device)
         return lambda: kernel(rows, offsets).backward(gradient)
 
 
@@ -174,6 +181,7 @@ LOOKUPS = (
     Lookup(1 << 11, 16, 1 << 16, tables=16),
     Lookup(1 << 14, 16, 1 << 20, by_fbgemm=True),
     Lookup(1 << 14, 128, 1 << 17, by_fbgemm=True),
+    Lookup(1 << 14, 16, 1 << 17, by_fbgemm=True, sequences=True),
 )
 #: On a processor and on a GPU. Operations decide what the first takes, bytes what narrow ones do,
 #: and of the smallest that there is one at all.

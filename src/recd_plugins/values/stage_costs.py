@@ -37,6 +37,9 @@ class LookupCost(StageCost):
         default=0.0,
         description="Beside that, where FBGEMM's own row-wise Adagrad does it on a CPU.",
     )
+    sequence_rows_updated_by_fbgemm: Seconds = Field(
+        default=0.0, description="Beside both, where the row is of a sequence, which is not pooled."
+    )
     lookups: Seconds = Field(
         default=0.0,
         description="For a call of a kernel, however little it looks up, and what is around it.",

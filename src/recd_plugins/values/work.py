@@ -16,6 +16,8 @@ class Work:
         rows_updated: rows of its tables that these ids are of, each once.
         rows_updated_by_fbgemm: of them, those whose row-wise Adagrad on a CPU is FBGEMM's own, as
             with TorchRec's sharders.
+        sequence_rows_updated_by_fbgemm: of these, those of sequences, which FBGEMM's kernels do not
+            pool.
         lookups: calls of kernels, one for those of its tables of a module that are sharded alike.
         tables_looked_up: tables that it has shards of.
         rows_looked_up: rows of deduplicated batches whose ids its pooling lookups take.
@@ -45,6 +47,7 @@ class Work:
     bytes_looked_up: float = 0.0
     rows_updated: float = 0.0
     rows_updated_by_fbgemm: float = 0.0
+    sequence_rows_updated_by_fbgemm: float = 0.0
     lookups: float = 0.0
     tables_looked_up: float = 0.0
     rows_looked_up: float = 0.0
