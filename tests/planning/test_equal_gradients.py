@@ -15,12 +15,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import with_plugins
-from recd_plugins.planning.equal_gradients import measure_gradients
+from recd_plugins.planning.equal_gradients import as_run_sends, measure_gradients
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
+from recd_plugins.values.stage_costs import StageCosts
 
 _TABLE = Table("t", ("f", "g"), 64, 8, pooled=False)
 
@@ -185,3 +186,17 @@ def test_columns_have_all_rows() -> None:
         gloo=True,
     )
     assert work.bytes_across_nodes == pytest.approx(30 * (8 + 10 + 32) + 10 * 4)
+
+
+@pytest.mark.parametrize(
+    ("bits_per_second", "once"), [(200e6, True), (1e9, False), (None, True)]
+)
+def test_plans_count_what_runs_send(bits_per_second: float | None, once: bool) -> None:
+    known = {"t": DistinctGradients((1,), (1.0,), ((0.5,),), ((0.5,),))}
+    profile = DataProfile({"f": FeatureProfile(3.0)}, gradients=known)
+    costs = None
+    if bits_per_second is not None:
+        links = {"all_to_all": {"bytes_across_nodes": 8 / bits_per_second}}
+        costs = StageCosts.model_validate(links)
+    assert as_run_sends(profile, costs).gradients == (known if once else {})
+    assert as_run_sends(profile, costs).features == profile.features

@@ -16,6 +16,7 @@ from recd_plugins.distributed.pipeline import will_overlap
 from recd_plugins.interfaces import Section, Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import NO_COMPUTE, Compute
+from recd_plugins.planning.equal_gradients import as_run_sends
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.stage_times import check_some_time, predict_stages
 from recd_plugins.planning.storage import (
@@ -275,7 +276,7 @@ def report_side(
         works = work_of_step(
             candidate.tables,
             planned.sharding,
-            candidate.profile,
+            as_run_sends(candidate.profile, spec.costs),
             compute,
             batch_size=batch_size,
             world_size=spec.world_size,

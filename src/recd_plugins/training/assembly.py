@@ -29,6 +29,7 @@ from recd_plugins.model_tables import all_tables_of, tables_of
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
 from recd_plugins.planning.choosing.choose import choose
 from recd_plugins.planning.compute import measure_kept
+from recd_plugins.planning.equal_gradients import equal_gradients_pay
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepare_entries import prepare_parts
@@ -44,10 +45,6 @@ from recd_plugins.training.predicted_step import PredictedStep, predict_step
 from recd_plugins.training.rank_state import make_alike
 from recd_plugins.training.weights import copy_weights, first_weights
 from recd_plugins.words import shortened
-
-# Of gradients that are sent once: 340 kB of a step of PAPERCAL were spared in 2.7 ms by four ranks
-# on two processors, where links of 200 Mbit/s take 14 ms for them and such of 1 Gbit/s as long.
-_SECONDS_TO_SPARE_A_BYTE = 1e-8
 
 logger = logging.getLogger(__name__)
 
@@ -161,11 +158,10 @@ def assemble(
 def _equal_gradients_pay(
     registry: Registry, device: torch.device, topology: TopologySpec | None
 ) -> bool:
-    """Whether links, where these were measured, take longer for a byte than ranks to spare it."""
+    """Whether they do on the links of this run."""
     if topology is None and registry.training.topology is None:
-        return True
-    costs = (topology or machine_of(registry.training, device=device)).costs
-    return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_TO_SPARE_A_BYTE
+        return equal_gradients_pay(None)
+    return equal_gradients_pay((topology or machine_of(registry.training, device=device)).costs)
 
 
 def _schema(dataset: Dataset) -> FeatureSchema:

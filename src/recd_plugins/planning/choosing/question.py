@@ -34,6 +34,7 @@ from recd_plugins.planning.choosing.check_offers import check_offers, check_tabl
 from recd_plugins.planning.choosing.data import DataOfChoices
 from recd_plugins.planning.choosing.entries import with_offers, wrong_options
 from recd_plugins.planning.compute import NO_COMPUTE
+from recd_plugins.planning.equal_gradients import as_run_sends
 from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.planning.prepare_entries import prepare_entries
@@ -158,6 +159,7 @@ class RegistryQuestion(ChoiceQuestion):
             plan = planner.plan_in_detail(prepared.model, sharders).sharding
 
         overlapped = will_overlap(prepared, plan, setting.device_type, setting.nodes)
+        sent = as_run_sends(profile, setting.costs if setting.measured else None)
         known = [table.name for table in prepared.tables]
         planned = all_tables_of(prepared.model)
 
@@ -165,7 +167,7 @@ class RegistryQuestion(ChoiceQuestion):
             return work_of_step(
                 [table for table in planned if table.name not in without],
                 _without(plan, without),
-                profile,
+                sent,
                 NO_COMPUTE,  # it is the same whatever is chosen
                 batch_size=setting.batch_size,
                 world_size=setting.world_size,
