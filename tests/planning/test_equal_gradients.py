@@ -188,9 +188,7 @@ def test_columns_have_all_rows() -> None:
     assert work.bytes_across_nodes == pytest.approx(30 * (8 + 10 + 32) + 10 * 4)
 
 
-@pytest.mark.parametrize(
-    ("bits_per_second", "once"), [(200e6, True), (1e9, False), (None, True)]
-)
+@pytest.mark.parametrize(("bits_per_second", "once"), [(200e6, True), (1e9, False), (None, True)])
 def test_plans_count_what_runs_send(bits_per_second: float | None, once: bool) -> None:
     known = {"t": DistinctGradients((1,), (1.0,), ((0.5,),), ((0.5,),))}
     profile = DataProfile({"f": FeatureProfile(3.0)}, gradients=known)

@@ -111,6 +111,26 @@ def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_pa
 
 
 @needs_network
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_waits_until_nodes_are_gone(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    remove, network = shaped_network._remove, ShapedNetwork(2)
+
+    def ended_meanwhile(node: str) -> None:
+        os.kill(os.getpid(), number)
+        remove(node)
+
+    with (
+        pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt),
+        network,
+    ):
+        monkeypatch.setattr(shaped_network, "_remove", ended_meanwhile)
+    assert not [name for name in names() if f"-{os.getpid()}-" in name]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@needs_network
 def test_sessions_are_grouped_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grouping = tmp_path / "sched_autogroup_enabled"
     monkeypatch.setattr(shaped_network, "_GROUPING", grouping)

@@ -149,16 +149,19 @@ class ShapedNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # One that has just started may not be on its node yet.
-        for program in self._programs:
-            if program.poll() is None:
-                program.kill()
-        for node in [*self._nodes, self._hub]:
-            _remove(node)
-        for program in self._programs:
-            program.wait()
-        _group_again(self._note)
-        self._ending.__exit__(None, None, None)
+        try:
+            with _signals_wait():
+                # One that has just started may not be on its node yet.
+                for program in self._programs:
+                    if program.poll() is None:
+                        program.kill()
+                for node in [*self._nodes, self._hub]:
+                    _remove(node)
+                for program in self._programs:
+                    program.wait()
+                _group_again(self._note)
+        finally:
+            self._ending.__exit__(None, None, None)
 
     def torchrun(
         self, command: Sequence[str], *, ranks_per_node: int = 1, options: Sequence[str] = ()
@@ -355,6 +358,27 @@ def _ended_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """A context that Ctrl-C and SIGTERM let come to its end: a second one would leave nodes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def wait(number: int, _: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, wait) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for first in came[:1]:
+            signal.raise_signal(first)
+
+
 def _remove_leftovers() -> None:
     """Remove the nodes of processes that are gone, and have sessions grouped as these had."""
     for note in _notes():
@@ -394,7 +418,8 @@ def _processes(namespace: str) -> list[int]:
 
 
 def _tell(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Of a group of its own, which Ctrl-C of the terminal does not end.
+    done = subprocess.run(command, capture_output=True, text=True, check=False, process_group=0)
     if done.returncode:
         raise SetupError(f"{' '.join(command)} failed: {done.stderr.strip()}")
     return done.stdout
