@@ -33,6 +33,8 @@ _SHARING_SECONDS = 0.3
 # each round, which of caches that cores share is a part. Of a step of 80 ms (PAPERCAL, all tables
 # coalesced, four ranks of two cores) 67 and 61 were predicted without, 74 and 75 with it.
 _OTHER_BYTES = 1 << 23
+# Of a turn: more rounds tell no more, and what is touched between them takes its time, too.
+_MOST_ROUNDS = 200
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,10 @@ def alone_share(device: torch.device, effort: Effort) -> float:
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Seconds of each, ``least`` of all together."""
+    """Seconds of each, ``least`` of all together unless that takes very many."""
     seconds: list[float] = []
     others = torch.zeros(_OTHER_BYTES if device.type == "cpu" else 0, dtype=torch.uint8)
-    while len(seconds) < LEAST_ROUNDS or sum(seconds) < least:
+    while len(seconds) < LEAST_ROUNDS or (len(seconds) < _MOST_ROUNDS and sum(seconds) < least):
         others.add_(1)
         start = time.perf_counter()
         run()
