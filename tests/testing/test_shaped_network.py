@@ -121,11 +121,16 @@ def test_a_signal_waits_until_nodes_are_gone(
         os.kill(os.getpid(), number)
         remove(node)
 
-    with (
-        pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt),
-        network,
-    ):
-        monkeypatch.setattr(shaped_network, "_remove", ended_meanwhile)
+    # A job in the background ignores Ctrl-C, which stays so.
+    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with (
+            pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt),
+            network,
+        ):
+            monkeypatch.setattr(shaped_network, "_remove", ended_meanwhile)
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
     assert not [name for name in names() if f"-{os.getpid()}-" in name]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
