@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.planning.test_work import NOTHING, plan
+from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.wire import scalar_bytes
@@ -22,6 +23,7 @@ from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
 from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.work import Work
 
 _TABLE = Table("t", ("f", "g"), 64, 8, pooled=False)
 
@@ -147,44 +149,33 @@ def test_steps_send_them_over_gloo_between_nodes(share: float, sent: float) -> N
         assert across(**other) == pytest.approx(ids + 15 * 128 * wire)
 
 
-def test_even_shards_wait_for_no_link() -> None:
-    table = Table("t", ("f",), 100, 16, pooled=False)
-    known = DistinctGradients((1,), (1.0,), ((1.0,),), ((0.25,),))
-    profile = DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known})
-
-    def waited_for(sharding: str, *shards: tuple[int, int, int]) -> float:
-        return work_of_step(
-            [table],
-            plan(sharding, *shards),
-            profile,
-            NOTHING,
-            batch_size=10,
-            world_size=2,
-            local_world_size=1,
-            gloo=True,
-        )[0].bytes_waited_for
-
-    assert waited_for("row_wise", (0, 50, 16), (1, 50, 16)) == 0
-    # Ids and gradients to the one that has it, embeddings from it, where each link has half.
-    ids, rows, gradients = 30 * 8 + 10 * 4, 30 * 64, 30 * 18
-    assert waited_for("table_wise", (0, 100, 16)) == pytest.approx((ids + rows + gradients) / 2)
-
-
-def test_columns_have_all_rows() -> None:
-    table = Table("t", ("f",), 100, 16, pooled=False)
-    known = DistinctGradients((1, 2), (1.0,), ((1.0, 1.0),), ((0.25, 1.0),))
-    profile = DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known})
-    columns = plan("column_wise", (0, 100, 8), (1, 100, 8))
-    (work, _) = work_of_step(
-        [table],
-        columns,
-        profile,
+def _on_two_nodes(known: DistinctGradients, sharding: ShardingPlan) -> list[Work]:
+    """Of a rank each, whose batches have 10 rows of 3 ids; a table of 100 rows of 16 scalars."""
+    return work_of_step(
+        [Table("t", ("f",), 100, 16, pooled=False)],
+        sharding,
+        DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known}),
         NOTHING,
         batch_size=10,
         world_size=2,
         local_world_size=1,
         gloo=True,
     )
+
+
+def test_even_shards_wait_for_no_link() -> None:
+    known = DistinctGradients((1,), (1.0,), ((1.0,),), ((0.25,),))
+    (even, _) = _on_two_nodes(known, plan("row_wise", (0, 50, 16), (1, 50, 16)))
+    assert even.bytes_waited_for == 0
+    # Ids and gradients to the one that has it, embeddings from it, where each link has half.
+    (whole, _) = _on_two_nodes(known, plan("table_wise", (0, 100, 16)))
+    ids, rows, gradients = 30 * 8 + 10 * 4, 30 * 64, 30 * 18
+    assert whole.bytes_waited_for == pytest.approx((ids + rows + gradients) / 2)
+
+
+def test_columns_have_all_rows() -> None:
+    known = DistinctGradients((1, 2), (1.0,), ((1.0, 1.0),), ((0.25, 1.0),))
+    (work, _) = _on_two_nodes(known, plan("column_wise", (0, 100, 8), (1, 100, 8)))
     assert work.bytes_across_nodes == pytest.approx(30 * (8 + 10 + 32) + 10 * 4)
 
 

@@ -347,16 +347,16 @@ def _table_work(
     vectors, held = of_owners(vectors), of_owners(np.ones_like(sent))
     output = (nodes - 1) * vectors * (1 if within_node else local)
     looked_up = of_owners(world_size * sent * columns * SCALAR_BYTES)
-    ordered: float | _Numbers = 0.0
+    moved: float | _Numbers = 0.0
     if not table.pooled:
         here = sharding.sharding_type == ROW_WISE and ids * table.embedding_dim * SCALAR_BYTES
-        ordered = _SORTED_THERE * looked_up + _SORTED_HERE * here
+        moved = _SORTED_THERE * looked_up + _SORTED_HERE * here
     if parts_of_rows > 1:
-        ordered = ordered + _BYTES_PER_OWNER * ids
+        moved += _BYTES_PER_OWNER * ids
     return {
         "ids_looked_up": of_owners(world_size * sent),
         "bytes_looked_up": looked_up,
-        "element_bytes": ordered,
+        "element_bytes": moved,
         "rows_updated": of_owners(np.minimum(world_size * sent, updated * read_shares)),
         "tables_looked_up": held,
         "rows_looked_up": world_size * rows * held if table.pooled and variable else 0.0,
