@@ -29,7 +29,8 @@ def demands_of(
         _check_features(options.dedupe, tables)
     of_data = options.dedupe == "data"
     profile = options.accesses(tables, setting, deduplicated=of_data)
-    distinct = {} if options.sync == "dense" else setting.data.distinct(tables)
+    counts_distinct = options.coalesce or options.sync != "dense"
+    distinct = setting.data.distinct(tables) if counts_distinct else {}
     demands = []
     for table in tables:
         access = profile.covering(table.name, table.num_embeddings)

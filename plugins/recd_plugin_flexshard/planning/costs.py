@@ -21,6 +21,8 @@ class CostOptions:
       (the row, twice that for the optimizer, three times for DistributedDataParallel) and what
       FlexShard's table 5 was planned with; it is more than is used.
     - ``saved_activations`` (c): copies of an embedding that a data-parallel access saves.
+    - ``gradient_share``: of the gradients that come back for row-wise rows, those that are sent:
+      less than 1 where equal ones of a sequence travel once.
     - ``bytes_per_scalar``: of weights and of gradients that are all-reduced.
       ``activation_bytes``: of activations in memory. ``wire_bytes``: of embeddings and their
       gradients in all-to-alls, and of gradients of touched rows.
@@ -43,6 +45,7 @@ class CostOptions:
     bytes_per_scalar: float = 4.0
     activation_bytes: float = 4.0
     wire_bytes: float = 4.0
+    gradient_share: float = 1.0
     coalesce: bool = False
     overlap: float = 0.0
     minimise: Literal["time", "bytes"] = "time"
@@ -58,6 +61,7 @@ class CostOptions:
             ("bytes_per_scalar", self.bytes_per_scalar > 0),
             ("activation_bytes", self.activation_bytes > 0),
             ("wire_bytes", self.wire_bytes > 0),
+            ("gradient_share", 0 < self.gradient_share <= 1),
             ("overlap", 0 <= self.overlap <= 1),
             ("minimise", self.minimise in ("time", "bytes")),
             ("stop", self.stop in ("dp_flex", "dp_rw")),
@@ -82,6 +86,16 @@ class CostOptions:
         return self.activation_bytes * self.saved_activations * (2 if self.coalesce else 1)
 
     @property
+    def row_wise_bytes(self) -> float:
+        """What the global all-to-all sends for an element of a row, forward and backward."""
+        return (1 + self.gradient_share) * self.wire_bytes
+
+    @property
+    def flex_bytes(self) -> float:
+        """The same of the all-to-all in a node."""
+        return 2 * self.wire_bytes
+
+    @property
     def exposed(self) -> float:
         """The share of the time of all but the global all-to-all that counts.
 
@@ -92,7 +106,7 @@ class CostOptions:
 
 def rows_sent(
     probabilities: NDArray[np.float64],
-    batch_size: int,
+    batch_size: float,
     dedupe_factor: float = 1.0,
     coalesce: bool = False,
 ) -> NDArray[np.float64]:
@@ -150,7 +164,7 @@ def row_wise(load: Load, cluster: ClusterShape, options: CostOptions) -> Strateg
         input_ids=load.sent,
         rows_read=load.sent,
         dynamic_memory=(expanded + 2 * load.sent) * load.dim * options.activation_bytes,
-        dynamic_comm=2 * load.sent * load.dim * options.wire_bytes,
+        dynamic_comm=load.sent * load.dim * options.row_wise_bytes,
         static_comm=0.0,
     )
 
@@ -192,7 +206,7 @@ def flex(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCos
         input_ids=load.sent,
         rows_read=load.sent,
         dynamic_memory=like.dynamic_memory,
-        dynamic_comm=like.dynamic_comm,
+        dynamic_comm=load.sent * load.dim * options.flex_bytes,
         static_comm=size,
     )
 
@@ -218,16 +232,16 @@ class RowCosts:
 
     @classmethod
     def of(cls, cluster: ClusterShape, options: CostOptions) -> RowCosts:
-        scalar, wire = options.bytes_per_scalar, 2 * options.wire_bytes
-        multiplier, node = options.memory_multiplier, cluster.ranks_per_node
+        scalar, node = options.bytes_per_scalar, cluster.ranks_per_node
+        multiplier = options.memory_multiplier
         collectives, exposed = cluster.collectives, options.exposed
         return cls(
             row_wise_static=scalar / cluster.world_size,
             flex_static=scalar * multiplier / node,
             hot_static=scalar * multiplier,
             saved=options.saved_bytes,
-            a2a_global=wire / collectives.a2a_global.bytes_per_second,
-            a2a_intra=exposed * wire / collectives.a2a_intra.bytes_per_second,
+            a2a_global=options.row_wise_bytes / collectives.a2a_global.bytes_per_second,
+            a2a_intra=exposed * options.flex_bytes / collectives.a2a_intra.bytes_per_second,
             ar_global=exposed * scalar / collectives.ar_global.bytes_per_second,
             ar_cross=exposed * scalar / node / collectives.ar_cross.bytes_per_second,
         )

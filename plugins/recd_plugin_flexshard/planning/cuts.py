@@ -88,12 +88,13 @@ class CutModel:
         """What the collectives take (FlexShard, table 6)."""
         collectives, options = self.cluster.collectives, self.options
         hot, flex, everything = cuts.hot, cuts.flex, self.ranking.everything
-        wire = 2 * options.wire_bytes
         syncs = self.syncs_of(cuts)
         of_hot, of_flex = self.copies(cuts)
         return CollectiveSeconds(
-            a2a_global=collectives.a2a_global.seconds_for(wire * _sent(flex, everything)),
-            a2a_intra=collectives.a2a_intra.seconds_for(wire * _sent(hot, flex)),
+            a2a_global=collectives.a2a_global.seconds_for(
+                options.row_wise_bytes * _sent(flex, everything)
+            ),
+            a2a_intra=collectives.a2a_intra.seconds_for(options.flex_bytes * _sent(hot, flex)),
             ar_global=of_hot.seconds(syncs.hot),
             ar_cross=of_flex.seconds(syncs.flex),
         )

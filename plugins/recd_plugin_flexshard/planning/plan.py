@@ -128,14 +128,18 @@ def plan_curve(
             yield _plan(tables, model, strategy, _cuts(model, strategy))
 
 
-def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
-    """The tiers of ``plan``, and what they take and send on another cluster."""
+def on_cluster(plan: TierPlan, cluster: ClusterShape, gradient_share: float) -> TierPlan:
+    """The tiers of ``plan``, and what they take and send on another cluster.
+
+    ``gradient_share``: see ``CostOptions``; of that cluster.
+    """
+    options = replace(plan.options, gradient_share=gradient_share)
     tables = [table.demand for table in plan.tables]
-    ranking = _ranking(tables, cluster, plan.options)
+    ranking = _ranking(tables, cluster, options)
     hot = [table.hot for table in plan.tables]
     flex = [table.hot + table.flex for table in plan.tables]
     cuts = Cuts(ranking.prefix(hot), ranking.prefix(flex))
-    return _plan(tables, CutModel(ranking, cluster, plan.options), plan.strategy, cuts)
+    return _plan(tables, CutModel(ranking, cluster, options), plan.strategy, cuts)
 
 
 def pareto_curve(

@@ -46,7 +46,7 @@ class TableRanking:
     def __init__(
         self,
         demand: TableDemand,
-        batch_size: int,
+        batch_size: float,
         coalesce: bool,
     ) -> None:
         self.dim = demand.embedding_dim
@@ -157,8 +157,18 @@ class Ranking:
         coalesce: bool,
         groups: Sequence[CopyGroup] = (),
     ) -> None:
-        self.tables = tuple(TableRanking(table, batch_size, coalesce) for table in tables)
-        repeats = _repeats(list(zip(self.tables, tables, strict=True)), batch_size) if groups else 1
+        ranked = [TableRanking(table, batch_size, coalesce) for table in tables]
+        repeats = 1.0
+        if coalesce:
+            # Accesses that come together have a row sent once, as a smaller batch has.
+            for index, table in enumerate(tables):
+                together = _repeats([(ranked[index], table)], batch_size)
+                if together > 1:
+                    ranked[index] = TableRanking(table, batch_size / together, coalesce)
+        elif groups:
+            # One number for all tables, as one order of their rows is.
+            repeats = _repeats(list(zip(ranked, tables, strict=True)), batch_size)
+        self.tables = tuple(ranked)
         self.groups = tuple(replace(group, repeats=repeats) for group in groups)
         for ranked in self.tables:
             ranked.know(self.groups)
@@ -249,10 +259,7 @@ class Ranking:
 
 
 def _repeats(tables: list[tuple[TableRanking, TableDemand]], batch_size: int) -> float:
-    """How many accesses of a row come together, by the distinct ids that were counted.
-
-    One number for all tables, as one order of their rows is.
-    """
+    """How many accesses of a row come together, by the distinct ids that were counted."""
     known = [(ranked, demand) for ranked, demand in tables if demand.distinct is not None]
     counted = sum(
         demand.embedding_dim * demand.distinct.of(batch_size)

@@ -253,15 +253,21 @@ class _Side:
     def _all_to_all(self, plan: TierPlan) -> PlayedTier:
         cold, ranks = self._cold, plan.cluster.world_size
         sizes = cold_size_bytes(plan)
-        floats = _wire(cold, plan)
+        options = plan.options
+        rows, back = options.wire_bytes, options.gradient_share * options.wire_bytes
         lengths_in = self._lengths.sum(1, keepdims=True) - self._lengths
         return PlayedTier(
             "all_to_all",
             "global",
             sent_integers=ID_BYTES * cold.ids_sent + (ranks - 1) * self._lengths + sizes,
-            sent_floats=floats,
-            received=ID_BYTES * cold.ids_received + lengths_in + sizes + floats,
-            seconds=_seconds(cold, plan, plan.cluster.collectives.a2a_global.seconds_for),
+            sent_floats=_bytes(rows * cold.scalars_sent + back * cold.scalars_received),
+            received=ID_BYTES * cold.ids_received
+            + lengths_in
+            + sizes
+            + _bytes(rows * cold.scalars_received + back * cold.scalars_sent),
+            seconds=_seconds(
+                cold, options.row_wise_bytes, plan.cluster.collectives.a2a_global.seconds_for
+            ),
         )
 
     def _hot(self, plan: TierPlan) -> dict[Tier, PlayedTier]:
@@ -280,7 +286,8 @@ class _Side:
         if not any(table.flex for table in plan.tables):
             return {}
         cluster, flex, sizes = plan.cluster, self._flex, flex_size_bytes(plan)
-        floats = _wire(flex, plan)
+        # What a rank sends forward it gets back.
+        floats = _bytes(plan.options.wire_bytes * (flex.scalars_sent + flex.scalars_received))
         held = plan.options.bytes_per_scalar * sum(
             route.flex_rows_held() * route.tiers.demand.embedding_dim for route in self._routes
         )
@@ -292,7 +299,9 @@ class _Side:
                 sent_integers=ID_BYTES * flex.ids_sent + sizes,
                 sent_floats=floats,
                 received=ID_BYTES * flex.ids_received + sizes + floats,
-                seconds=_seconds(flex, plan, cluster.collectives.a2a_intra.seconds_for),
+                seconds=_seconds(
+                    flex, plan.options.flex_bytes, cluster.collectives.a2a_intra.seconds_for
+                ),
             ),
             "flex_gradients": self._predicted(plan, "flex_gradients")
             if plan.syncs.flex == "sparse"
@@ -335,15 +344,13 @@ class _Side:
         return options.bytes_per_scalar * scalars
 
 
-def _wire(exchange: Exchange, plan: TierPlan) -> ByRank:
-    """Bytes of embeddings that leave a rank forward and of gradients that leave it backward."""
-    scalars = exchange.scalars_sent + exchange.scalars_received
-    return np.rint(plan.options.wire_bytes * scalars).astype(np.int64)
+def _bytes(of_ranks: NDArray[np.float64]) -> ByRank:
+    return np.rint(of_ranks).astype(np.int64)
 
 
 def _seconds(
-    exchange: Exchange, plan: TierPlan, seconds_for: Callable[[float], float]
+    exchange: Exchange, scalar_bytes: float, seconds_for: Callable[[float], float]
 ) -> NDArray[np.float64]:
     """Of the rank with the most to send or to get, forward and backward."""
     most = np.maximum(exchange.scalars_out, exchange.scalars_in).max(1)
-    return np.array([seconds_for(2 * plan.options.wire_bytes * float(each)) for each in most])
+    return np.array([seconds_for(scalar_bytes * float(each)) for each in most])

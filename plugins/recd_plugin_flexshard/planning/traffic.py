@@ -68,9 +68,6 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
     def scalars(rows: Callable[[TableTiers], float]) -> float:
         return sum(t.demand.embedding_dim * rows(t) for t in tables)
 
-    def embeddings(sent: Callable[[TableTiers], float]) -> float:
-        return 2 * options.wire_bytes * scalars(sent)
-
     def gradients(
         name: Literal["global", "cross"],
         group: CopyGroup,
@@ -99,7 +96,7 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
             integer_bytes=_others(ranks) * cold_ids
             + (ranks - 1) * LENGTH_BYTES * lists
             + cold_size_bytes(plan),
-            float_bytes=_others(ranks) * embeddings(lambda t: t.cold_sent),
+            float_bytes=_others(ranks) * options.row_wise_bytes * scalars(lambda t: t.cold_sent),
             seconds=plan.seconds.a2a_global,
         ),
         "hot": gradients(
@@ -114,7 +111,7 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
             "all_to_all",
             "node",
             integer_bytes=_others(node) * flex_ids + flex_size_bytes(plan),
-            float_bytes=_others(node) * embeddings(lambda t: t.flex_sent),
+            float_bytes=_others(node) * options.flex_bytes * scalars(lambda t: t.flex_sent),
             seconds=plan.seconds.a2a_intra,
         ),
         "flex_gradients": gradients(

@@ -8,6 +8,7 @@ from recd_plugins.planning.candidates import Candidate, data_of_model, with_plug
 from recd_plugins.planning.collectives import COLLECTIVES
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.equal_gradients import gradients_sent_once
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.performance import collective_seconds
@@ -19,6 +20,7 @@ from recd_plugins.planning.topologies import TopologySpec, load_topology, this_m
 from recd_plugins.planning.work import (
     EVERY_RANK,
     ID_BYTES,
+    NUMBER_BYTES,
     SCALAR_BYTES,
     bytes_of_tables,
     shards_of,
@@ -35,6 +37,7 @@ __all__ = [
     "EVERY_RANK",
     "FILE_BYTES_PER_SECOND",
     "ID_BYTES",
+    "NUMBER_BYTES",
     "SCALAR_BYTES",
     "STAGES",
     "Candidate",
@@ -55,6 +58,7 @@ __all__ = [
     "data_of_model",
     "default_topology",
     "fit_costs",
+    "gradients_sent_once",
     "load_topology",
     "measure_compute",
     "predict_stages",

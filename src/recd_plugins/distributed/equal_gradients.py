@@ -122,6 +122,11 @@ def sends_once() -> bool:
     return crosses_links() and not _all_sent
 
 
+def all_are_sent() -> bool:
+    """Whether this is a context of ``all_gradients_sent``."""
+    return _all_sent
+
+
 @contextmanager
 def all_gradients_sent() -> Iterator[None]:
     """A context in which modules are sharded that send gradients as TorchRec does.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces import Table
+from recd_plugins.distributed.equal_gradients import all_are_sent
+from recd_plugins.interfaces import Setting, Table
 from recd_plugins.registry import Registry
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients
@@ -20,6 +21,8 @@ from recd_plugins.values.stage_costs import StageCosts
 _SECONDS_TO_SPARE_A_BYTE = 1e-8
 # So many ids are counted, in whole batches: their share differs little.
 _MOST_IDS = 200_000
+# Of a scalar in 16 bits; less than it is int8 alone.
+_HALF_BYTES = 2
 _OWNERS = (1, 2, 4, 8, 32, 128)
 _KEPT = (0.1, 0.25, 0.5, 0.75, 1.0)
 
@@ -45,6 +48,19 @@ def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
         costs: as ``equal_gradients_pay``.
     """
     return profile if equal_gradients_pay(costs) else replace(profile, gradients={})
+
+
+def gradients_sent_once(setting: Setting) -> Mapping[str, DistinctGradients]:
+    """How many gradients differ of the tables whose equal ones a run sends once, by name.
+
+    Args:
+        setting: of the run; empty where it sends all gradients.
+    """
+    by_gloo, int8 = setting.device_type == "cpu", setting.wire_bytes < _HALF_BYTES
+    if not by_gloo or int8 or setting.nodes == 1 or all_are_sent():
+        return {}
+    costs = setting.costs if setting.measured else None
+    return as_run_sends(setting.data.profile(), costs).gradients
 
 
 def pooled_alike(registry: Registry) -> set[str]:

@@ -65,6 +65,9 @@ def test_dtypes_and_multipliers_scale_what_they_are_of():
         before, after = flex(load, CLUSTER, plain), flex(load, CLUSTER, options)
         for name in ("static_memory", "dynamic_memory", "dynamic_comm", "static_comm"):
             assert getattr(after, name) == getattr(before, name) * changed.get(name, 1)
+    once = replace(plain, gradient_share=0.25)
+    assert row_wise(load, CLUSTER, once).dynamic_comm == 1.25 * B * L * S
+    assert flex(load, CLUSTER, once) == flex(load, CLUSTER, plain)
     two = CostOptions(saved_activations=0.5)
     assert data_parallel(load, CLUSTER, two).dynamic_memory == 1.5 * B * L * S
 
@@ -86,6 +89,9 @@ def test_breakpoints_under_other_options():
     assert half["comm_dp_rw"] == pytest.approx(2 * plain["comm_dp_rw"])
     hidden = breakpoints(CLUSTER, CostOptions(overlap=0.75))
     assert hidden["comm_dp_rw"] == pytest.approx(plain["comm_dp_rw"] / 4)
+    cheaper = breakpoints(CLUSTER, CostOptions(gradient_share=0.5))
+    assert cheaper["comm_dp_rw"] == pytest.approx(plain["comm_dp_rw"] / 0.75)
+    assert cheaper["comm_flex_rw"] > plain["comm_flex_rw"]
     by_bytes = breakpoints(CLUSTER, CostOptions(minimise="bytes"))
     assert by_bytes["comm_flex_rw"] < 1e-12
     slow = replace(CLUSTER.collectives, a2a_intra=Collective(1e9))
@@ -123,6 +129,8 @@ def test_seconds():
         ("memory_ratio", 0.0),
         ("memory_bytes", float("nan")),
         ("wire_bytes", 0),
+        ("gradient_share", 0.0),
+        ("gradient_share", 1.5),
     ],
 )
 def test_options_that_make_no_sense(name, value):

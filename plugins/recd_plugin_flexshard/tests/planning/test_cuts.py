@@ -20,6 +20,7 @@ from recd_plugin_flexshard.planning import (
 from recd_plugin_flexshard.planning.costs import Load, data_parallel, flex, row_wise
 from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
 from recd_plugins.errors import SetupError
+from recd_plugins.values.data_profile import DistinctIds
 
 TIME = CostOptions()
 
@@ -257,3 +258,20 @@ def test_millions_of_rows_of_four_tables():
     ]
     assert len(ends) == 3
     assert max(ends) / min(ends) < 1.001
+
+
+def test_accesses_that_come_together_have_a_row_sent_once():
+    """Of sessions: plans knew of independent accesses alone, and kept copies that do not pay."""
+    options = CostOptions(coalesce=True, sync="auto", memory_ratio=2.0)
+    clustered = replace(STEEP, distinct=DistinctIds((1024, 4096), (300.0, 1000.0)))
+    alone, together = (plan_tiers([d], CLUSTER, "row_wise", options) for d in (STEEP, clustered))
+    assert sum(table.cold_sent for table in alone.tables) > 4 * 1000
+    assert sum(table.cold_sent for table in together.tables) == pytest.approx(1000, rel=1e-3)
+    plans = [plan_tiers([d], CLUSTER, "joint", options) for d in (STEEP, clustered)]
+    copied = [plan.tables[0].hot + plan.tables[0].flex for plan in plans]
+    assert copied[1] < copied[0]
+    # A batch has no more of them than independent accesses have.
+    scattered = replace(STEEP, distinct=DistinctIds((4096,), (1e6,)))
+    assert (
+        plan_tiers([scattered], CLUSTER, "joint", options).tables[0].hot == plans[0].tables[0].hot
+    )

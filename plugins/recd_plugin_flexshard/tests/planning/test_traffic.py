@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
 from recd_plugin_flexshard.planning.sync import Syncs
 from recd_plugin_flexshard.tests.planning import traffic_cases as cases
 from recd_plugins import load_registry
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.testing.gloo import run_on_ranks
@@ -129,23 +131,28 @@ training: {{batch_size: 64, ranks: 4, ranks_per_node: 2, device: cpu}}
 """
 
 
-@pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
-def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str) -> None:
+@pytest.mark.parametrize(
+    ("converter", "sends_all"), [("recd.kjt", True), ("recd.ikjt", True), ("recd.ikjt", False)]
+)
+def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str, sends_all: bool) -> None:
     path = tmp_path / "registry.yaml"
     path.write_text(REGISTRY.format(folder=tmp_path, converter=converter), encoding="utf-8")
     registry = load_registry(path)
     registry.dataset.prepare()
     spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
-    (part,) = with_plugins(registry, spec).prepared.table_parts
+    with all_gradients_sent() if sends_all else nullcontext():
+        (part,) = with_plugins(registry, spec).prepared.table_parts
     plan = part.plan
-    seen = run_on_ranks(cases.all_batches, 4, path, local_world_size=2)
+    assert (plan.options.gradient_share == 1) == sends_all
+    seen = run_on_ranks(cases.all_batches, 4, path, sends_all, local_world_size=2)
     sent: Counter[tuple[str, str]] = sum((rank.sent for rank in seen), Counter())
     steps = sum(rank.steps for rank in seen)
     assert steps == 2048 / 64
     # As many ids travel one way as embeddings the other; lengths go to 3 ranks, as sizes do.
-    ids = sent["cold", "floats"] // (2 * 4 * 4)
     lengths = 3 * sum(rank.lists for rank in seen)
-    assert sent["cold", "integers"] == 8 * ids + 4 * lengths + 8 * 3 * 3 * steps
+    ids = (sent["cold", "integers"] - 4 * lengths - 8 * 3 * 3 * steps) / 8
+    both_ways = 2 * 4 * 4 * ids
+    assert sent["cold", "floats"] == both_ways if sends_all else sent["cold", "floats"] < both_ways
     ids = sent["flex", "floats"] // (2 * 4 * 4)
     assert sent["flex", "integers"] == 8 * ids + 8 * 3 * steps
     for tier, predicted in traffic(plan).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,9 +27,9 @@ class Seen:
     lists: int
 
 
-def all_batches(rank: int, world_size: int, registry: Path) -> Seen:
+def all_batches(rank: int, world_size: int, registry: Path, sends_all: bool) -> Seen:
     device = torch.device("cpu")
-    with all_gradients_sent():  # as they are predicted
+    with all_gradients_sent() if sends_all else nullcontext():
         parts = assemble(load_registry(registry), "plugins", device)
     loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
     names = tier_groups().names
