@@ -170,8 +170,8 @@ class Ranking:
             repeats = _repeats(list(zip(ranked, tables, strict=True)), batch_size)
         self.tables = tuple(ranked)
         self.groups = tuple(replace(group, repeats=repeats) for group in groups)
-        for ranked in self.tables:
-            ranked.know(self.groups)
+        for table_ranking in self.tables:
+            table_ranking.know(self.groups)
         #: Elements that a batch of a rank looks up, and those without deduplication.
         self.lookups, self.plain_lookups = 0.0, 0.0
         for table in tables:

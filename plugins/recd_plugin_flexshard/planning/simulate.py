@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -344,7 +344,7 @@ class _Side:
         return options.bytes_per_scalar * scalars
 
 
-def _bytes(of_ranks: NDArray[np.float64]) -> ByRank:
+def _bytes(of_ranks: NDArray[np.floating[Any]]) -> ByRank:
     return np.rint(of_ranks).astype(np.int64)
 
 

@@ -53,7 +53,7 @@ class Effort:
 
 EFFORTS: Mapping[Size, Effort] = {
     "tiny": Effort(num_batches=2, turns=1, steps=1),
-    "small": Effort(num_batches=16, turns=3, steps=4, seconds=30.0),
+    "small": Effort(num_batches=16, turns=3, steps=4, seconds=90.0),
     "reference": Effort(num_batches=16, turns=9, steps=4),
 }
 

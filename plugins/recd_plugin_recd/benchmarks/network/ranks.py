@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+import random
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -137,7 +138,10 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     spent, turn = 0.0, 0  # the steps that were counted warmed up
     while turn < job.turns or (turn < _MOST_TURNS and spent < job.seconds):
         turn += 1
-        for name, side in sides.items():
+        order = list(sides.items())
+        # Or each follows the same one, which leaves it caches and links as it does.
+        random.Random(turn).shuffle(order)
+        for name, side in order:
             ranks = _from_every_rank(side.turn(job.steps), world_size)
             spent += job.steps * ranks[0][0]  # the same on all ranks
             found[name].seconds.append(ranks[0][0])
