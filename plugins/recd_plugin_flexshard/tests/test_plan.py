@@ -17,10 +17,12 @@ from recd_plugin_flexshard.three_tier import ThreeTier
 from recd_plugin_flexshard.two_tier import TwoTier
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
 from recd_plugins.planning.topologies import load_topology
-from recd_plugins.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
+from recd_plugins.values.stage_costs import StageCosts
 
 TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100_000, 16, False)]
 
@@ -287,3 +289,34 @@ def test_all_rows_are_counted_where_the_factor_is_given(
     assert isinstance(setting.data, Zipf)
     planned(Joint, setting, dedupe=dedupe)
     assert setting.data.deduplicated == [deduplicated]
+
+
+class EqualGradients(Zipf):
+    """A fifth of gradients differ."""
+
+    def profile(self) -> DataProfile:
+        share = ((0.2, 0.2),) * 2
+        known = DistinctGradients((1, 128), (0.1, 1.0), coalesced=share, plain=share)
+        return replace(super().profile(), gradients={table.name: known for table in TABLES})
+
+
+def test_copies_pay_later_where_equal_gradients_travel_once(setting: Setting) -> None:
+    on_gpu = replace(setting, data=EqualGradients())
+    by_gloo = replace(on_gpu, device_type="cpu")
+    once, all_sent = planned(TwoTier, by_gloo), planned(TwoTier, on_gpu)
+    assert once.options.gradient_share == pytest.approx(0.2 + 2 / (16 * 4))
+    assert once.seconds.a2a_global < all_sent.seconds.a2a_global
+    rows = [hot_and_flex(planned(TwoTier, each, budget="9x"))[0] for each in (by_gloo, on_gpu)]
+    assert rows[0] < rows[1]
+    for other in (
+        replace(by_gloo, ranks_per_node=32),  # one node
+        replace(by_gloo, wire_bytes=1.25),  # int8
+        replace(by_gloo, measured=True, costs=StageCosts()),  # links that take no time
+    ):
+        assert planned(TwoTier, other).options.gradient_share == 1
+    with all_gradients_sent():
+        assert planned(TwoTier, by_gloo).options.gradient_share == 1
+    there = {"topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 4096}
+    elsewhere = planned(TwoTier, by_gloo, plan_for=there)
+    assert hot_and_flex(elsewhere) == hot_and_flex(planned(TwoTier, on_gpu, plan_for=there))
+    assert elsewhere.options.gradient_share < 1
