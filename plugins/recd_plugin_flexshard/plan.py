@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recd_plugin_flexshard.demands import demands_of
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import Strategy
     from recd_plugins.api import Setting, Table
     from recd_plugins.api.planning import DistinctGradients
-
-
-# Of plans with the share of gradients that the one before sends: on PAPERCAL a third changes it by
-# 0.2 % at most.
-_ROUNDS = 2
 
 
 def plan(
@@ -59,35 +53,38 @@ def plan(
             raise _one_node("plan_for is one node", "it may have more nodes")
     costs = _costs(options, memory, cluster.world_size, setting.wire_bytes)
     known = gradients_sent_once(setting)
+
+    def share_of(plan: TierPlan) -> float:
+        return _gradient_share(known, plan, setting.world_size)
+
     try:
+        if options.plan_for is None:
+            return plan_tiers(demands, cluster, strategy, costs, share_of)
         chosen = plan_tiers(demands, cluster, strategy, costs)
-        for _ in range(_ROUNDS if known and options.plan_for is None else 0):
-            # How many gradients differ depends on which rows are cold, and these on it.
-            share = _gradient_share(known, chosen, setting)
-            chosen = plan_tiers(demands, cluster, strategy, replace(costs, gradient_share=share))
     except SetupError as error:
         raise SetupError(f"the budget {options.budget} cannot be kept: {error}") from error
-    if options.plan_for is None:
-        return chosen
-    return on_cluster(chosen, cluster_of(setting), _gradient_share(known, chosen, setting))
+    here = on_cluster(chosen, cluster_of(setting))
+    return on_cluster(here, here.cluster, share_of(here))
 
 
 def _gradient_share(
-    known: Mapping[str, DistinctGradients], plan: TierPlan, setting: Setting
+    known: Mapping[str, DistinctGradients], plan: TierPlan, world_size: int
 ) -> float:
     """The share of the gradients of cold rows that is sent, where equal ones are sent once."""
     from recd_plugins.api.planning import NUMBER_BYTES
 
-    options, ranks = plan.options, setting.world_size
-    of_all = of_sent = 0.0
+    options, of_all, of_sent = plan.options, 0.0, 0.0
     for tiers in plan.tables:
         dim, share = tiers.demand.embedding_dim, 1.0
         if (gradients := known.get(tiers.demand.name)) is not None:
-            differ = gradients.share(tiers.shares_sent[2], ranks, coalesced=options.coalesce)
+            kept = tiers.shares_sent[2]
+            differ = gradients.share(kept, world_size, coalesced=options.coalesce)
             share = min(1.0, differ + NUMBER_BYTES / (dim * options.wire_bytes))
-        of_all += dim * tiers.cold_sent
-        of_sent += share * dim * tiers.cold_sent
-    return of_sent / of_all if of_all else 1.0
+        # Where all rows are copied it is what the first cold ones would have.
+        cold = dim * max(tiers.cold_sent, 1e-9)
+        of_all += cold
+        of_sent += share * cold
+    return of_sent / of_all
 
 
 def _one_node(what: str, remedy: str) -> SetupError:

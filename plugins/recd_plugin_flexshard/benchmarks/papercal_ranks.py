@@ -71,12 +71,12 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
         sharders = stock_sharders(registry.training) if stock else None
         with all_gradients_sent():  # what tiers save, beside what is predicted of them
             parts = assemble(registry, "plugins", CPU, sharders=sharders)
+            tiers = sections_of(parts, None, [], taken=()).get("tiers")
         loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=CPU)
         batches = list(islice(loader, job.num_batches))
         trainers[name] = RankTrainer(parts.dmp, parts.optimizer, batches)
         ids = sum(from_every_rank(trainers[name].num_ids)) / world_size
         tables = _tables(parts.prepared)
-        tiers = sections_of(parts, None, [], taken=()).get("tiers")
         assert tiers is None or isinstance(tiers, TierReport)
         trained[name] = Trained(
             ids=ids,

@@ -73,8 +73,9 @@ class CostOptions:
                 raise SetupError(f"{name} cannot be {getattr(self, name)!r}")
 
     @property
-    def uncoalesced(self) -> CostOptions:
-        return replace(self, coalesce=False)
+    def plain(self) -> CostOptions:
+        """Of plain batches: all ids are sent, and all gradients."""
+        return replace(self, coalesce=False, gradient_share=1.0)
 
     @property
     def saved_bytes(self) -> float:
@@ -118,10 +119,15 @@ def rows_sent(
     batch = batch_size / dedupe_factor
     if not coalesce:
         return probabilities * batch
-    with np.errstate(divide="ignore"):
-        sent = np.log1p(-np.minimum(probabilities, 1.0))
+    sent = log_unread(probabilities)
     sent *= batch
     return np.negative(np.expm1(sent, out=sent), out=sent)
+
+
+def log_unread(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The logarithm of the share of samples that do not access rows: 0 to -inf."""
+    with np.errstate(divide="ignore"):
+        return np.log1p(-np.minimum(probabilities, 1.0))
 
 
 @dataclass(frozen=True)

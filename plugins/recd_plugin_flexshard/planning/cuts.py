@@ -60,7 +60,7 @@ class CutModel:
         """Bytes of a rank with all rows row-wise, neither deduplicated nor coalesced."""
         lookups = self.ranking.plain_lookups
         plain = Load(self.ranking.everything.scalars, 1, lookups, lookups)
-        cost = row_wise(plain, self.cluster, self.options.uncoalesced)
+        cost = row_wise(plain, self.cluster, self.options.plain)
         return cost.static_memory + cost.dynamic_memory
 
     @cached_property
@@ -209,14 +209,15 @@ class CutModel:
     @property
     def plain_seconds(self) -> CollectiveSeconds:
         """The same with all rows row-wise, neither deduplicated nor coalesced."""
-        num_bytes = 2 * self.options.wire_bytes * self.ranking.plain_lookups
+        num_bytes = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
         a2a = self.cluster.collectives.a2a_global.seconds_for(num_bytes)
         return CollectiveSeconds(a2a, 0.0, 0.0, 0.0)
 
     def a2a_reduction(self, cuts: Cuts) -> float:
         """The share of plain row-wise sharding's bytes that the global all-to-all does not send."""
-        plain = self.ranking.plain_lookups
-        saved = plain - _sent(cuts.flex, self.ranking.everything)
+        plain = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
+        sent = _sent(cuts.flex, self.ranking.everything)
+        saved = plain - self.options.row_wise_bytes * sent
         return saved / plain if saved > _ROUNDING * plain else 0.0
 
     @cached_property

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import exp, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from recd_plugin_flexshard.planning.costs import log_unread
 from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
     from recd_plugins.api.access import TableAccess
     from recd_plugins.api.planning import DistinctIds
+
+
+# Of a range of rows; they end within a thousandth.
+_BISECTIONS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +126,26 @@ class TableDemand:
     def length(self) -> float:
         """L: mean accesses by one sample, to all rows."""
         return self.accesses(self.num_embeddings)
+
+    def independent_rows(self, batch_size: int) -> float:
+        """Rows of a batch that would have its distinct ids if their accesses were independent.
+
+        Rows of a session read the same ids, so fewer than ``batch_size``; as many where no distinct
+        ids were counted, or no fewer than independent accesses have.
+        """
+        counted = self.distinct.of(batch_size) if self.distinct is not None else 0.0
+        if counted <= 0:
+            return float(batch_size)
+        unread = log_unread(np.append(self.probabilities, self.tail_probability))
+        repeats = np.ones(len(unread)) if self.repeats is None else np.append(self.repeats, 0)
+        repeats[-1] = self.tail_rows
+        # One distinct row is the least that a batch has.
+        low, high = (log(min(batch_size, rows)) for rows in (self.dedupe_factor, batch_size))
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            distinct = -float(np.expm1(unread * (exp(middle) / self.dedupe_factor)) @ repeats)
+            low, high = (low, middle) if distinct > counted else (middle, high)
+        return exp(high)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
         """The rows of ranks ``start`` to ``stop``, most accessed first; of the tail by number."""

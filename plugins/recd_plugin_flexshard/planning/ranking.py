@@ -46,7 +46,7 @@ class TableRanking:
     def __init__(
         self,
         demand: TableDemand,
-        batch_size: float,
+        batch_size: int,
         coalesce: bool,
     ) -> None:
         self.dim = demand.embedding_dim
@@ -55,8 +55,9 @@ class TableRanking:
         known = len(demand.probabilities)
         self._keys = np.empty(known + len(tail))
         factor = demand.dedupe_factor
-        self._keys[:known] = rows_sent(demand.probabilities, batch_size, factor, coalesce)
-        self._keys[known:] = rows_sent(np.array(tail), batch_size, factor, coalesce)
+        rows = demand.independent_rows(batch_size) if coalesce else batch_size
+        self._keys[:known] = rows_sent(demand.probabilities, rows, factor, coalesce)
+        self._keys[known:] = rows_sent(np.array(tail), rows, factor, coalesce)
         self._known = known
         self._ends: NDArray[np.int64] | None = None
         if demand.repeats is not None:
@@ -157,21 +158,13 @@ class Ranking:
         coalesce: bool,
         groups: Sequence[CopyGroup] = (),
     ) -> None:
-        ranked = [TableRanking(table, batch_size, coalesce) for table in tables]
+        self.tables = tuple(TableRanking(table, batch_size, coalesce) for table in tables)
         repeats = 1.0
-        if coalesce:
-            # Accesses that come together have a row sent once, as a smaller batch has.
-            for index, table in enumerate(tables):
-                together = _repeats([(ranked[index], table)], batch_size)
-                if together > 1:
-                    ranked[index] = TableRanking(table, batch_size / together, coalesce)
-        elif groups:
-            # One number for all tables, as one order of their rows is.
-            repeats = _repeats(list(zip(ranked, tables, strict=True)), batch_size)
-        self.tables = tuple(ranked)
+        if groups and not coalesce:  # else what is sent has it already
+            repeats = _repeats(list(zip(self.tables, tables, strict=True)), batch_size)
         self.groups = tuple(replace(group, repeats=repeats) for group in groups)
-        for table_ranking in self.tables:
-            table_ranking.know(self.groups)
+        for ranked in self.tables:
+            ranked.know(self.groups)
         #: Elements that a batch of a rank looks up, and those without deduplication.
         self.lookups, self.plain_lookups = 0.0, 0.0
         for table in tables:
@@ -259,7 +252,10 @@ class Ranking:
 
 
 def _repeats(tables: list[tuple[TableRanking, TableDemand]], batch_size: int) -> float:
-    """How many accesses of a row come together, by the distinct ids that were counted."""
+    """How many accesses of a row come together, by the distinct ids that were counted.
+
+    One number for all tables, as one order of their rows is.
+    """
     known = [(ranked, demand) for ranked, demand in tables if demand.distinct is not None]
     counted = sum(
         demand.embedding_dim * demand.distinct.of(batch_size)

@@ -205,7 +205,7 @@ def _without_tiers(plan: TierPlan) -> TierPlan:
     return replace(
         plan,
         tables=tuple(replace(table, hot=0, flex=0) for table in plan.tables),
-        options=plan.options.uncoalesced,
+        options=plan.options.plain,
     )
 
 

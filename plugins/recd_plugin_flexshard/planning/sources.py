@@ -95,8 +95,10 @@ def _binomial(
     """Trials and their probability, by place: of their sum the mean is that of the rows that a
     batch has, and the variance nearly."""
 
+    rows = demand.independent_rows(batch_size)
+
     def present(accesses: NDArray[np.float64]) -> NDArray[np.float64]:
-        return rows_sent(accesses, batch_size, demand.dedupe_factor, coalesce=True)
+        return rows_sent(accesses, rows, demand.dedupe_factor, coalesce=True)
 
     mean, squares = (
         route.rates(demand, of) for of in (present, lambda accesses: present(accesses) ** 2)

@@ -222,6 +222,6 @@ def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
     options = plan.options
     if not deduplicated:
         demands = [replace(demand, dedupe_factor=1.0) for demand in demands]
-        options = replace(options, coalesce=False)
+        options = options.plain
     cold = traffic(plan_tiers(demands, plan.cluster, "row_wise", options))["cold"]
     return plan.cluster.world_size * cold.bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -10,7 +11,7 @@ from recd_plugin_flexshard.planning import TierPlan
 from recd_plugin_flexshard.report.tier_report import OtherTables, TierReport
 from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
 from recd_plugins.api import TrainedRun
-from recd_plugins.api.planning import bytes_of_tables
+from recd_plugins.api.planning import bytes_of_tables, gradients_sent_once
 
 
 def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
@@ -33,6 +34,7 @@ def _other_tables(run: TrainedRun, planned: set[str]) -> OtherTables:
     if not tables:
         return OtherTables()
     profile = run.setting.data.profile()
+    as_sent = replace(profile, gradients=gradients_sent_once(run.setting))
     predicted, plain = (
         sum(
             bytes_of_tables(
@@ -44,7 +46,7 @@ def _other_tables(run: TrainedRun, planned: set[str]) -> OtherTables:
                 wire_bytes=run.setting.wire_bytes,
             ).values()
         )
-        for known in (profile, profile.plain())
+        for known in (as_sent, profile.plain())
     )
     return OtherTables(tuple(table.name for table in tables), predicted, plain)
 

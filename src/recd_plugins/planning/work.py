@@ -207,7 +207,7 @@ def bytes_of_tables(
     Args:
         tables: those to tell of.
         shardings: where each is, by name.
-        profile: of their features.
+        profile: of their features; equal gradients that it knows of are sent once.
         batch_size: rows of a rank.
         world_size: ranks.
         parts: that know which ids go elsewhere than to a table's shards.
@@ -216,7 +216,11 @@ def bytes_of_tables(
     step = StepShape(batch_size, world_size, world_size, profile, wire_bytes)
     added = {
         table.name: _table_work(
-            table, shardings[table.name], step, _sharded_share(table.name, parts)
+            table,
+            shardings[table.name],
+            step,
+            _sharded_share(table.name, parts),
+            equal_once=True,
         )
         for table in tables
     }

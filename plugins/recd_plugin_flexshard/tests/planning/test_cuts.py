@@ -270,6 +270,10 @@ def test_accesses_that_come_together_have_a_row_sent_once():
     plans = [plan_tiers([d], CLUSTER, "joint", options) for d in (STEEP, clustered)]
     copied = [plan.tables[0].hot + plan.tables[0].flex for plan in plans]
     assert copied[1] < copied[0]
+    # Of rows that every batch reads, too.
+    hot = TableDemand("t", 200, 4, np.full(200, 0.02), distinct=DistinctIds((4096,), (150.0,)))
+    (table,) = plan_tiers([hot], CLUSTER, "row_wise", options).tables
+    assert table.cold_sent == pytest.approx(150, rel=1e-3)
     # A batch has no more of them than independent accesses have.
     scattered = replace(STEEP, distinct=DistinctIds((4096,), (1e6,)))
     assert (

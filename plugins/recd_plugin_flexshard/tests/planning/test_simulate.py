@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from recd_plugin_flexshard.planning.simulate import StepLookups, imbalance, simu
 from recd_plugin_flexshard.planning.sources import DrawnBatches
 from recd_plugin_flexshard.tests.planning import simulate_cases as cases
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.values.data_profile import DistinctIds
 
 
 def case_plan(cluster: ClusterShape, options: CostOptions) -> TierPlan:
@@ -179,6 +181,27 @@ def test_rows_in_order_overload_the_first_rank_of_row_wise_tables() -> None:
     assert stock > 2 * (plan.row_wise_seconds.a2a_global - latency)
 
 
+def test_equal_gradients_that_travel_once_are_those_that_come_back() -> None:
+    demand = TableDemand("a", 4000, 4, 5 * np.arange(1.0, 4001.0) ** -1.1)
+    cluster = ClusterShape(4, 2, 64)
+    plans = [
+        plan_tiers([demand], cluster, "row_wise", CostOptions(gradient_share=share))
+        for share in (1.0, 0.25)
+    ]
+    full, once = (simulate(plan, DrawnBatches(plan), 2) for plan in plans)
+    all_sent, sent = (played.tiered.tiers["cold"].sent_floats for played in (full, once))
+    assert sent.sum() == pytest.approx(1.25 / 2 * all_sent.sum())
+    spared = (1 - sent / all_sent).mean(0)
+    # The first rank has the rows that are read most: it gets the gradients, and sends few.
+    assert spared[0] < 0.5 * spared[-1]
+    received = once.tiered.tiers["cold"].received.mean(0)
+    assert received[0] < full.tiered.tiers["cold"].received.mean(0)[0]
+    plain = [played.row_wise.tiers["cold"].sent_floats for played in (full, once)]
+    np.testing.assert_array_equal(*plain)
+    assert once.a2a_reduction == pytest.approx(plans[1].a2a_reduction, abs=0.01)
+    assert plans[1].a2a_reduction == pytest.approx(1 - 1.25 / 2)
+
+
 def test_binned_demands_and_changed_ones() -> None:
     flat = TableDemand("a", 100, 4, np.array([0.5, 0.1]), repeats=np.array([10, 60]), tail_rows=30)
     plan = plan_tiers([flat], ClusterShape(1, 4, 8), "row_wise")
@@ -190,9 +213,12 @@ def test_binned_demands_and_changed_ones() -> None:
 
 def test_drawn_batches_of_a_coalesced_plan_come_to_what_it_predicts() -> None:
     demands = [zipf_demand("a", 60_000, 16, 0), zipf_demand("b", 9000, 8, 1, factor=2.0)]
-    options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3.0)
+    demands[0] = replace(demands[0], distinct=DistinctIds((256,), (1000.0,)))
+    options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3.0, gradient_share=0.4)
     plan = plan_tiers(demands, ClusterShape(8, 4, 256), "three_tier", options)
     assert any(table.flex for table in plan.tables)
+    of_a = plan.tables[0]
+    assert of_a.hot_sent + of_a.flex_sent + of_a.cold_sent == pytest.approx(1000, rel=1e-3)
     played = simulate(plan, DrawnBatches(plan), 4)
     assert played.a2a_reduction == pytest.approx(plan.a2a_reduction, abs=0.005)
     for name, tier in played.tiered.tiers.items():

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import (
     TIERS,
     ClusterShape,
     CostOptions,
     TableDemand,
     TableTiers,
+    TierPlan,
     plan_tiers,
     traffic,
 )
@@ -125,10 +127,22 @@ pooling:
 sharding:
   - use: flexshard.three_tier
     tables: ["t_seq_*"]
-    options: {{plan_for: {{topology: zionex-a100-40g, nodes: 2, batch_size: 128}}}}
+    options: {options}
 model: {{embedding_dim: 4, num_embeddings: 9000, bottom_mlp: [4], top_mlp: [4]}}
 training: {{batch_size: 64, ranks: 4, ranks_per_node: 2, device: cpu}}
 """
+
+
+ELSEWHERE = "plan_for: {topology: zionex-a100-40g, nodes: 2, batch_size: 128}"
+
+
+def planned(path: Path) -> TierPlan:
+    registry = load_registry(path)
+    registry.dataset.prepare()
+    spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
+    (part,) = with_plugins(registry, spec).prepared.table_parts
+    assert isinstance(part, TieredPart)
+    return part.plan
 
 
 @pytest.mark.parametrize(
@@ -136,13 +150,10 @@ training: {{batch_size: 64, ranks: 4, ranks_per_node: 2, device: cpu}}
 )
 def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str, sends_all: bool) -> None:
     path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY.format(folder=tmp_path, converter=converter), encoding="utf-8")
-    registry = load_registry(path)
-    registry.dataset.prepare()
-    spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
+    text = REGISTRY.format(folder=tmp_path, converter=converter, options=f"{{{ELSEWHERE}}}")
+    path.write_text(text, encoding="utf-8")
     with all_gradients_sent() if sends_all else nullcontext():
-        (part,) = with_plugins(registry, spec).prepared.table_parts
-    plan = part.plan
+        plan = planned(path)
     assert (plan.options.gradient_share == 1) == sends_all
     seen = run_on_ranks(cases.all_batches, 4, path, sends_all, local_world_size=2)
     sent: Counter[tuple[str, str]] = sum((rank.sent for rank in seen), Counter())
@@ -164,3 +175,22 @@ def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str, sends_all:
             near = {"recd.kjt": 0.2, "recd.ikjt": 0.05} if predicted.collective == "sparse" else {}
             tolerance = near.get(converter, 0.02)
             assert sent[tier, payload] / steps == pytest.approx(num_bytes, rel=tolerance)
+
+
+@pytest.mark.parametrize("options", ["budget: 0.7x", f"{ELSEWHERE}, budget: 0.6x"])
+def test_ranks_send_what_is_predicted_of_coalesced_tables(tmp_path: Path, options: str) -> None:
+    """Plain batches of sessions, whose accesses come together."""
+    path = tmp_path / "registry.yaml"
+    options = f"{{{options}, coalesce: true, sync: dense, minimise: bytes}}"
+    text = REGISTRY.format(folder=tmp_path, converter="recd.kjt", options=options)
+    path.write_text(text, encoding="utf-8")
+    plan = planned(path)
+    assert all(min(table.hot + table.flex, table.cold) > 0 for table in plan.tables)
+    assert plan.options.gradient_share < 1
+    seen = run_on_ranks(cases.all_batches, 4, path, False, local_world_size=2)
+    sent: Counter[tuple[str, str]] = sum((rank.sent for rank in seen), Counter())
+    for tier, predicted in traffic(plan).items():
+        of_step = sent[tier, "floats"] / (2048 / 64)
+        # Taken as independent, plain rows of sessions come to several times what is sent. Reads of
+        # rows that are read least come together less than those of others.
+        assert of_step == pytest.approx(predicted.float_bytes, rel=0.3), tier
