@@ -16,6 +16,8 @@ from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.quick_option import Placement
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.planning.work import LEARNED
+from recd_plugins.values.stage_costs import AllReduceCost, OtherCost, StageCosts
 
 FEW = 1000
 
@@ -159,3 +161,13 @@ def test_each_sharding_type_of_a_module_costs(make_registry) -> None:
     # round between two ranks in three rounds more.
     assert mixed - alone == pytest.approx((4 + 3 / 6) * (with_copies - alone))
     assert with_copies > alone
+    # Where costs were measured they count as they do in a predicted step.
+    costs = StageCosts(
+        all_reduce=AllReduceCost(bytes_reduced=3e-9), other=OtherCost(element_bytes=1e-10)
+    )
+    num_bytes = 4 * bags[0].tensor.numel()
+    learned = 1000 * (LEARNED * 1e-10 + 3e-9) * num_bytes  # of 2 ranks each sends all of it
+    measured = StepTime(topology, costs=costs)
+    assert measured.rate(bags) - with_copies == pytest.approx(learned)
+    bags[0].sharding_type = "table_wise"
+    assert measured.rate(bags) == pytest.approx(alone)

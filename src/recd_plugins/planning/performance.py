@@ -32,7 +32,9 @@ from torchrec.distributed.types import ShardingType
 from recd_plugins.interfaces import TablePart
 from recd_plugins.planning.collectives import Kind, collectives_of
 from recd_plugins.planning.quick_option import Placement, quick
+from recd_plugins.planning.work import LEARNED, SCALAR_BYTES
 from recd_plugins.registry.checked_part import one_answer
+from recd_plugins.values.stage_costs import StageCosts
 
 # Milliseconds of a step for each collective of a module, however little it sends. On CPU inferred
 # from steps over gloo with 100 features, on a machine with other load; on GPUs an assumption.
@@ -140,18 +142,29 @@ class StepTime(NoopPerfModel):
     Args:
         topology: the ranks.
         variable: names of tables, as ``variable_bags``.
-        seconds: of a collective, as they were measured; 0 where they were not.
+        costs: that were measured; None where none were.
     """
 
     def __init__(
-        self, topology: Topology, variable: Set[str] = frozenset(), seconds: float = 0.0
+        self,
+        topology: Topology,
+        variable: Set[str] = frozenset(),
+        costs: StageCosts | None = None,
     ) -> None:
         super().__init__(topology)
         self._num_ranks = topology.world_size
         self._num_local = topology.local_world_size
         self._gloo = topology.compute_device == "cpu"
         self._variable = variable
-        self._each_collective = seconds * 1000 or _COLLECTIVE_MS.get(topology.compute_device, 0.0)
+        costs = costs or StageCosts()
+        self._each_collective = costs.all_to_all.collectives * 1000 or _COLLECTIVE_MS.get(
+            topology.compute_device, 0.0
+        )
+        # TorchRec has its gradients at the links' rate, and that it learns as a whole for nothing.
+        sent = 2 * (self._num_ranks - 1) / self._num_ranks
+        self._each_copied_byte = 1000 * (
+            LEARNED * costs.other.element_bytes + sent * costs.all_reduce.bytes_reduced
+        )
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """See TorchRec's ``PerfModel.rate``."""
@@ -171,7 +184,16 @@ class StepTime(NoopPerfModel):
             # As trainers of several nodes have it that do not say training.overlap: false.
             joined=self._gloo and self._num_local < self._num_ranks,
         )
-        return float(busy.max()) + self._each_collective * collectives
+        copied = sum(
+            each.tensor.numel() * SCALAR_BYTES
+            for each in plan
+            if each.sharding_type == ShardingType.DATA_PARALLEL.value
+        )
+        return (
+            float(busy.max())
+            + self._each_collective * collectives
+            + self._each_copied_byte * copied
+        )
 
 
 def collective_seconds(device_type: str) -> float:

@@ -104,8 +104,7 @@ def build_planner(
             left=left_modules(module),
         )
 
-    costs = None if setting is None else setting.costs
-    measured = 0.0 if costs is None else costs.all_to_all.collectives
+    measured = setting.costs if setting is not None and setting.measured else None
     planner = RegistryPlanner(
         topology,
         StepTime(topology, variable_bags(prepared.tables, known), measured),

@@ -55,10 +55,10 @@ _SORTED_THERE, _SORTED_HERE = 4, 6
 # As many bytes of rows move in the time in which FBGEMM finds the owner of an id, where ranks share
 # a table's rows: 16 to 23 ns, 310 to 460 bytes, of 20,000 to 200,000 ids of 4 and 8 ranks.
 _BYTES_PER_OWNER = 320
-# Times that the bytes of a dense parameter are read or written in a step: its gradient is zeroed
-# and averaged, and Adagrad adds its square, takes a root and divides by it. By the rate at which
-# ``recd calibrate`` moves rows 7 were timed of 0.6 and 6 MB, 28 of 64 MB; row-wise Adagrad alike.
-_LEARNED = 15
+#: Times that the bytes of a dense parameter are read or written in a step: its gradient is zeroed
+#: and averaged, and Adagrad adds its square, takes a root and divides by it. By the rate at which
+#: ``recd calibrate`` moves rows 7 were timed of 0.6 and 6 MB, 28 of 64 MB; row-wise Adagrad alike.
+LEARNED = 15
 
 _Numbers = NDArray[np.float64]
 # Of ``Work``: of every rank alike, or ``[world_size]``.
@@ -284,7 +284,7 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
         element_bytes=compute.rest.element_bytes * batch_size
         + compute.pooling.element_bytes * pooled_rows
         + 2 * SCALAR_BYTES * expanded
-        + _LEARNED * compute.parameter_bytes,
+        + LEARNED * compute.parameter_bytes,
         operators=operators,
         products=compute.products,
         ids_read=batch_size
@@ -315,7 +315,7 @@ def _table_work(
             "ids_looked_up": ids,
             "bytes_looked_up": ids * table.embedding_dim * SCALAR_BYTES,
             "tables_looked_up": 1.0,
-            "element_bytes": float(_LEARNED * num_bytes),
+            "element_bytes": float(LEARNED * num_bytes),
             "bytes_reduced": 2 * (world_size - 1) / world_size * num_bytes,
         }
     owners, shares, columns = map(np.array, zip(*shards_of(table, sharding), strict=True))
