@@ -160,7 +160,8 @@ class StepTime(NoopPerfModel):
         self._each_collective = costs.all_to_all.collectives * 1000 or _COLLECTIVE_MS.get(
             topology.compute_device, 0.0
         )
-        # TorchRec has its gradients at the links' rate, and that it learns as a whole for nothing.
+        # All of a copied table learns, and its gradients are summed: TorchRec has but the links'
+        # time of the sum, beside which this counts.
         sent = 2 * (self._num_ranks - 1) / self._num_ranks
         self._each_copied_byte = 1000 * (
             LEARNED * costs.other.element_bytes + sent * costs.all_reduce.bytes_reduced
