@@ -146,11 +146,13 @@ def planned(path: Path) -> TierPlan:
 
 
 @pytest.mark.parametrize(
-    ("converter", "sends_all"), [("recd.kjt", True), ("recd.ikjt", True), ("recd.ikjt", False)]
+    ("converter", "sends_all"), [("recd.kjt", True), ("recd.kjt", False), ("recd.ikjt", True)]
 )
 def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str, sends_all: bool) -> None:
     path = tmp_path / "registry.yaml"
-    text = REGISTRY.format(folder=tmp_path, converter=converter, options=f"{{{ELSEWHERE}}}")
+    text = REGISTRY.format(
+        folder=tmp_path, converter=converter, options=f"{{{ELSEWHERE}, budget: 0.9x}}"
+    )
     path.write_text(text, encoding="utf-8")
     with all_gradients_sent() if sends_all else nullcontext():
         plan = planned(path)
@@ -173,6 +175,9 @@ def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str, sends_all:
         ):
             # How many rows batches touch is known of all of them together.
             near = {"recd.kjt": 0.2, "recd.ikjt": 0.05} if predicted.collective == "sparse" else {}
+            # And how many gradients differ, of a few shares of the rows.
+            if tier == "cold" and payload == "floats" and not sends_all:
+                near = {converter: 0.1}
             tolerance = near.get(converter, 0.02)
             assert sent[tier, payload] / steps == pytest.approx(num_bytes, rel=tolerance)
 
