@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.errors import SetupError
+from recd_plugins.processes import starting
 
 PROGRAM = """
 import multiprocessing, os, signal, time
@@ -28,3 +37,43 @@ def test_it_stays_and_what_it_forks_ends_by_sigterm() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100, check=True
     )
     assert done.stdout.split() == ["-15", "-15"]
+
+
+SHADOWED = """
+import multiprocessing
+from multiprocessing import forkserver
+from recd_plugins.data.worker_processes import WorkerContext
+from recd_plugins.processes import start_fork_server, starting
+
+forkserver.set_forkserver_preload = lambda modules: None
+with starting("ranks"):
+    multiprocessing.get_context("spawn").Process(target=print, args=("spawned",)).start()
+start_fork_server()
+WorkerContext().Process(target=print, args=("forked",)).start()
+"""
+
+
+def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path) -> None:
+    for name in ("torch", "socket", "queue", "typing", "random", "json", "recd_plugins"):
+        tmp_path.joinpath(f"{name}.py").write_text("raise ImportError('shadowed')")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", SHADOWED],
+        capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert sorted(done.stdout.split()) == ["forked", "spawned"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("exit 3", "ended with exit code 3; its error stands above"),
+        ("kill -KILL $$", "was killed by SIGKILL; where nobody killed it, the machine ran out of"),
+    ],
+)
+def test_how_the_server_ended_is_told(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = subprocess.Popen(["sh", "-c", end])
+    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", server.pid)
+    with pytest.raises(SetupError, match=re.escape(told)), starting("ranks"):
+        raise EOFError
+    assert "PYTHONSAFEPATH" not in os.environ
+    assert server.wait() != 0  # multiprocessing finds the status as well

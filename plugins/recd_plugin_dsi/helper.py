@@ -46,7 +46,7 @@ class Helper:
         if token is not None:
             environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno())],
+            [sys.executable, "-P", "-m", module, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environ,
             stdin=subprocess.DEVNULL,

@@ -20,7 +20,7 @@ def main() -> None:
     """End once the server has forked the worker; without a server, become it."""
     command = [_PROGRAM, *sys.argv[1:]]
     if not _forked(command):
-        os.execv(sys.executable, [sys.executable, "-m", *command])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", *command])
 
 
 def _forked(command: list[str]) -> bool:

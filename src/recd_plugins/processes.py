@@ -7,14 +7,19 @@ import os
 import pickle
 import signal
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 
 import psutil
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, SetupError
 
+_SAFE_PATH = "PYTHONSAFEPATH"
+# Seconds for a fork server that closes its socket to end.
+_END_SECONDS = 2.0
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
@@ -59,6 +64,62 @@ def kill_stopped_below(process: int) -> None:
                     child.kill()
 
 
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Keep the current folder off ``sys.path`` of interpreters that start in this context.
+
+    multiprocessing starts them by ``python -c``, which would import a module of that folder in
+    place of an installed one. Each process takes over the ``sys.path`` of its parent later.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
+
+
+def adopt_environ(environ: Mapping[str, str]) -> None:
+    """Take over the environment that the parent had outside ``safe_path``."""
+    os.environ.pop(_SAFE_PATH, None)
+    os.environ.update(environ)
+
+
+@contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Start processes in this context, without modules of the current folder.
+
+    Raises:
+        SetupError: the fork server has ended; says how.
+    """
+    try:
+        with safe_path():
+            yield
+    except (EOFError, ConnectionError) as error:
+        raise SetupError(f"{what} could not be started: {_how_server_ended()}") from error
+
+
+def _how_server_ended() -> str:
+    """Describe how the fork server of this process ended, and leave its status to ``waitpid``."""
+    server = "the server that starts them"
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    status, deadline = None, time.monotonic() + _END_SECONDS
+    with suppress(ChildProcessError):
+        while pid is not None and status is None and time.monotonic() < deadline:
+            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+            time.sleep(0.01)
+    if status is None:
+        return f"{server} has ended"
+    if status.si_code == os.CLD_EXITED:
+        return f"{server} ended with exit code {status.si_status}; its error stands above"
+    name = signal.Signals(status.si_status).name
+    memory = "; where nobody killed it, the machine ran out of memory" if name == "SIGKILL" else ""
+    return f"{server} was killed by {name}{memory}"
+
+
 def start_fork_server() -> None:
     """Start what processes are forked from, unless this process has it already.
 
@@ -68,11 +129,13 @@ def start_fork_server() -> None:
     # no use in what is forked.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if threading.current_thread() is not threading.main_thread():
-        forkserver._forkserver.ensure_running()  # signals are the main thread's
+        with safe_path():
+            forkserver._forkserver.ensure_running()  # signals are the main thread's
         return
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        forkserver._forkserver.ensure_running()
+        with safe_path():
+            forkserver._forkserver.ensure_running()
     finally:
         signal.signal(signal.SIGHUP, before)
 

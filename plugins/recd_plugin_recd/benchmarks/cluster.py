@@ -131,7 +131,7 @@ def _measure(body: str, source: Path, target: Path, memory: str) -> _Run:
     expected = _num_rows(source)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CHILD.format(imports=imports, work=work), arguments],
+            [sys.executable, "-P", "-c", _CHILD.format(imports=imports, work=work), arguments],
             capture_output=True,
             text=True,
             check=True,

@@ -52,7 +52,7 @@ class MemoryLimit:
             call, result = Path(folder) / "call", Path(folder) / "result"
             call.write_bytes(pickle.dumps((function, arguments)))
             ended = subprocess.run(
-                [sys.executable, "-c", _CHILD, str(self.folder), str(call), str(result)],
+                [sys.executable, "-P", "-c", _CHILD, str(self.folder), str(call), str(result)],
                 stderr=subprocess.PIPE,
                 text=True,
                 check=False,

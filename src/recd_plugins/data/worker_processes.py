@@ -18,7 +18,7 @@ from queue import Empty
 from types import ModuleType
 from typing import Any
 
-from recd_plugins.processes import end_with_parent, start_fork_server
+from recd_plugins.processes import adopt_environ, end_with_parent, start_fork_server, starting
 
 # A worker's connections break a moment before the operating system reports its death.
 _GRACE_SECONDS = 2.0
@@ -109,7 +109,8 @@ class _Process(ForkServerProcess):
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
-            super().start()
+            with starting("reader workers"):
+                super().start()
         finally:
             sys.modules["__main__"] = main
 
@@ -118,7 +119,7 @@ class _Process(ForkServerProcess):
             signal.signal(number, signal.SIG_IGN)
         end_with_parent()
         # The server has those of its own start.
-        os.environ.update(self._environ)
+        adopt_environ(self._environ)
         os.chdir(self._folder)
         super().run()
 

@@ -28,7 +28,7 @@ from recd_plugins.distributed.rank_process import (
 )
 from recd_plugins.distributed.signals import passed_on
 from recd_plugins.errors import RankError, RecdError, SetupError, on_rank
-from recd_plugins.processes import kill_stopped_below, start_fork_server
+from recd_plugins.processes import kill_stopped_below, start_fork_server, starting
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -148,13 +148,8 @@ class Ranks:
                 process = context.Process(  # type: ignore[attr-defined]
                     target=serve, args=(rank, theirs, setup), name=f"rank {rank}"
                 )
-                try:
+                with starting("ranks"):
                     process.start()
-                except (EOFError, ConnectionError) as error:
-                    raise SetupError(
-                        "ranks could not be started: the server that starts them has ended, as "
-                        "where the system kills it for want of memory (its log says so, dmesg)"
-                    ) from error
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)

@@ -16,7 +16,7 @@ from typing import Any
 from recd_plugins.distributed.heartbeat import Heart
 from recd_plugins.errors import RecdError, in_a_line
 from recd_plugins.lasting_output import lasting_output
-from recd_plugins.processes import end_with_parent, portable, share_fork_server
+from recd_plugins.processes import adopt_environ, end_with_parent, portable, share_fork_server
 
 #: Set in the environment of a rank that ``launch`` made.
 LAUNCHED = "RECD_LAUNCHED"
@@ -71,7 +71,7 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
     # A rank whose parent was killed must not go on training.
     end_with_parent()
     share_fork_server()
-    os.environ.update(setup.environ)
+    adopt_environ(setup.environ)
     with lasting_output():
         try:
             _join_process_group(rank, setup)

@@ -330,6 +330,11 @@ INTERNALS = (
         ("_forkserver_address",),
         "sharing of one fork server",
     ),
+    Internal(
+        "multiprocessing.forkserver:ForkServer",
+        ("_forkserver_pid",),
+        "naming why a fork server ended",
+    ),
     Internal("fsspec:AbstractFileSystem", ("_open", "_strip_protocol"), "counting of reads"),
 )
 

@@ -54,7 +54,7 @@ def counted_store(latency: float = 0) -> Iterator[Store]:
 
     What reads it needs credentials in its environment; any will do.
     """
-    command = [sys.executable, "-m", __name__, str(latency)]
+    command = [sys.executable, "-P", "-m", __name__, str(latency)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -175,7 +175,7 @@ class ShapedNetwork:
         """
         return [
             [
-                *(sys.executable, "-m", "torch.distributed.run"),
+                *(sys.executable, "-P", "-m", "torch.distributed.run"),
                 *("--nnodes", str(self.num_nodes), "--node-rank", str(node)),
                 *("--nproc-per-node", str(ranks_per_node), "--local-addr", self.address(node)),
                 *("--master-addr", self.address(0), "--master-port", str(_PORT)),

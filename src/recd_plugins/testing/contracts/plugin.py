@@ -74,6 +74,6 @@ class PluginContract:
 def _errors_without_torch(module: str, file: str) -> str | None:
     """What importing it says where there is no torch; None where that goes well."""
     path = [entry for entry in sys.path if entry]
-    command = [sys.executable, "-c", _IMPORT_WITHOUT_TORCH, module, file, *path]
+    command = [sys.executable, "-P", "-c", _IMPORT_WITHOUT_TORCH, module, file, *path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else None
