@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from recd_plugin_reports.plots import curve_plot, loss_plot, same_curves, stacked_plot
 from recd_plugin_reports.runs import Run
-from recd_plugins.api.pages import html_page, html_table
+from recd_plugins.api.pages import Html, element, html_page, html_section, html_table
 from recd_plugins.api.training import (
     figure_text,
     figure_words,
@@ -36,13 +35,11 @@ def page(runs: Sequence[Run]) -> str:
         " and ".join(run.name or "run" for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
     )
     parts = [
-        f"<h1>{escape(title)}</h1>",
-        "<ul>",
-        *(f"<li>{escape(finding)}</li>" for finding in findings(runs)),
-        "</ul>",
-        "<h2>Figures</h2>",
+        element("h1", title),
+        element("ul", *(element("li", finding) for finding in findings(runs))),
+        element("h2", "Figures"),
         _figures(runs),
-        *_plotted(
+        *html_section(
             "Losses", "Of each step, the mean over ranks, before it.", loss_plot(_with_losses(runs))
         ),
         *_validations(runs),
@@ -87,7 +84,7 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
                 yield f"{told}."
 
 
-def _figures(runs: Sequence[Run]) -> str:
+def _figures(runs: Sequence[Run]) -> Html:
     found = [figures_of(run.values) for run in runs]
     units = {name: unit for each in found for name, (_, unit) in each.items()}
     headings = [""]
@@ -106,7 +103,7 @@ def _figures(runs: Sequence[Run]) -> str:
     return html_table(headings, rows)
 
 
-def _validations(runs: Sequence[Run]) -> Iterable[str]:
+def _validations(runs: Sequence[Run]) -> Iterable[Html]:
     for run in runs:
         curve = run.values.get("validation")
         if not curve or not curve["steps"]:
@@ -115,54 +112,54 @@ def _validations(runs: Sequence[Run]) -> Iterable[str]:
         ended = ", where the run was stopped" if curve["stopped_early"] else ""
         text = f"{curve['metric']} of the test split by step{best}{ended}."
         plot = curve_plot(curve["steps"], curve["values"], curve["metric"])
-        yield from _plotted(f"Validation {run.name}".strip(), text, plot)
+        yield from html_section(f"Validation {run.name}".strip(), text, plot)
 
 
-def _where_time_goes(runs: Sequence[Run]) -> Iterable[str]:
+def _where_time_goes(runs: Sequence[Run]) -> Iterable[Html]:
     stages = {run.name: run.values["stages"] for run in runs if run.values["stages"]}
     if stages:
         in_ms = {
             name: {stage: 1e3 * seconds for stage, seconds in of_run.items()}
             for name, of_run in stages.items()
         }
-        yield from _plotted("Time of a step", "By stage, profiled.", stacked_plot(in_ms, "ms"))
+        yield from html_section("Time of a step", "By stage, profiled.", stacked_plot(in_ms, "ms"))
     waits = {
         run.name: {cause: 100 * share for cause, share in run.values["stalls"]["shares"].items()}
         for run in runs
         if run.values.get("stalls")
     }
     if any(share >= 1 for shares in waits.values() for share in shares.values()):
-        yield from _plotted(
+        yield from html_section(
             "Waiting for data", "Share of a step, by cause.", stacked_plot(waits, "% of a step")
         )
 
 
-def _where_bytes_go(runs: Sequence[Run]) -> Iterable[str]:
+def _where_bytes_go(runs: Sequence[Run]) -> Iterable[Html]:
     sent = {
         run.name: {kind: num / 1e6 for kind, num in run.values["collective_bytes"].items()}
         for run in runs
     }
     if any(any(kinds.values()) for kinds in sent.values()):
-        yield from _plotted(
+        yield from html_section(
             "Bytes", "All ranks together in one step, by collective.", stacked_plot(sent, "MB")
         )
 
 
-def _sections(runs: Sequence[Run]) -> Iterable[str]:
+def _sections(runs: Sequence[Run]) -> Iterable[Html]:
     """What parts of the runs report, whatever they are: values by their path."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))
         if not paths:
             continue
-        yield f"<h2>{escape(name.replace('_', ' ').capitalize())}</h2>"
+        yield element("h2", name.replace("_", " ").capitalize())
         rows = [
             (path or name, *(_text(each.get(path)) for each in leaves))
             for path in paths[:_MOST_ROWS]
         ]
         yield html_table(("", *(run.name or "value" for run in runs)), rows)
         if len(paths) > _MOST_ROWS:
-            yield f'<p class="note">The first {_MOST_ROWS} of {len(paths):,} values.</p>'
+            yield element("p", f"The first {_MOST_ROWS} of {len(paths):,} values.", css="note")
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -182,7 +179,7 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
-def _registries(runs: Sequence[Run]) -> Iterable[str]:
+def _registries(runs: Sequence[Run]) -> Iterable[Html]:
     """The files that the runs were made by, one for all that share it, and what was set besides."""
     by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for run in runs:
@@ -190,15 +187,11 @@ def _registries(runs: Sequence[Run]) -> Iterable[str]:
             by_text.setdefault((text, tuple(run.values.get("settings", ()))), []).append(run.name)
     for (text, settings), names in by_text.items():
         of = f" of {', '.join(names)}" if len(by_text) > 1 else ""
-        yield f"<h2>{escape(f'Registry{of}')}</h2>"
+        yield element("h2", f"Registry{of}")
         if settings:
-            yield f"<p>With {escape(', '.join(settings))}.</p>"
-        yield f"<pre>{escape(text)}</pre>"
+            yield element("p", f"With {', '.join(settings)}.")
+        yield element("pre", text)
 
 
 def _with_losses(runs: Sequence[Run]) -> list[Run]:
     return [run for run in runs if run.losses]
-
-
-def _plotted(heading: str, text: str, plot: str) -> Iterable[str]:
-    return f"<h2>{heading}</h2>", f"<p>{escape(text)}</p>", f"<figure>{plot}</figure>"

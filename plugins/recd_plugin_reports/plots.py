@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recd_plugin_reports.runs import Run
-from recd_plugins.api.pages import COLORS, plot_style, svg_of
+from recd_plugins.api.pages import COLORS, Html, plot_style, svg_of
 
 # Steps of a curve are averaged where there are more: no screen shows more points.
 _POINTS = 400
 
 
 @plot_style()
-def loss_plot(runs: Sequence[Run]) -> str:
+def loss_plot(runs: Sequence[Run]) -> Html:
     """Losses by step; runs whose losses are the same have one curve."""
     axes = _axes(4.0)
     for number, group in enumerate(same_curves(runs)):
@@ -27,7 +27,7 @@ def loss_plot(runs: Sequence[Run]) -> str:
             [start * width + (len(part) + 1) / 2 for start, part in enumerate(parts)],
             [sum(part) / len(part) for part in parts],
             color=_color(number),
-            label=_plain(" = ".join(run.name for run in group)),
+            label=" = ".join(run.name for run in group),
             marker="o" if len(parts) == 1 else None,
         )
     axes.set(xlabel="step", ylabel="loss")
@@ -37,16 +37,16 @@ def loss_plot(runs: Sequence[Run]) -> str:
 
 
 @plot_style()
-def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> str:
+def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> Html:
     """A figure by step; None where it was not finite."""
     axes = _axes(3.0)
     axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
-    axes.set(xlabel="step", ylabel=_plain(name.replace("_", " ")))
+    axes.set(xlabel="step", ylabel=name.replace("_", " "))
     return _svg(axes)
 
 
 @plot_style()
-def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> str:
+def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> Html:
     """A bar a run, of the parts of a whole.
 
     Args:
@@ -61,7 +61,7 @@ def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> str:
         if not any(widths):
             continue
         axes.barh(
-            [_plain(run) for run in parts],
+            list(parts),
             widths,
             left=list(starts.values()),
             height=0.6,
@@ -95,16 +95,11 @@ def _axes(height: float) -> Axes:
     return Figure(figsize=(8, height), layout="constrained").subplots()
 
 
-def _color(number: int) -> str:
+def _color(number: int) -> Html:
     return COLORS[number % len(COLORS)]
 
 
-def _plain(name: str) -> str:
-    """A name that is not taken for a formula."""
-    return name.replace("$", r"\$")
-
-
-def _svg(axes: Axes) -> str:
+def _svg(axes: Axes) -> Html:
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     return svg_of(figure)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 # Words that a cell may be alone, which say how it is coloured.
@@ -23,29 +23,55 @@ pre { background: #f5f6f8; padding: 1rem; overflow-x: auto; font-size: .86rem; }
 """
 
 
+class Html(str):
+    """A piece of HTML, which is put on a page as it is. Every other string is escaped."""
+
+    __slots__ = ()
+
+
+def element(tag: str, *children: str, css: str = "") -> Html:
+    """Return an HTML element.
+
+    Args:
+        tag: name of the element, such as ``p``.
+        children: text, which is escaped, and ``Html``.
+        css: class of the element; none without it.
+    """
+    attribute = f' class="{escape(css)}"' if css else ""
+    return Html(f"<{tag}{attribute}>{_inside(children)}</{tag}>")
+
+
 def html_page(title: str, parts: Iterable[str]) -> str:
-    """The text of a page whose body are ``parts``, HTML; the title is text."""
-    body = "\n".join(parts)
+    """Return the text of a page.
+
+    Args:
+        title: text of its title.
+        parts: its body: text, which is escaped, and ``Html``.
+    """
+    body = _inside(parts, "\n")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"{element('title', title)}\n<style>{_STYLE}</style>\n</head>\n"
         f"<body>\n{body}\n</body>\n</html>\n"
     )
 
 
-def html_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts that scrolls by itself where it is too wide; the first column is names."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td{_class(cell)}>{escape(cell)}</td>" for cell in row) + "</tr>"
+def html_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Html:
+    """Return a table that scrolls by itself where it is too wide; the first column is names."""
+    head = element("tr", *(element("th", heading) for heading in headings))
+    lines = (
+        element("tr", *(element("td", cell, css=cell if cell in _MARKS else "") for cell in row))
         for row in rows
     )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    body = element("tbody", Html("\n".join(lines)))
+    return element("div", element("table", element("thead", head), body), css="scroll")
 
 
-def _class(cell: str) -> str:
-    return f' class="{cell}"' if cell in _MARKS else ""
+def html_section(heading: str, text: str, plot: Html) -> tuple[Html, Html, Html]:
+    """Return a heading, a paragraph and a figure."""
+    return element("h2", heading), element("p", text), element("figure", plot)
+
+
+def _inside(children: Iterable[str], between: str = "") -> str:
+    return between.join(each if isinstance(each, Html) else escape(each) for each in children)

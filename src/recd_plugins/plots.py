@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from recd_plugins.html_page import Html
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -32,6 +34,8 @@ _STYLE: Any = {
     "legend.fontsize": "small",
     "svg.hashsalt": "recd",
     "svg.fonttype": "none",
+    # Names with two dollar signs are no formulas.
+    "text.parse_math": False,
 }
 
 
@@ -46,8 +50,8 @@ def plot_style() -> Iterator[None]:
         yield
 
 
-def svg_of(figure: Figure) -> str:
+def svg_of(figure: Figure) -> Html:
     """SVG of a figure, to stand in a page; the same figure gives the same text."""
     text = io.StringIO()
     figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return "".join(text.getvalue().partition("<svg")[1:])
+    return Html("".join(text.getvalue().partition("<svg")[1:]))

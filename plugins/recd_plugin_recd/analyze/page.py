@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from html import escape
 
 from recd_plugin_recd.analyze.plots import (
     MAX_FEATURES,
@@ -21,7 +20,7 @@ from recd_plugin_recd.analyze.words import (
     share,
     storage_rows,
 )
-from recd_plugins.api.pages import html_page, html_table
+from recd_plugins.api.pages import Html, element, html_page, html_section, html_table
 
 _GLOSSARY = (
     ("exact", "ids in rows that equal the row before in their session, as a share of all ids"),
@@ -45,30 +44,28 @@ def page(report: TableAnalysis) -> str:
     """The page, with plots as SVG and tables."""
     title = f"recd analyze {report.path}"
     parts = [
-        f"<h1>{escape(title)}</h1>",
-        "<ul>",
-        *(f"<li>{escape(finding)}</li>" for finding in findings(report)),
-        "</ul>",
-        *_section(
+        element("h1", title),
+        element("ul", *(element("li", finding) for finding in findings(report))),
+        *html_section(
             "Samples of a session",
             "Rows of a session repeat one another. Those that fall into one batch can be "
             "deduplicated there; those that lie together in a partition can be brought into one.",
             session_plot(report),
         ),
         _sessions(report),
-        *_section(
+        *html_section(
             "Duplication",
             "What each feature repeats of the row before in its session." + _shown(report),
             duplication_plot(report),
         ),
-        *_section(
+        *html_section(
             "DedupeFactors",
             "How many times fewer ids a batch holds when each list is stored once.",
             factor_plot(report),
         ),
         _features(report),
         _glossary(),
-        *_section(
+        *html_section(
             "Storage",
             "What the features take in Parquet. Of the files it is known, the rest was written to "
             "a scratch file to learn it, with the settings of recd cluster.",
@@ -80,23 +77,19 @@ def page(report: TableAnalysis) -> str:
     return html_page(title, parts)
 
 
-def _section(heading: str, text: str, plot: str) -> Iterable[str]:
-    return f"<h2>{heading}</h2>", f"<p>{escape(text)}</p>", f"<figure>{plot}</figure>"
-
-
 def _shown(report: TableAnalysis) -> str:
     more = len(report.features) > MAX_FEATURES
     return f" The plots show the {MAX_FEATURES} features with the most ids." if more else ""
 
 
-def _sessions(report: TableAnalysis) -> str:
+def _sessions(report: TableAnalysis) -> Html:
     rows = [
         (label, share(partition), share(batch)) for label, partition, batch in session_rows(report)
     ]
     return html_table(("samples", "sessions, in a partition", "sessions, in a batch"), rows)
 
 
-def _features(report: TableAnalysis) -> str:
+def _features(report: TableAnalysis) -> Html:
     headings = (
         "feature", "ids a row", "d", "exact", "partial", "predicted as is", "found as is",
         "predicted by session", "found by session", "partial factor", "pays",
@@ -120,7 +113,7 @@ def _features(report: TableAnalysis) -> str:
     return html_table(headings, rows)
 
 
-def _storage(report: TableAnalysis) -> str:
+def _storage(report: TableAnalysis) -> Html:
     rows = [
         (what, f"{size:,.0f}", bytes_in_words(size * report.rows))
         for what, size in storage_rows(report.storage)
@@ -128,12 +121,14 @@ def _storage(report: TableAnalysis) -> str:
     return html_table(("", "bytes a row", "table"), rows)
 
 
-def _glossary() -> str:
-    terms = "; ".join(f"<b>{term}</b>: {escape(meaning)}" for term, meaning in _GLOSSARY)
-    return f'<p class="note">{terms}.</p>'
+def _glossary() -> Html:
+    terms: list[str] = []
+    for term, meaning in _GLOSSARY:
+        terms += [element("b", term), f": {meaning}", "; "]
+    return element("p", *terms[:-1], ".", css="note")
 
 
-def _advice(report: TableAnalysis) -> Iterable[str]:
+def _advice(report: TableAnalysis) -> Iterable[Html]:
     if report.converter is None:
         return
     later = "" if report.clustered else ", once the table is clustered by session"
@@ -141,8 +136,8 @@ def _advice(report: TableAnalysis) -> Iterable[str]:
         (", ".join(group.features), str(len(group.features)), factor(group.dedupe_factor))
         for group in report.groups
     ]
-    yield f"<h2>For registry.yaml{later}</h2>"
-    yield f"<pre>{escape(report.converter)}</pre>"
+    yield element("h2", f"For registry.yaml{later}")
+    yield element("pre", report.converter)
     if rows:
-        yield "<p>Features that change together, and their DedupeFactor as one group:</p>"
+        yield element("p", "Features that change together, and their DedupeFactor as one group:")
         yield html_table(("features", "number", "DedupeFactor"), rows)

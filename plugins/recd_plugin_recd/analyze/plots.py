@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from recd_plugin_recd.analyze.table_analysis import FeatureReport, TableAnalysis
 from recd_plugin_recd.analyze.words import session_rows, storage_rows
-from recd_plugins.api.pages import COLORS, plot_style, svg_of
+from recd_plugins.api.pages import COLORS, Html, plot_style, svg_of
 
 #: Features that a plot can show legibly: those with the most ids.
 MAX_FEATURES = 48
@@ -17,7 +17,7 @@ _BLUE, _ORANGE, _GREEN, _, _GREY = COLORS
 
 
 @plot_style()
-def session_plot(report: TableAnalysis) -> str:
+def session_plot(report: TableAnalysis) -> Html:
     """Shares of sessions by their samples, in a partition and in a batch (figure 3)."""
     rows = list(session_rows(report))
     axes = _axes(8, 3)
@@ -36,7 +36,7 @@ def session_plot(report: TableAnalysis) -> str:
 
 
 @plot_style()
-def duplication_plot(report: TableAnalysis) -> str:
+def duplication_plot(report: TableAnalysis) -> Html:
     """Exact and partial duplication of each feature (figure 4)."""
     features = shown_features(report)
     axes = _feature_axes(features)
@@ -50,7 +50,7 @@ def duplication_plot(report: TableAnalysis) -> str:
 
 
 @plot_style()
-def factor_plot(report: TableAnalysis) -> str:
+def factor_plot(report: TableAnalysis) -> Html:
     """DedupeFactors of each feature: as the table is, by session, partial; and as predicted."""
     features = shown_features(report)
     axes = _feature_axes(features)
@@ -71,7 +71,7 @@ def factor_plot(report: TableAnalysis) -> str:
 
 
 @plot_style()
-def storage_plot(report: TableAnalysis) -> str:
+def storage_plot(report: TableAnalysis) -> Html:
     """Bytes of the features of a row, as they are and by session."""
     rows = list(storage_rows(report.storage))
     colors = [_GREY] * (len(rows) - 2) + [_BLUE, _BLUE]
@@ -95,15 +95,10 @@ def _axes(width: float, height: float) -> Axes:
 
 def _feature_axes(features: Sequence[FeatureReport]) -> Axes:
     axes = _axes(8, 1.2 + 0.2 * len(features))
-    axes.set_yticks(range(len(features)), [_plain(each.name) for each in features])
+    axes.set_yticks(range(len(features)), [each.name for each in features])
     axes.set_ylim(len(features) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     return axes
-
-
-def _plain(name: str) -> str:
-    """A name that is not taken for a formula."""
-    return name.replace("$", r"\$")
 
 
 def _legend_above(axes: Axes) -> None:
@@ -115,7 +110,7 @@ def _bounded(value: float, others: float) -> float:
     return min(value, max(20.0, 2 * others))
 
 
-def _svg(axes: Axes) -> str:
+def _svg(axes: Axes) -> Html:
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
     return svg_of(figure)

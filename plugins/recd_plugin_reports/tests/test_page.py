@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,40 @@ def test_a_page_needs_nothing_else_and_shows_what_any_part_reports() -> None:
     assert "<td>rows hot</td><td>12,345</td>" in html
     assert "<td>kinds 0 name</td><td>&lt;b&gt;</td>" in html
     assert "<td>samples per second</td><td>100</td>" in html
+
+
+HOSTILE = "<img src=x onerror='a()'>\x1b]0;$\\bad$\"&"
+
+
+def hostile(value: Any, kept: Container[str] = ()) -> Any:
+    """The value with ``HOSTILE`` in each of its strings and in each key that is not kept."""
+    if isinstance(value, dict):
+        return {
+            key if key in kept else f"{key} {HOSTILE}": hostile(item, kept)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [hostile(item, kept) for item in value]
+    return f"{value} {HOSTILE}" if isinstance(value, str) else value
+
+
+def test_text_of_a_run_is_never_markup(tmp_path: Path) -> None:
+    curve = {"steps": [1, 2], "values": [0.5, 0.6], "best_step": 2, "stopped_early": False}
+    a = a_run(
+        stages={"forward": 0.5},
+        stalls={"share": 0.5, "shares": {"reader": 0.5}},
+        test={"normalized_entropy": 2.0, "auc": 0.5, "num_samples": 4, "acme": 1.0},
+        validation={"metric": "auc", "mode": "max", **curve},
+        registry="sharding: []",
+        settings=["training.steps=2"],
+        acme={"rows": {"hot": ["text"]}, "more": [{"name": ["text"]}]},
+    )
+    kept = {*a, *a["stalls"], *a["test"], *a["validation"]} - {"acme"}
+    for name in (f"{HOSTILE.replace('/', '')}.json", "b.json"):
+        tmp_path.joinpath(name).write_text(json.dumps(hostile(a, kept)))
+    html = page(read_runs(sorted(tmp_path.glob("*.json"))))
+    assert html.count("&lt;img src=x") > 20
+    assert "<img" not in html
 
 
 def test_runs_stand_side_by_side_with_ratios_to_the_first() -> None:
