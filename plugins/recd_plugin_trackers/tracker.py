@@ -6,7 +6,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ from recd_plugins.api import (
     RunStart,
     RunStep,
 )
-from recd_plugins.api.files import why_not
+from recd_plugins.api.files import is_stream, why_not
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 def _local(path: object) -> object:
     if "://" in str(path):
         raise ValueError(f"{path} is a URL; it is written to this machine: name a path")
+    with suppress(OSError):  # told when it is written
+        if isinstance(path, str | Path) and is_stream(Path(path)):
+            raise ValueError(f"{path} is a pipe or a device; name a file that can be read again")
     return path
 
 

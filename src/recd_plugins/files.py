@@ -107,7 +107,7 @@ def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[
     Raises:
         RecdError: the place cannot be written, or there is a file that is not to be replaced.
     """
-    if _is_stream(path):
+    if is_stream(path):
         with _streamed(path) as temporary:
             yield temporary
         return
@@ -167,8 +167,8 @@ def _marked(temporary: Path) -> Iterator[None]:
         yield
 
 
-def _is_stream(path: Path) -> bool:
-    """Whether a file is a pipe, a device, or an open file of this process, as /dev/stdout is."""
+def is_stream(path: Path) -> bool:
+    """Return whether a path is a pipe, a device or an open file of this process."""
     return _open_file(path) is not None or _is_special(path)
 
 
@@ -235,7 +235,7 @@ def check_writable(path: Path) -> None:
     Raises:
         RecdError: it cannot.
     """
-    if _is_stream(path):
+    if is_stream(path):
         return
     folder = real_path(path).parent
     while not folder.exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from recd_plugin_trackers.csv_file import Csv
 from recd_plugin_trackers.json_lines import JsonLines
@@ -213,6 +215,15 @@ def test_a_file_that_begins_anew_is_gone_on_with(tmp_path: Path, name: str) -> N
 def test_they_write_to_this_machine() -> None:
     with pytest.raises(ValueError, match=r"s3://bucket/x is a URL; it is written to this machine"):
         Csv.Options.model_validate({"path": "s3://bucket/x"})
+
+
+@pytest.mark.parametrize("tracker", [Csv, JsonLines, TensorBoard])
+def test_pipes_and_devices_are_refused(tracker: type[Tracker], tmp_path: Path) -> None:
+    """They cannot be read again, and opening a pipe waits for a reader."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", "/dev/stdout"):
+        with pytest.raises(ValidationError, match="is a pipe or a device"):
+            tracker.Options.model_validate({"path": path})
 
 
 @pytest.mark.parametrize("name", ["csv", "jsonl"])
