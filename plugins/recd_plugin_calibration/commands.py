@@ -15,6 +15,7 @@ from recd_plugins.api import RecdError, SetupError
 from recd_plugins.api.commands import (
     AT_LEAST_1,
     OUTPUT,
+    TOPOLOGY,
     available_cores,
     check_output,
     output_console,
@@ -91,7 +92,7 @@ def calibrate(
 
     def check_files() -> None:
         refuse_other_names(output)
-        check_output(output, force)
+        check_output(output, force, TOPOLOGY)
 
     limits = HangLimits(
         _NOTICE, _HANG, lambda: "Nothing was written.", setting="recd calibrate waits"

@@ -26,6 +26,7 @@ from recd_plugins.api.commands import (
     check_output,
     row_progress,
     silence_upstream,
+    table_kind,
 )
 from recd_plugins.api.registry import did_you_mean, load_registry, shortened
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from recd_plugins.api.registry import Registry
 
 _AT_LEAST_0 = FiniteFloat(min=0)
+_PROFILE = table_kind("access profile", "table", "row", "accesses")
 
 
 @click.group()
@@ -100,7 +102,7 @@ def registry_command(
     from recd_plugins.api.access import measure_access
     from recd_plugins.api.batches import fitted_steps
 
-    check_output(output, force)
+    check_output(output, force, _PROFILE)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -174,7 +176,7 @@ def distribution_command(
         raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
     exponent = 1.0 if exponent is None else exponent
     drawn = seed_of(seed, in_order)
-    check_output(output, force)
+    check_output(output, force, _PROFILE)
     with in_memory(rows):
         if scale is None:
             made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
@@ -222,7 +224,7 @@ def reuse_command(
     )
 
     drawn = seed_of(seed, in_order)
-    check_output(output, force)
+    check_output(output, force, _PROFILE)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -260,7 +262,7 @@ def merge_command(
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.api.access import AccessProfile
 
-    check_output(output, force)
+    check_output(output, force, _PROFILE)
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)

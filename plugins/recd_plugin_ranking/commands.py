@@ -17,6 +17,7 @@ from recd_plugins.api.commands import (
     check_output,
     chosen_checkpoint,
     silence_upstream,
+    table_kind,
 )
 from recd_plugins.api.files import write_json
 
@@ -88,7 +89,7 @@ def rank_command(
     if vectors_to is not None:
         for file in (vectors_to / name for name in VECTORS):
             check_apart(file, registry, chosen)
-            check_output(file, force)
+            check_output(file, force, table_kind("file of vectors", "item", "vector"))
     rules = Rules(item or "", user, seen, most, sampled, seed)
     found = rank(registry, rules, chosen, vectors_to)
     for name, value in found.items():

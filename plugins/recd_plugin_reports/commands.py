@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import OUTPUT, check_output
+from recd_plugins.api.commands import OUTPUT, PAGE, check_output
 from recd_plugins.api.files import write_text
 
 
@@ -38,7 +38,7 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     path = output or runs[0].with_suffix(".html")
     if path.resolve() in {run.resolve() for run in runs}:
         raise RecdError(f"{path}: is a run, which its page would replace; name another by -o")
-    check_output(path, force)
+    check_output(path, force, PAGE)
     found = read_runs(runs)
     # Takes a second to import.
     from recd_plugin_reports.page import page

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from recd_plugins.cli import main
+from recd_plugins.cli.options import table_kind
 
 ZIPF = ["profile", "distribution", "zipf", "--table", "t", "--rows", "9", "--length", "2"]
 
@@ -101,6 +104,56 @@ def test_a_report_takes_the_place_of_reports_alone(folder: Path) -> None:
     for _ in range(2):
         result = CliRunner().invoke(main, [*ZIPF, "-o", "p", "--force", "--json", "f.json"])
         assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (ZIPF, "access profile"),
+        (["report", "run.json"], "page"),
+        (["trace", "profile", "ids.txt"], "trace profile"),
+        (["trace", "generate", "profile.parquet"], "trace"),
+    ],
+)
+@pytest.mark.parametrize("name", ["registry.yaml", "clicks.parquet", "clicks.csv", "model.pt"])
+def test_force_replaces_no_file_of_another_kind(
+    folder: Path, command: list[str], kind: str, name: str
+) -> None:
+    for other in ("ids.txt", "profile.parquet", "clicks.csv"):
+        (folder / other).write_text("user,score_of_yesterday\n1,2\n")
+    pq.write_table(pa.table({"user": [1], "click": [0]}), folder / "clicks.parquet")
+    (folder / "model.pt").write_bytes(b"PK\3\4")
+    before = (folder / name).read_bytes()
+    result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
+    assert result.exit_code == 1, result.output
+    assert f"{name} is there, and is no {kind}; name another" in " ".join(result.output.split())
+    assert (folder / name).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (["init", "t.csv"], "registry"),
+        (["init", "rm1"], "registry"),
+        (["calibrate", "-o"], "topology"),
+    ],
+)
+def test_force_replaces_no_yaml_of_another_kind(
+    folder: Path, command: list[str], kind: str
+) -> None:
+    (folder / "compose.yaml").write_text("version: 3\nservices: {}\n")
+    result = CliRunner().invoke(main, [*command, "compose.yaml", "--force"])
+    assert result.exit_code == 1, result.output
+    assert f"compose.yaml is there, and is no {kind}; name another file" in result.output
+
+
+def test_scores_replace_scores_alone(folder: Path) -> None:
+    scores, path = table_kind("file of scores", "row", "score"), folder / "scores"
+    for columns in ({"row": [1], "score": [0.5], "user": [1]}, {"user": [1], "score": [2]}):
+        pq.write_table(pa.table(columns), path)
+        assert (scores.wrong(path) is None) == ("row" in columns)
+        path.write_text(",".join(columns) + "\n1,2\n")
+        assert (scores.wrong(path) is None) == ("row" in columns)
 
 
 @pytest.mark.parametrize(

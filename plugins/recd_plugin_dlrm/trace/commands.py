@@ -66,10 +66,10 @@ def profile_command(
     """
     from recd_plugin_dlrm.trace.profile_file import write_profile
     from recd_plugin_dlrm.trace.trace_report import plot_profile, profile_json, render_profile
-    from recd_plugins.api.commands import check_output, output_console
+    from recd_plugins.api.commands import check_output, output_console, table_kind
     from recd_plugins.api.files import write_json
 
-    check_output(output, force)
+    check_output(output, force, table_kind("trace profile", "feature", "rows"))
     if source.suffix in (".yaml", ".yml"):
         if columns is not None:
             raise click.UsageError("--columns is for text files; a dataset knows its features")
@@ -124,10 +124,11 @@ def generate_command(
     """Draw synthetic traces of tables of PROFILE, and compare LRU hit rates with the originals'."""
     from recd_plugin_dlrm.trace.profile_file import read_profile
     from recd_plugin_dlrm.trace.trace_report import plot_synthetic, render_synthetic, synthetic_json
+    from recd_plugin_dlrm.trace.writer import trace_kind
     from recd_plugins.api.commands import check_output, output_console
     from recd_plugins.api.files import write_json
 
-    check_output(output, force)
+    check_output(output, force, trace_kind(output))
     compared = _generate(read_profile(profile), output, accesses, tables, seed, min_new)
     if json_path is not None:
         write_json(json_path, synthetic_json(compared))

@@ -13,6 +13,7 @@ import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
 from recd_plugin_dlrm.trace.generator import TraceGenerator
+from recd_plugins.api.commands import FileKind, table_kind, text_kind
 from recd_plugins.api.files import new_file
 
 #: Key of the Parquet metadata under which a trace says how it was drawn, as JSON.
@@ -50,6 +51,13 @@ def write_trace(
             columns = [pa.array(each.draw(size)) for each in generators]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             progress(size)
+
+
+def trace_kind(path: Path) -> FileKind:
+    """Return the kind of file that ``write_trace`` writes there."""
+    if path.suffix == ".parquet":
+        return table_kind("trace", key=PROVENANCE)
+    return text_kind("trace", rb"\A(\x1f\x8b|[-\d \n]+\Z)")
 
 
 def _open(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     AT_LEAST_1,
     OUTPUT_FOLDER,
     OUTPUT_PATH,
+    REGISTRY,
+    check_output,
 )
 from recd_plugins.api.files import write_text
 
@@ -129,8 +130,7 @@ def _write(
         ranks=ranks,
         architecture=architecture,
     )
-    if file.exists() and not force:
-        raise RecdError(f"{file} exists already; --force replaces it")
+    check_output(file, force, REGISTRY)
     write_text(file, text)
     size = "" if name == "papercal" else f" at scale {scale:g}"
     click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")

@@ -252,11 +252,11 @@ def test_a_run_that_somebody_changed(tmp_path: Path, changed: dict[str, Any], to
 def test_a_page_is_replaced_by_force_alone(tmp_path: Path) -> None:
     run, page_file = tmp_path / "a.json", tmp_path / "a.html"
     run.write_text(json.dumps(a_run()), encoding="utf-8")
-    page_file.write_text("mine")
+    page_file.write_text("<p>mine")
     refused = CliRunner().invoke(main, ["report", str(run)])
     assert refused.exit_code == 1
     assert "a.html exists already" in refused.output.replace("\n", "")
-    assert page_file.read_text() == "mine"
+    assert page_file.read_text() == "<p>mine"
     assert CliRunner().invoke(main, ["report", str(run), "--force"]).exit_code == 0
     assert page_file.read_text().startswith("<!doctype html>")
 

@@ -14,6 +14,7 @@ from recd_plugins.api.commands import (
     check_apart,
     check_output,
     chosen_checkpoint,
+    table_kind,
 )
 from recd_plugins.api.registry import load_registry
 
@@ -51,7 +52,7 @@ def embeddings(
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
     check_apart(output, read, chosen)
-    check_output(output, force)
+    check_output(output, force, table_kind("file of embeddings", "id", "vector"))
     from recd_plugin_scoring.absent import say_absent
     from recd_plugin_scoring.embeddings import write_embeddings
     from recd_plugins.api.training import with_trained_columns

@@ -14,9 +14,17 @@ from recd_plugins.api.commands import (
     check_apart,
     chosen_checkpoint,
     silence_upstream,
+    text_kind,
 )
 from recd_plugins.api.files import check_writable
 from recd_plugins.api.registry import load_registry
+
+# Files of an export that may be replaced.
+_FILES = {
+    "model.pt2": text_kind("exported model", rb"\APK"),
+    "model_int8.pt2": text_kind("exported model", rb"\APK"),
+    "signature.json": text_kind("signature of an exported model", rb'\A\{\s*"dense"'),
+}
 
 
 @click.command()
@@ -61,8 +69,11 @@ def export(
     """
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
-    if (output / "model.pt2").exists() and not force:
-        raise RecdError(f"{output}: holds an export; name another folder, or --force")
+    for name, kind in _FILES.items():
+        if (output / name).exists() and not force:
+            raise RecdError(f"{output}: holds an export; name another folder, or --force")
+        if wrong := kind.wrong(output / name):
+            raise RecdError(wrong)
     check_apart(output / "model.pt2", read, chosen)
     check_writable(output / "model.pt2")
     from recd_plugin_scoring.absent import say_absent

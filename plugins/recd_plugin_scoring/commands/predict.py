@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugin_scoring.score_format import check_keep, format_of
+from recd_plugin_scoring.score_format import ROW, SCORE, check_keep, format_of
 from recd_plugins.api import DataError
 from recd_plugins.api.commands import (
     BATCH_SIZE,
@@ -18,6 +18,7 @@ from recd_plugins.api.commands import (
     check_output,
     chosen_checkpoint,
     overrides,
+    table_kind,
 )
 from recd_plugins.api.files import without_remains
 from recd_plugins.api.registry import load_registry
@@ -79,7 +80,7 @@ def predict(
     if local and not local[0].exists():
         raise DataError(f"{table}: no such file or folder")
     check_apart(output, read, *local, chosen)
-    check_output(output, force)
+    check_output(output, force, table_kind("file of scores", ROW, SCORE))
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)
     from recd_plugin_scoring.predict import PredictJob

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import OUTPUT_PATH
+from recd_plugins.api.commands import OUTPUT_PATH, REGISTRY, check_output
 from recd_plugins.api.files import write_text
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def init(
     recd run my.yaml
     recd predict my.yaml new.parquet -o scores.parquet
     """
-    if file.exists() and force is False:
-        raise RecdError(f"{file} exists already; --force replaces it")
+    if force is not None:  # from `recd init`
+        check_output(file, force, REGISTRY)
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
     from recd_plugin_tables.sources import SourceOptions, open_source

@@ -72,11 +72,11 @@ def test_options_stand_in_the_file(tmp_path):
 
 def test_refuses_to_overwrite(tmp_path):
     path = tmp_path / "registry.yaml"
-    path.write_text("mine")
+    path.write_text("dataset: mine")
     result = init("rm1", path)
     assert result.exit_code == 1
-    assert f"{path} exists already; --force replaces it" in result.output
-    assert path.read_text() == "mine"
+    assert f"{path} exists already; name another file" in result.output
+    assert path.read_text() == "dataset: mine"
     assert init("rm1", path, "--force").exit_code == 0
     assert "rm1 at scale 0.125" in path.read_text()
 
