@@ -68,14 +68,15 @@ def test_fused_params_go_before_those_of_training() -> None:
     adam = {"optimizer": EmbOptimType.ADAM}
     assert params_of(fused_params=adam) == adam
     assert params_of([EmbeddingBagCollectionSharder(adam)]) == adam
-    assert params_of([EmbeddingCollectionSharder(adam)]) == of_training
+    both = [EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder(adam)]
+    assert params_of(both) == of_training
 
 
 def test_index_dedup_of_a_trainer_stays() -> None:
     sharders: Any = build_sharders(
         prepared(registry()), [EmbeddingCollectionSharder(use_index_dedup=True)]
     )
-    assert sharders[1]._use_index_dedup
+    assert sharders[0]._use_index_dedup
 
 
 class OwnSharder(EmbeddingBagCollectionSharder):

@@ -22,6 +22,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+import recd_plugins
 from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import DataError, ExactnessError, SetupError
@@ -150,6 +151,32 @@ def losses(
             with torch.no_grad():
                 of_side.append(dmp(batch).item())
         found.append(of_side)
+    logging.getLogger("recd_plugins.drop_in").removeHandler(handler)
+    return found[0], found[1], "\n".join(said)
+
+
+def with_unsharded_sequences(rank: int, world_size: int) -> tuple[list[float], list[float], str]:
+    """Losses of ours and of stock, which shard bags alone, and what was said."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("recd_plugins.drop_in").addHandler(handler)
+    found: list[list[float]] = []
+    for side in ("ours", "stock"):
+        model = Model(sequence=True)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        batches: Any = list(loader(rank, sessions=True))[:-1]  # the last one has no rows
+        sharders: Any = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]
+        if side == "ours":
+            ready = recd_plugins.wrap(model)
+            sharders, batches = ready.sharders(sharders), ready.dedup(batches)
+        dmp = DistributedModelParallel(model, device=CPU, sharders=sharders)
+        copy_weights(dmp.state_dict(), weights)
+        found.append([])
+        for batch in batches:
+            loss = dmp(batch)
+            loss.backward()
+            found[-1].append(loss.item())
     logging.getLogger("recd_plugins.drop_in").removeHandler(handler)
     return found[0], found[1], "\n".join(said)
 

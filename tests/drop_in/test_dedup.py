@@ -38,6 +38,16 @@ def test_losses_are_those_of_stock_with_plain_batches(sessions: bool, sequence: 
     )
 
 
+def test_features_of_a_module_that_stays_unsharded_stay_plain() -> None:
+    ranks = run_on_ranks(cases.with_unsharded_sequences, 2)
+    for ours, stock, _ in ranks:
+        assert ours == stock
+    assert (
+        "batch.sparse: left alone, as its feature f2 goes into a module that is not sharded: "
+        "sequences, of type EmbeddingCollection" in ranks[0][2]
+    )
+
+
 def test_rows_and_their_order_stay() -> None:
     batch = next(cases.loader(0, sessions=True))
     stored = Dedup(cases.Model()).batch(batch).sparse

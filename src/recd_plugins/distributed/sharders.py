@@ -47,10 +47,11 @@ from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
-from recd_plugins.model_tables import refuse_frozen, tables_of
+from recd_plugins.model_tables import embedding_modules, refuse_frozen, tables_of
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import at_entry
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,22 @@ _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
+
+
+class _OnlyIfConstrained(str):
+    """A sharding type that TorchRec's planner takes only where constraints name it.
+
+    Its enumerator drops types that are not ``!=`` ``grid_shard``, unless the ``sharding_types`` of
+    a table's ParameterConstraints have them (torchrec 1.6 to 1.9). A copy is a plain string.
+    """
+
+    __slots__ = ()
+
+    def __ne__(self, other: object) -> bool:
+        return not (self == other or other == ShardingType.GRID_SHARD.value)
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
 
 
 class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
@@ -132,13 +149,16 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         return left_uncompiled(sharded)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """TorchRec's, and on CPU the row-wise ones, which it leaves out there although they run.
+        """Return TorchRec's types, and on CPU row-wise ones for tables whose constraints name them.
 
-        Of ``training.wire: int8`` those whose sums are not added up on their way.
+        TorchRec leaves those out on CPU although they run. Its planner's choice stays the same:
+        it overrates row-wise tables there. With ``training.wire: int8``, types that add up sums on
+        their way are left out.
         """
         types = super().sharding_types(compute_device_type)
         if compute_device_type == "cpu":
-            types = [*types, ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
+            by_rows = (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE)
+            types = [*types, *(_OnlyIfConstrained(each.value) for each in by_rows)]
         if int8_of(self.qcomm_codecs_registry) is not None:
             types = [each for each in types if each not in ADDED_ON_THE_WAY]
         return types
@@ -244,8 +264,9 @@ def build_sharders(
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
-    """The sharders of a registry: exact ones, those of its plugins, and TorchRec's for the rest.
+    """Return exact sharders, those of the registry's plugins, and TorchRec's for other modules.
 
+    With ``base`` only its module types are sharded, besides those of plugins.
     ``Prepared.sharders`` describes the arguments and errors.
     ``defaults`` are FBGEMM's parameters in place of those of ``training:``.
     """
@@ -287,10 +308,10 @@ def build_sharders(
 
     unique_bags = [t.name for t in prepared.tables if t.pooled and t.name in prepared.coalesced]
     check_chosen(prepared.chosen, unique_bags, bags.qcomm_codecs_registry)
+    types = {sharder.module_type for sharder in base}
+    every = (bags, sequences, *other_sharders(base, bags, sequences, with_said))
     sharders: list[ModuleSharder[nn.Module]] = [
-        bags,
-        sequences,
-        *other_sharders(base, bags, sequences, with_said),
+        sharder for sharder in every if not base or sharder.module_type in types
     ]
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
@@ -324,7 +345,31 @@ def build_sharders(
                     f"sharders of other {', '.join(unlike)}, and one shards all modules of a type: "
                     "let the modules that rewrite puts in have what is an entry's own"
                 )
+    if base:
+        _warn_of_unsharded(prepared, set(made_by))
     return sharders
+
+
+def _warn_of_unsharded(prepared: Prepared, types: Collection[type[nn.Module]]) -> None:
+    """Warn of entries, and of collision maps and processors, for which ``base`` has no sharder."""
+    entries = entries_of_tables(prepared)
+    for module in embedding_modules(prepared.model):
+        kind = type(module.shardable)
+        if kind in types:
+            continue
+        path = module.path or "the model"
+        named = [table.name for table in module.tables if table.name in entries]
+        if module.ours and named:
+            logger.warning(
+                "entries name %s of %s, which stays unsharded: base has no sharder of %s",
+                *(shortened(named), path, kind.__name__),
+            )
+        if not module.ours and any(type(child) in types for child in module.shardable.modules()):
+            logger.warning(
+                "%s is a %s, and base shards only the tables inside it, so each rank remaps or "
+                "weighs ids by itself: add the sharder of %s to base",
+                *(path, kind.__name__, kind.__name__),
+            )
 
 
 def _unlike(first: object, second: object) -> list[str]:

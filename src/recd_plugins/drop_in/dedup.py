@@ -190,6 +190,8 @@ class Dedup:
                 "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
                 "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
             )
+        if self._model is not None:
+            self.pooled = self.pooled.after_sharding(self._model)
         look = _Look(self.pooled)
         try:
             replace_kjts(batch, look)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from torch import nn
+from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.distributed.other_sharders import why_plain
@@ -26,12 +27,14 @@ class PooledFeatures:
         expanded: the other features that the model looks up in modules that are sharded, with why:
             their modules get all rows, whatever the form of the batch.
         unsharded: features of modules that take a batch as it comes, and which module that is.
+        modules: type and features of each embedding module of the unsharded model, by path.
     """
 
     names: frozenset[str]
     sequences: frozenset[str]
     expanded: dict[str, str]
     unsharded: dict[str, str]
+    modules: dict[str, tuple[type[nn.Module], frozenset[str]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
@@ -62,7 +65,30 @@ class PooledFeatures:
                 expanded |= dict.fromkeys(features, why)
             else:
                 names |= features
-        return cls(frozenset(names), frozenset(sequences), expanded, unsharded)
+        by_path = {
+            module.path: (
+                type(module.shardable),
+                frozenset(feature for table in module.tables for feature in table.features),
+            )
+            for module in modules
+        }
+        return cls(frozenset(names), frozenset(sequences), expanded, unsharded, by_path)
+
+    def after_sharding(self, model: nn.Module) -> Self:
+        """Return these with the features of modules that ``model`` still has unsharded.
+
+        A trainer's sharders or plan may leave modules alone. Before anything is sharded this
+        returns itself.
+        """
+        types = {path: type(module) for path, module in model.named_modules()}
+        if not any(issubclass(each, ShardedModule) for each in types.values()):
+            return self
+        unsharded = dict(self.unsharded)
+        for path, (kind, features) in self.modules.items():
+            if types.get(path) is kind:
+                for feature in features:
+                    unsharded.setdefault(feature, f"{path}, of type {kind.__name__}")
+        return replace(self, unsharded=unsharded)
 
     def why_not(self, keys: Sequence[str]) -> str:
         """Why a KeyedJaggedTensor of these features stays plain; empty where it need not."""

@@ -35,7 +35,7 @@ def feasible(
     narrowed = dict(constraints)
     for child, sharder in sharded_modules(module, sharders):
         offered = {
-            kind: sharder.compute_kernels(kind, device_type)
+            str(kind): sharder.compute_kernels(kind, device_type)
             for kind in sharder.sharding_types(device_type)
         }
         who = type(sharder).__name__

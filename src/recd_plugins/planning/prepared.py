@@ -139,8 +139,8 @@ class Prepared(data.Prepared):
             base: sharders of a trainer, as it would give them to DistributedModelParallel. Those of
                 TorchRec for EmbeddingBagCollection and EmbeddingCollection lend their fused_params,
                 qcomm_codecs_registry and use_index_dedup to the exact ones; others have their own,
-                or where they have none what is said here. Of module types that it lacks,
-                TorchRec's defaults.
+                or where they have none what is said here. Module types that it lacks stay
+                unsharded, but for those that plugins bring. Without it: TorchRec's defaults.
             fused_params: FBGEMM's; they go before those of ``training:``, and with an ``optimizer``
                 in their place.
             qcomm_codecs_registry: TorchRec's, for all modules.
