@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,19 @@ def test_without_a_file_the_optimizer_is_the_trainers() -> None:
     assert params_of_bags(ready.sharders([mine])) == {"learning_rate": 0.5}
     plan = ready.planner(world_size=2).plan(model, ready.sharders())
     assert set(plan.plan["bags"]) == {"t_f0", "t_f1", "t_f2"}
+
+
+def test_wrap_imports_no_plugin_and_nothing_slow() -> None:
+    code = """
+import sys, recd_plugins
+from tests.drop_in.test_torchrec_plans import model_of
+recd_plugins.wrap(model_of("two towers")).sharders()
+slow = {"torch.distributed.optim", "matplotlib", "pandas", "duckdb"}
+print(sorted(n for n in sys.modules if n in slow or n.startswith("recd_plugin_")))
+"""
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
 
 
 def test_a_file_needs_no_data(file: Any) -> None:

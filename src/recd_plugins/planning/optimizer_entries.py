@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
-from torch.distributed.optim import (  # type: ignore[attr-defined]
-    _apply_optimizer_in_backward as apply_optimizer_in_backward,  # public as torchrec.optim has it
-)
 from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -144,6 +141,12 @@ def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
             f"table {table.name} brings {brought[0].__name__} already "
             "(apply_optimizer_in_backward): leave that away, or the entry"
         )
+    # Importing it takes 0.3 s, and most models have no such entry. Public in torchrec.optim, which
+    # takes as long.
+    from torch.distributed.optim import (  # type: ignore[attr-defined]
+        _apply_optimizer_in_backward as apply_optimizer_in_backward,
+    )
+
     try:
         # State that is made here goes when the table is sharded: of one that has no memory yet none
         # is needed. A dict of its own: TorchRec changes what it finds there.
