@@ -13,6 +13,8 @@ from math import lgamma
 import numpy as np
 from numpy.typing import NDArray
 
+from recd_plugins.api.training import tie_groups
+
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
@@ -34,7 +36,8 @@ class Blocks:
 
     @classmethod
     def of(cls, queries: Int64s, scores: Floats, labels: NDArray[np.bool_]) -> Blocks:
-        """Of samples ``[N]`` in any order."""
+        """Make the blocks of samples ``[N]`` in any order; ``tie_groups`` says which scores tie."""
+        scores = tie_groups(scores)
         order = np.lexsort((-scores, queries))
         query, score = queries[order], scores[order]
         new_query = np.r_[True, query[1:] != query[:-1]][: len(query)]

@@ -49,6 +49,41 @@ def test_samples_that_tie_count_half() -> None:
         assert measure(few, of_all).auc == pytest.approx(float((higher.mean() + 1) / 2))
 
 
+CLOSE = {
+    "middling": [-1.0, 0, 1e-3, 1.002, 1.003],
+    "ends of the probabilities": [-30.0, -29.99, 17, 17.01, 29.99],
+    "negative": [-9.0, -8.99, -3, -0.5],
+    "huge": [-1e9, -1.0001e9, 1e6, 1.0001e6],
+    "constant": [0.3],
+    "infinite": [-torch.inf, 0, torch.inf],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+@pytest.mark.parametrize("name", CLOSE)
+def test_rounding_breaks_no_tie(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    exact = torch.tensor(CLOSE[name], dtype=torch.double)[torch.randint(len(CLOSE[name]), (300,))]
+    labels = torch.randint(2, (300,)).double()
+    ulps = torch.randint(-3, 4, (300,)) * torch.finfo(torch.float).eps
+    rounded = (exact + ulps * exact.abs().clamp(1, 1e30)).to(dtype)
+    expected = measure(exact, labels).auc
+    assert measure(rounded.double(), labels).auc == pytest.approx(expected, abs=1e-12)
+    if name != "huge":  # whose probabilities are 0 and 1
+        again = rounded.double().sigmoid().logit()
+        assert measure(again, labels).auc == pytest.approx(expected, abs=1e-12)
+
+
+def test_close_scores_of_a_dense_sample_are_still_ranked() -> None:
+    torch.manual_seed(0)
+    logits = torch.linspace(-0.5, 0.5, 1_500_000, dtype=torch.double)  # all of them close
+    labels = (torch.rand_like(logits) < torch.sigmoid(logits)).double()
+    positives = torch.arange(1, len(logits) + 1)[labels == 1].double()
+    wins = positives.sum() - len(positives) * (len(positives) + 1) / 2
+    exact = float(wins / len(positives) / (len(labels) - len(positives)))
+    assert measure(logits, labels).auc == pytest.approx(exact, abs=1e-6)
+
+
 def predict(rank: int, world_size: int) -> Quality | None:
     predictions = Predictions()
     logits, labels = data()

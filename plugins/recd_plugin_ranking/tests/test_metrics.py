@@ -85,6 +85,16 @@ def test_ties_count_as_the_mean_over_all_orders_of_them():
         assert value == pytest.approx(np.mean([order[name] for order in orders])), name
 
 
+def test_scores_apart_by_rounding_tie():
+    generator = np.random.default_rng(0)
+    sessions, scores = generator.integers(0, 30, 300), generator.integers(0, 4, 300) / 10
+    labels = generator.random(300) < 0.3
+    rounded = scores.astype(np.float32) + generator.integers(-3, 4, 300).astype(np.float32) * 1e-7
+    expected = means([figures(sessions, scores, labels, [1, 3])])
+    found = means([figures(sessions, rounded.astype(np.float64), labels, [1, 3])])
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
 def test_a_model_that_scores_all_alike_is_no_better_than_chance():
     found = means(
         [figures(np.arange(1000) // 100, np.zeros(1000), np.arange(1000) % 100 == 0, [10])]

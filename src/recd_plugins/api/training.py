@@ -49,6 +49,7 @@ from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.table_parts import sections_of
+from recd_plugins.training.ties import tie_groups
 from recd_plugins.training.trained import Trained, TrainedJob, load_trained, on_ranks
 from recd_plugins.training.whole_model import say_other_data, unchecked_model, whole_model
 from recd_plugins.versions import fbgemm_has_cuda
@@ -102,6 +103,7 @@ __all__ = [
     "step_profile",
     "sum_by_kind",
     "table_weights",
+    "tie_groups",
     "topology_at_start",
     "unchecked_model",
     "whole_model",

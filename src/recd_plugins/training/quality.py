@@ -18,6 +18,7 @@ from torchrec.metrics.rec_metric import RecComputeMode
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.agreement import together
+from recd_plugins.training.ties import tie_groups
 
 _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
 
@@ -112,11 +113,11 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
 
 
 def _auc(logits: Tensor, labels: Tensor) -> float:
-    """How often a positive is above a negative, half where they tie.
+    """Return how often a positive is above a negative; ties (``tie_groups``) count half.
 
-    TorchRec's leaves ties in an order that its sort chooses, by the order of rows and so by ranks.
+    TorchRec's AUC orders ties by its sort, so it depends on the order of rows and on ranks.
     """
-    _, place = torch.unique(logits, return_inverse=True)
+    place = torch.from_numpy(tie_groups(logits.numpy()))
     positives = torch.bincount(place, labels)
     negatives = torch.bincount(place) - positives
     below = negatives.cumsum(0) - negatives
