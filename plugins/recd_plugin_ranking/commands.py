@@ -70,7 +70,7 @@ def rank_command(
     sampled: int | None,
     seed: int,
     vectors_to: Path | None,
-    checkpoint: str,
+    checkpoint: str | None,
     force: bool,
     json_path: Path | None,
 ) -> None:

@@ -37,11 +37,11 @@ class Blocks:
     @classmethod
     def of(cls, queries: Int64s, scores: Floats, labels: NDArray[np.bool_]) -> Blocks:
         """Make the blocks of samples ``[N]`` in any order; ``tie_groups`` says which scores tie."""
-        scores = tie_groups(scores)
-        order = np.lexsort((-scores, queries))
-        query, score = queries[order], scores[order]
+        groups = tie_groups(scores)
+        order = np.lexsort((-groups, queries))
+        query, group = queries[order], groups[order]
         new_query = np.r_[True, query[1:] != query[:-1]][: len(query)]
-        starts = np.flatnonzero(new_query | np.r_[True, score[1:] != score[:-1]][: len(query)])
+        starts = np.flatnonzero(new_query | np.r_[True, group[1:] != group[:-1]][: len(query)])
         number = np.cumsum(new_query) - 1
         begins = np.flatnonzero(new_query)[number[starts]]
         size = np.diff(np.r_[starts, len(query)])

@@ -12,6 +12,7 @@ from recd_plugins.api.training import (
     figure_text,
     figure_words,
     figures_of,
+    overfitting,
     worse_than_base_rate,
 )
 
@@ -77,11 +78,16 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
         stalls = run.values.get("stalls")
         if stalls and stalls["share"] > _WAITING:
             yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
-        for split in ("train", "test"):
-            whose = run.name if len(runs) > 1 else ""
-            entropy = (run.values[split] or {}).get("normalized_entropy")
-            if entropy is not None and (told := worse_than_base_rate(entropy, split, whose)):
-                yield f"{told}."
+        whose = run.name if len(runs) > 1 else ""
+        train = (run.values["train"] or {}).get("normalized_entropy")
+        test = (run.values["test"] or {}).get("normalized_entropy")
+        if train is not None and (told := worse_than_base_rate(train, "train", whose)):
+            yield f"{told}."
+        told = overfitting(run.values, whose)
+        if not told and test is not None:
+            told = worse_than_base_rate(test, "test", whose, train)
+        if told:
+            yield f"{told}."
 
 
 def _figures(runs: Sequence[Run]) -> Html:

@@ -95,7 +95,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     report = programs.report_of("run", write(folder))
     (folder / "losses").write_text(json.dumps(report["losses"]))
-    assert report["validation"]["steps"] == list(range(7, STEPS, 7))
+    assert report["validation"]["steps"] == [*range(7, STEPS, 7), STEPS]
     assert report["test"]["log_loss"] == pytest.approx(0.75, abs=0.1)
     return folder
 

@@ -7,14 +7,18 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
-from recd_plugins.training.figures import worse_than_base_rate
+from recd_plugins.training.figures import overfitting, worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.result import Result
 from recd_plugins.training.stall_report import StallReport
+from recd_plugins.training.validation import ValidationReport
 from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
 from recd_plugins.values.stages import STAGES, StageTimes
 
@@ -156,5 +160,37 @@ def test_worse_than_the_base_rate_is_said() -> None:
     assert worse_than_base_rate(0.99, "test") == ""
     said = worse_than_base_rate(1.01, "test", "plugins")
     assert said.startswith("The normalized entropy of plugins on the test split, 1.01000, is above")
+    assert "Train longer" in worse_than_base_rate(1.01, "test", train=1.02)
+    fits = worse_than_base_rate(1.01, "test", train=0.7)
+    assert "Training rows are predicted better (0.70000): the model overfits: give it more" in fits
+    assert "Train longer" not in fits
+    assert "If training rows are predicted better, the model overfits" in said
     one_label = worse_than_base_rate(math.nan, "train")
     assert one_label.startswith("All labels of the train split are the same")
+
+
+@pytest.mark.parametrize(
+    ("values", "train", "told"),
+    [
+        ([0.8, 0.9, 0.95], 0.7, True),
+        ([0.9, 0.8, 0.85], 0.7, False),
+        ([0.8, 0.9, 0.95], 0.85, False),
+        ([0.9, 0.85, 0.8], 0.7, False),
+        ([None, None, None], 0.7, False),
+    ],
+)
+def test_overfitting_is_said(values: list[float | None], train: float, told: bool) -> None:
+    curve = ValidationCurve("log_loss", "min", [2, 4, 6], values)
+    of_run = {
+        "validation": ValidationReport(curve, False).as_json(),
+        "train": {"normalized_entropy": train},
+        "test": {"normalized_entropy": 0.8},
+    }
+    said = overfitting(of_run, "ours")
+    assert bool(said) == told
+    assert not told or said == (
+        "log_loss of ours on the test split was best after step 2 and got worse, while training "
+        "rows are predicted better (normalized entropy 0.70000 against 0.80000): the model "
+        "overfits: give it more data, fewer epochs or regularisation"
+    )
+    assert not overfitting(of_run | {"validation": None})

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training import validation_cases
 
 from recd_plugins import load_registry
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.registry.training_spec import TrainingSpec, ValidationSpec
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
 from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 from recd_plugins.training.checkpoint_files.progress import (
     Progress,
@@ -51,7 +54,7 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert validation.stops
     assert str(validation.report()) == (
         "stopped early, after step 8: the best normalized_entropy of the validations was 0.80000, "
-        "after step 4; 2 validations brought none"
+        "after step 4; 2 validations brought none. Test figures are those of step 4"
     )
     again = Validation(spec(patience=2), validation.curve)
     assert again.stops
@@ -109,6 +112,91 @@ def test_a_checkpoint_has_the_curve(tmp_path: Path) -> None:
     (folder / "progress.json").write_text(json.dumps(spoilt))
     with pytest.raises(RecdError, match="has 1 steps and 2 values"):
         read_progress(folder)
+
+
+def write_progress(folder: Path, step: int, curve: ValidationCurve | None) -> Path:
+    (checkpoint := folder / step_name(step)).mkdir(parents=True)
+    text = progress_text(Progress(step).with_states([], {}, curve))
+    (checkpoint / "progress.json").write_text(text)
+    return checkpoint
+
+
+def curve(*values: float | None, every: int = 2) -> ValidationCurve:
+    steps = [every * (number + 1) for number in range(len(values))]
+    return ValidationCurve("normalized_entropy", "min", steps, list(values))
+
+
+@pytest.mark.parametrize(
+    ("validation", "known", "step", "taken", "said"),
+    [
+        ("{every: 2}", curve(0.8, 0.7, 0.9), 6, 4, "the best by normalized_entropy is taken"),
+        ("{every: 2}", curve(0.8, 0.7, 0.9), 7, 4, "--checkpoint newest takes step-000000007"),
+        ("null", curve(0.8, 0.7, 0.9), 6, 4, "the best by normalized_entropy is taken"),
+        ("null", curve(0.8, 0.7, 0.9), 9, 9, "as it was trained on after the last validation"),
+        ("{every: 2}", curve(0.8, 0.7, 0.6), 6, 6, ""),
+        ("{every: 2}", None, 1, 1, "the newest is taken, as no validation has found a best"),
+        ("{every: 2}", curve(None), 2, 2, "the newest is taken, as no validation has found a best"),
+        ("{every: 1}", curve(0.8, 0.9, every=1), 2, 2, "as the best, step-000000001, is gone"),
+        ("null", None, 3, 3, ""),
+    ],
+)
+def test_the_best_checkpoint_of_a_validated_run_is_taken(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    validation: str,
+    known: ValidationCurve | None,
+    step: int,
+    taken: int,
+    said: str,
+) -> None:
+    path = tmp_path / "r.yaml"
+    kept = f"{validation}, checkpoint: {{path: {tmp_path / 'kept'}}}"
+    path.write_text(REGISTRY.format(test_rows=4, validation=kept))
+    for each in {4, step} if known and known.best_step == 4 else {step}:
+        write_progress(tmp_path / "kept", each, known)
+    registry = load_registry(path)
+    assert chosen_checkpoint(registry).name == step_name(taken)
+    shown = capsys.readouterr().err
+    assert said in shown if said else not shown
+    assert chosen_checkpoint(registry, "newest").name == step_name(step)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "metric", ["normalized_entropy", "accuracy, mode: max"], ids=["min", "max of a plugin"]
+)
+def test_test_figures_are_those_of_the_best_step(tmp_path: Path, metric: str) -> None:
+    path = tmp_path / "r.yaml"
+    kept, without_end = tmp_path / "kept", tmp_path / "whole"
+    kept.mkdir()
+    without_end.mkdir()
+    path.write_text(OVERFITTED.format(folder=kept, metric=metric))
+    name = metric.partition(",")[0]
+    result = run_on_ranks(validation_cases.run, 2, path)[0]
+    found = result["validation"]
+    assert found["steps"] == [4, 8, 12, 16, 18]
+    best = found["steps"].index(found["best_step"])
+    assert best < 4, "it does not overfit"
+    assert result["test"][name] == pytest.approx(found["values"][best], abs=1e-12)
+    again = run_on_ranks(validation_cases.run, 2, path)[0]
+    assert again["first_step"] == 18
+    assert again["test"] == pytest.approx(result["test"], abs=1e-9)
+    assert again["validation"] == found
+    longer = run_on_ranks(validation_cases.run, 2, path, ("training.steps=22",))[0]
+    whole = path.read_text().replace(str(kept), str(without_end))
+    path.write_text(whole.replace("steps: 18", "steps: 22"))
+    assert longer["losses"] == run_on_ranks(validation_cases.run, 2, path)[0]["losses"]
+
+
+OVERFITTED = """version: 1
+dataset: {{use: dlrm.random, options: {{rows: 64, test_rows: 50, sparse: {{user: 90, item: 90}}}}}}
+converter: {{use: recd.kjt}}
+metrics: [{{use: torchrec.rec_metrics, options: {{names: [accuracy]}}}}]
+model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [16]}}
+training:
+  {{batch_size: 8, ranks: 2, device: cpu, epochs: 9, steps: 18, learning_rate: 0.3,
+   validation: {{every: 4, metric: {metric}}}, checkpoint: {{path: {folder}, keep: 1}}}}
+"""
 
 
 REGISTRY = """version: 1

@@ -32,7 +32,7 @@ def embeddings(
     registry: Path,
     table: str,
     output: Path,
-    checkpoint: str,
+    checkpoint: str | None,
     settings: tuple[str, ...],
     force: bool,
 ) -> None:

@@ -39,7 +39,7 @@ def evaluate(
     plugins_dir: Path | None,
     registry: Path,
     settings: tuple[str, ...],
-    checkpoint: str,
+    checkpoint: str | None,
     ranks: int | None,
     batch_size: int | None,
     json_path: Path | None,

@@ -49,7 +49,7 @@ def export(
     plugins_dir: Path | None,
     registry: Path,
     output: Path,
-    checkpoint: str,
+    checkpoint: str | None,
     int8: bool,
     settings: tuple[str, ...],
     force: bool,
@@ -65,7 +65,7 @@ def export(
 
     \b
     recd export registry.yaml -o exported
-    recd export registry.yaml -o exported --int8 --checkpoint best
+    recd export registry.yaml -o exported --int8 --checkpoint newest
     """
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)

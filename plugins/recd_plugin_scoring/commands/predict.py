@@ -53,7 +53,7 @@ def predict(
     output: Path,
     kind: str | None,
     keep: tuple[str, ...],
-    checkpoint: str,
+    checkpoint: str | None,
     ranks: int | None,
     batch_size: int | None,
     settings: tuple[str, ...],
@@ -70,7 +70,7 @@ def predict(
 
     \b
     recd predict registry.yaml new.parquet -o scores.parquet
-    recd predict registry.yaml new.parquet -o scores.csv --keep user_id --checkpoint best
+    recd predict registry.yaml new.parquet -o scores.csv --keep user_id --checkpoint newest
     """
     kind = format_of(output, kind)
     check_keep(keep)

@@ -24,6 +24,7 @@ from recd_plugins.training.figures import (
     figure_text,
     figure_words,
     figures_of,
+    overfitting,
     worse_than_base_rate,
 )
 from recd_plugins.training.fitted import load_fitted
@@ -91,6 +92,7 @@ __all__ = [
     "loss_max_abs_diff",
     "measure_collectives",
     "on_ranks",
+    "overfitting",
     "peak_bytes",
     "read_profile",
     "refuse_existing",

@@ -195,11 +195,10 @@ SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 #: The option of the checkpoint that a command takes a trained model from.
 CHECKPOINT = click.option(
     "--checkpoint",
-    default="newest",
-    show_default=True,
     metavar="PATH|newest|best",
     help="A checkpoint, or a folder of some, of which the newest is taken; newest and best are "
-    "those of training.checkpoint.path.",
+    "those of training.checkpoint.path. Without it the best where training.validation measured "
+    "the run, else the newest.",
 )
 
 

@@ -200,7 +200,7 @@ def run(
             result_table,
         )
         from recd_plugins.training.compare_shardings import ShardingComparison
-        from recd_plugins.training.figures import worse_than_base_rate
+        from recd_plugins.training.figures import overfitting, worse_than_base_rate
         from recd_plugins.training.session import session
         from recd_plugins.training.stall_report import stall_advice, stall_table
     options: dict[str, Any] = {
@@ -285,7 +285,13 @@ def run(
             if each.prediction is not None
         ]
         shown += [
-            worse_than_base_rate(result.test.normalized_entropy, "test", name)
+            overfitting(result.as_json(), name)
+            or worse_than_base_rate(
+                result.test.normalized_entropy,
+                "test",
+                name,
+                None if result.train is None else result.train.normalized_entropy,
+            )
             for name, result in results.items()
             if result.test is not None
         ]

@@ -151,6 +151,10 @@ class Checkpoints:
         found = checkpoints_in(self._folder)
         return found[-1] if found else None
 
+    def of_step(self, step: int) -> Path:
+        """Return the path of the checkpoint of a step, whether it exists or not."""
+        return self._folder / step_name(step)
+
     def save(self, dmp: DistributedModelParallel, optimizer: Optimizer, progress: Progress) -> None:
         """Write a checkpoint and delete those that are too many. A collective call.
 
@@ -161,7 +165,7 @@ class Checkpoints:
         """
         check_optimizer(dmp, optimizer)
         text = progress_text(progress)
-        final = self._folder / step_name(progress.step)
+        final = self.of_step(progress.step)
         together(lambda: check_newest(final) if dist.get_rank() == 0 else None)
         state, own = CheckpointState.of(dmp, optimizer), rank_state(dmp)
         partial = from_rank_0(partial_of(final))
@@ -228,7 +232,7 @@ class Checkpoints:
         Args:
             step: of the checkpoint that was loaded; 0 for none.
         """
-        return read_rank_state(self._folder / step_name(step)) if step else {}
+        return read_rank_state(self.of_step(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
         """Load this checkpoint into a model that is to score. A collective call.

@@ -24,13 +24,21 @@ _TITLES = {
 }
 
 
-def worse_than_base_rate(entropy: float, split: str, whose: str = "") -> str:
-    """A sentence where predictions are of no use; else an empty one.
+_OVERFITS = "the model overfits: give it more data, fewer epochs or regularisation"
+# Validations in a row that are worse than the best: one alone may be noise.
+_WORSE_VALIDATIONS = 2
+
+
+def worse_than_base_rate(
+    entropy: float, split: str, whose: str = "", train: float | None = None
+) -> str:
+    """Return advice where predictions are worse than the base rate; else an empty string.
 
     Args:
         entropy: normalized entropy; NaN where all labels are the same.
-        split: that it is of.
-        whose: predictions, if it has to be said.
+        split: the split that it was measured on.
+        whose: the run that predicted, where there are several.
+        train: normalized entropy of the training rows, where it is known.
     """
     if entropy <= 1:
         return ""
@@ -40,11 +48,40 @@ def worse_than_base_rate(entropy: float, split: str, whose: str = "") -> str:
             f"All labels {whose}of the {split} split are the same: normalized entropy and AUC say "
             "nothing of it. Of a log of positives, a ranking of all items does"
         )
+    longer = "Train longer, or with another training.learning_rate"
+    if split == "train":
+        advice = longer
+    elif train is None:
+        advice = f"If training rows are predicted better, {_OVERFITS}. If not: {longer.lower()}"
+    elif train < 1:
+        advice = f"Training rows are predicted better ({train:.5f}): {_OVERFITS}"
+    else:
+        advice = f"{longer}; or what the columns say does not hold for the {split} split"
     return (
         f"The normalized entropy {whose}on the {split} split, {entropy:.5f}, is above 1: worse "
-        "than predicting the base rate, the mean label, for every row. Train longer, or with "
-        "another training.learning_rate; or what the columns say does not hold for the "
-        f"{split} split"
+        f"than predicting the base rate, the mean label, for every row. {advice}"
+    )
+
+
+def overfitting(values: Mapping[str, Any], whose: str = "") -> str:
+    """Return advice where validations got worse while training went on; else an empty string.
+
+    Args:
+        values: of a run, as ``Result.as_json`` gives them.
+        whose: the run, where there are several.
+    """
+    curve, train, test = values.get("validation"), values["train"], values["test"]
+    if not (curve and train and test) or curve["best_step"] is None:
+        return ""
+    best = curve["steps"].index(curve["best_step"])
+    better = train["normalized_entropy"], test["normalized_entropy"]
+    stale = len(curve["steps"]) - 1 - best
+    if stale < _WORSE_VALIDATIONS or None in better or not better[0] < better[1]:
+        return ""
+    return (
+        f"{curve['metric']} {f'of {whose} ' if whose else ''}on the test split was best after step "
+        f"{curve['best_step']} and got worse, while training rows are predicted better "
+        f"(normalized entropy {better[0]:.5f} against {better[1]:.5f}): {_OVERFITS}"
     )
 
 

@@ -14,6 +14,7 @@ from recd_plugins.errors import RunInterrupted
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.interrupts import Interrupts
 from recd_plugins.training.rank_state import check_positions
@@ -63,7 +64,7 @@ class Record:
         self._curve = start.validation
         self._checkpoints = checkpoints
         self._every = every
-        self._saved_step = start.step
+        self._saved = start.step, self._newest_curve()
         self._pending: list[Tensor] = []
         self.losses = list(start.losses) or [math.nan] * start.step
 
@@ -102,11 +103,11 @@ class Record:
         )
 
     def save(self, progress: Progress) -> None:
-        """Write a checkpoint where the run keeps them, unless this step has one."""
-        if self._checkpoints is None or progress.step == self._saved_step:
+        """Write a checkpoint where the run keeps them, unless this step and curve have one."""
+        curve = self._newest_curve()
+        if self._checkpoints is None or self._saved == (progress.step, curve):
             return
         self.look()
-        curve = self._curve if self._validation is None else self._validation.curve
         losses = [] if self.losses and math.isnan(self.losses[0]) else self.losses
         with activity.doing("saving a checkpoint", long=True):
             self._finite.check_state(self._dmp, self._optimizer, progress.step)
@@ -115,4 +116,7 @@ class Record:
             self._checkpoints.save(
                 self._dmp, self._optimizer, progress.with_states(losses, states, curve)
             )
-        self._saved_step = progress.step
+        self._saved = progress.step, curve
+
+    def _newest_curve(self) -> ValidationCurve | None:
+        return self._curve if self._validation is None else self._validation.curve

@@ -33,7 +33,8 @@ class Result:
         train: quality of what training steps predicted before they learned from their samples, of
             the newest ones since the run was started or resumed; earlier epochs may have trained on
             them. None where it was resumed at its end.
-        test: quality on the test split, None where there is none.
+        test: quality on the test split, of the best step where the run was validated; None where
+            there is no such split.
         metrics: figures of the registry's metrics on the test split, by name.
         stages: seconds of a step by stage, the mean over ranks; None unless it was asked for, and
             for a run too short to tell.

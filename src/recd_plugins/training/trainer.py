@@ -22,6 +22,7 @@ from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.lasting_output import lasting_output
 from recd_plugins.registry import TrainingSpec
+from recd_plugins.training.agreement import from_rank_0
 from recd_plugins.training.assembly import assemble, makers
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
@@ -111,7 +112,7 @@ class _Run:
         self._block = self._loader.batches_a_block()
         self._rates = LearningRates(parts.optimizer, training.schedule)
         self._callbacks = self._watching()
-        checkpoints = self._kept()
+        self._checkpoints = checkpoints = self._kept()
         self._progress = Progress()
         self._rank_state: Mapping[str, np.ndarray] = {}
         if checkpoints is not None:
@@ -128,6 +129,7 @@ class _Run:
         stopped = self._validation is not None and self._validation.stops
         self._ends_at = self._first_step if stopped else training.steps
         self._newest: Measured | None = None
+        self._best: Measured | None = None
         self._record = Record(
             parts,
             self._finite,
@@ -229,6 +231,12 @@ class _Run:
         if self._first_step == self._progress.step > 0 and self._ends_at == self._training.steps:
             self._say(f"{self._source.limit}: there is nothing to train")
         measurement.end(self._progress.step)
+        if (
+            validation is not None
+            and self._progress.step
+            and not validation.is_measured(self._progress.step)
+        ):
+            self._add_to(validation)
         self._record.look()
         self._record.save(self._progress)
 
@@ -282,13 +290,20 @@ class _Run:
         """Measure the model, of which no batch is in flight: the pipeline is dry."""
         self._measurement.ran_dry()
         with line.paused():
-            self._newest = newest = self._evaluated()
-            best = validation.add(self._progress.step, newest)
-            self._say(validation.line(newest))
-        self._callbacks.evaluated(self._progress.step, "test", newest)
+            best = self._add_to(validation)
         self._parts.dmp.train()
         self._measurement.begin()
         self._record.settle(self._progress, best=best)
+
+    def _add_to(self, validation: Validation) -> bool:
+        """Measure the model after the present step and return whether it is the best so far."""
+        self._newest = newest = self._evaluated()
+        best = validation.add(self._progress.step, newest)
+        if best:
+            self._best = newest
+        self._say(validation.line(newest))
+        self._callbacks.evaluated(self._progress.step, "test", newest)
+        return best
 
     def _evaluated(self) -> Measured:
         with generators_kept(), buffers_of_rank_0(self._parts.dmp):
@@ -302,13 +317,39 @@ class _Run:
                 self._finite,
             )
 
+    def _test_figures(self, best_step: int | None) -> Measured:
+        """Return test figures of the best validated step, or of the last step if there is none."""
+        if self._best is None and best_step is not None and best_step < self._progress.step:
+            self._best = self._measure_checkpoint(best_step)
+        if self._best is not None:
+            return self._best
+        if self._newest is None:
+            self._newest = self._evaluated()
+            self._callbacks.evaluated(self._progress.step, "test", self._newest)
+        return self._newest
+
+    def _measure_checkpoint(self, step: int) -> Measured | None:
+        """Evaluate the checkpoint of a step of an earlier process; None where it is gone.
+
+        The weights of the last step are loaded again afterwards.
+        """
+        if self._checkpoints is None:
+            return None
+        best, last = self._checkpoints.of_step(step), self._checkpoints.of_step(self._progress.step)
+        if not from_rank_0(best.is_dir()):
+            self._say(f"{best}: the best checkpoint is gone; test figures are of the last step")
+            return None
+        # Without the identity, which was compared when the run was resumed.
+        folder = Checkpoints(best.parent, keep=1)
+        folder.load_one(best, self._parts.dmp)
+        measured = self._evaluated()
+        folder.load_one(last, self._parts.dmp)
+        return measured
+
     def result(self) -> Result:
         """Figures of the run, which has ended."""
         report = None if self._validation is None else self._validation.report()
-        if self._newest is None or report is None or report.curve.steps[-1] != self._progress.step:
-            self._newest = self._evaluated()
-            self._callbacks.evaluated(self._progress.step, "test", self._newest)
-        test, metrics = self._newest
+        test, metrics = self._test_figures(None if report is None else report.curve.best_step)
         prepared, training = self._parts.prepared, self._training
         ranks, groups = zip(
             *_from_every_rank((self._measurement.figures(), self._source.groups)), strict=True

@@ -77,10 +77,14 @@ class ValidationReport:
                 f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
                 f"after step {curve.best_step}"
             )
-        if not self.stopped:
-            return best
         last = curve.steps[-1]
-        return f"stopped early, after step {last}: {best}; {curve.stale} validations brought none"
+        if self.stopped:
+            best = (
+                f"stopped early, after step {last}: {best}; {curve.stale} validations brought none"
+            )
+        if curve.best_step in (None, last):
+            return best
+        return f"{best}. Test figures are those of step {curve.best_step}"
 
 
 class Validation:
@@ -116,7 +120,11 @@ class Validation:
 
     def due(self, step: int) -> bool:
         """Whether it is time after this step, and not done."""
-        return step % self._spec.every == 0 and step not in self.curve.steps[-1:]
+        return step % self._spec.every == 0 and not self.is_measured(step)
+
+    def is_measured(self, step: int) -> bool:
+        """Return whether this step is the last one validated."""
+        return step in self.curve.steps[-1:]
 
     @property
     def stops(self) -> bool:
