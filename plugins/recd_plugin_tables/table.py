@@ -20,7 +20,7 @@ from recd_plugin_tables.imports.source_rows import SourceRows
 from recd_plugin_tables.kinds import is_text, type_of_values, values_of
 from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, plain
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
-from recd_plugin_tables.sources import Source, TrainedColumns
+from recd_plugin_tables.sources import Source, TrainedColumns, has_local_files
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -96,11 +96,17 @@ class Table(Dataset):
         self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """What of ``columns``, ``explode`` and ``implicit`` a table's schema does not suit."""
+        """What of ``columns``, ``explode`` and ``implicit`` a table's schema does not suit.
+
+        Looks at local files only: `recd validate` reaches no store and runs no query.
+        """
+        path, test_path, source = self.options.path, self.options.test_path, self.options.source
         try:
+            if not has_local_files(path, source):
+                return ()
             if self._place.find() is None:
                 self._place.plan()
-            if self.options.test_path is not None:
+            if test_path is not None and has_local_files(test_path, source):
                 self._place_of_test().plan()
         except PlanError as error:
             return error.problems

@@ -13,14 +13,23 @@ from recd_plugin_tables.sources.batch_source import BatchSource
 from recd_plugin_tables.sources.source import BATCH_ROWS
 from recd_plugins.api import DataError, optional_library
 
+#: A query, or a view in the file, can read this one file and nothing else, and cannot write.
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "lock_configuration": "true",
+}
+
 
 class DuckDbSource(BatchSource):
-    """A table or the result of a query.
+    """A table of a DuckDB file, or the result of a query over that file.
 
     Args:
         location: the file of the database.
         table: its name, maybe with the schema; None where there is one.
-        query: in place of a table. Give it an order: without one its rows may come in any.
+        query: one SELECT, in place of a table (``SourceOptions`` checks that it is one). Without
+            ORDER BY its rows may come in any order.
 
     Raises:
         DataError: there is no such table, or the query is wrong.
@@ -35,8 +44,6 @@ class DuckDbSource(BatchSource):
         if not Path(location).is_file():
             raise DataError(f"{location}: no such file")
         self._duckdb = duckdb
-        #: Whether its rows may be those of other files than this one.
-        self._reads_others = True
         try:
             self._query = (query or "").strip().rstrip(
                 ";"
@@ -45,7 +52,16 @@ class DuckDbSource(BatchSource):
             raise self._damaged(error) from error
 
     def _connect(self) -> Any:
-        return self._duckdb.connect(self.location, read_only=True)
+        return self._duckdb.connect(self.location, read_only=True, config=dict(_SETTINGS))
+
+    def _damaged(self, error: Exception) -> Exception:
+        if isinstance(error, self._duckdb.PermissionException):
+            return DataError(
+                f"{self.location}: the query or view reads other files, which is not allowed "
+                f"({error}); copy their rows into a table of this file (CREATE TABLE ... AS "
+                "SELECT ...), or write the result as Parquet"
+            )
+        return super()._damaged(error)
 
     @cached_property
     def num_rows(self) -> int | None:
@@ -61,17 +77,7 @@ class DuckDbSource(BatchSource):
             "format": "duckdb",
             "query": self._query,
             "files": [stat and [stat.st_size, stat.st_mtime_ns] for stat in found],
-            "rows": self._digest() if self._reads_others else None,
         }
-
-    def _digest(self) -> str:
-        """Of all rows, whatever their order."""
-        _ = self.schema  # a wrong query is refused there
-        with self._connect() as database:
-            found = database.execute(
-                f"SELECT count(*), sum(hash(every)) FROM (\n{self._query}\n) AS every"
-            ).fetchone()
-        return " ".join(map(str, found))
 
     def read_schema(self) -> pa.Schema:
         with self._connect() as database:
@@ -85,12 +91,11 @@ class DuckDbSource(BatchSource):
     def _chosen(self, table: str | None) -> str:
         with self._connect() as database:
             found = database.execute(
-                "SELECT table_schema, table_name, table_type FROM information_schema.tables "
-                "ORDER BY ALL"
+                "SELECT table_schema, table_name FROM information_schema.tables ORDER BY ALL"
             ).fetchall()
         names = {
-            name if schema == "main" else f"{schema}.{name}": (schema, name, kind)
-            for schema, name, kind in found
+            name if schema == "main" else f"{schema}.{name}": (schema, name)
+            for schema, name in found
         }
         if table is None and len(names) == 1:
             (table,) = names
@@ -100,9 +105,7 @@ class DuckDbSource(BatchSource):
                 f"{self.location}: {asked}; set source: {{table: NAME}} to one of "
                 f"{', '.join(names) or 'none'}, or source: {{query: SELECT ...}}"
             )
-        *path, kind = names[table]
-        self._reads_others = kind == "VIEW"
-        return ".".join(map(_quoted, path))
+        return ".".join(map(_quoted, names[table]))
 
 
 def _quoted(name: str) -> str:

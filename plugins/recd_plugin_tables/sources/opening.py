@@ -57,6 +57,19 @@ def open_source(
     return FileSource(root, files, form, texts)
 
 
+def has_local_files(location: str | Path, options: SourceOptions) -> bool:
+    """Return whether a location is local files that no library but Arrow reads.
+
+    Opens no file: only names are looked at.
+
+    Raises:
+        DataError: nothing is there, or no name shows a format.
+    """
+    if _URL.match(str(location)):
+        return False
+    return find_kind(Location(Path(location)), options.format)[0] in _FILES
+
+
 #: What opens tables that libraries read.
 _LIBRARIES: dict[str, Callable[[str, SourceOptions], Source]] = {
     "huggingface": lambda place, given: hugging_face.HuggingFaceSource(place, given.table),

@@ -43,7 +43,7 @@ class SourceOptions(PluginOptions):
         "Hugging Face dataset.",
     )
     query: str | None = Field(
-        default=None, description="A query in SQL whose result is the table; for DuckDB."
+        default=None, description="One SELECT whose result is the table; for DuckDB."
     )
     separator: str | None = Field(
         default=None,
@@ -64,6 +64,28 @@ class SourceOptions(PluginOptions):
         "do not show them.",
     )
     storage: Storage = Field(default=Storage(), description="How the store of a URL is reached.")
+
+    @field_validator("query")
+    @classmethod
+    def _one_select(cls, query: str | None) -> str | None:
+        """Refuse anything but one SELECT. DuckDB parses the text here and runs nothing."""
+        if query is None:
+            return None
+        try:
+            import duckdb
+        except ImportError:  # opening the table says how to install it
+            return query
+        try:
+            kinds = [statement.type.name for statement in duckdb.extract_statements(query)]
+        except duckdb.Error as error:
+            what = str(error).partition("\n")[0]
+            raise ValueError(f"is no SQL that DuckDB can parse: {what}") from error
+        if kinds != ["SELECT"]:
+            raise ValueError(
+                f"holds the statements {', '.join(kinds) or 'none'}; write one SELECT, whose "
+                "result is the table"
+            )
+        return query
 
     @field_validator("types")
     @classmethod

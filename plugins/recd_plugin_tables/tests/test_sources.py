@@ -205,27 +205,71 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
         read(database, query="SELECT * FROM nowhere")
 
 
-def test_rows_that_duckdb_has_elsewhere_are_other_rows(tmp_path):
-    import duckdb
-
+def test_a_commit_that_is_still_in_the_log_of_duckdb_counts(tmp_path):
     path = write_duckdb(tmp_path)
-    pq.write_table(FLAT, tmp_path / "other.parquet")
-    view = tmp_path / "view.duckdb"
-    with duckdb.connect(view) as database:
-        database.execute(f"CREATE VIEW v AS SELECT * FROM '{tmp_path / 'other.parquet'}'")
-    query = SourceOptions(query=f"FROM '{tmp_path / 'other.parquet'}'")
-    sources = [open_source(path), open_source(view), open_source(path, options=query)]
-    before = [source.identity() for source in sources]
-    assert [source.identity() for source in sources] == before
+    source = open_source(path)
+    before = source.identity()
+    assert source.identity() == before
     # Killed after a commit, which is then not yet in the file.
     insert = f"c = duckdb.connect('{path}'); c.execute('INSERT INTO t SELECT * FROM t')"
     script = f"import duckdb, os; {insert}; os._exit(0)"
     subprocess.run([sys.executable, "-c", script], check=True)
     assert path.with_name("t.duckdb.wal").is_file()
-    pq.write_table(FLAT.slice(0, 11), tmp_path / "other.parquet")
-    for source, was in zip(sources, before, strict=True):
-        assert source.identity() != was
+    assert source.identity() != before
     assert len(read(path)) == 24
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("SELECT 1; SELECT 2", "SELECT, SELECT"),
+        ("SELECT * FROM t; COPY t TO 'out.csv'", "SELECT, COPY"),
+        ("ATTACH 'out.db'", "ATTACH"),
+        ("LOAD httpfs", "LOAD"),
+        ("PRAGMA database_list", "PRAGMA"),
+        ("SET enable_external_access = true", "SET"),
+        ("EXPORT DATABASE 'out'", "EXPORT"),
+        ("CREATE TABLE x AS SELECT 1", "CREATE"),
+        ("-- nothing", "none"),
+        ("SELECT * FROM t); COPY (SELECT 1) TO 'out.csv'; SELECT * FROM (SELECT 1", "no SQL"),
+    ],
+)
+def test_a_query_is_one_select(query, found):
+    with pytest.raises(ValidationError, match=found):
+        SourceOptions(query=query)
+
+
+@pytest.mark.parametrize("rows", ["read_text('{}')", "read_csv('{}')", "glob('{}')", "'{}'"])
+def test_a_duckdb_query_or_view_reads_no_other_file(rows, tmp_path):
+    import duckdb
+
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    rows = rows.format(other)
+    path = write_duckdb(tmp_path)
+    with duckdb.connect(path) as database:
+        database.execute(f"CREATE VIEW v AS SELECT * FROM {rows}")
+    for options in ({"query": f"SELECT * FROM {rows}"}, {"table": "v"}):
+        with pytest.raises(DataError, match=r"query or view reads other files, .*as Parquet"):
+            read(path, **options)
+    assert read(path, table="t") == ROWS
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "WITH x AS (INSERT INTO t SELECT * FROM t RETURNING *) SELECT * FROM x",
+        "SELECT * FROM query('COPY t TO ''out.csv''')",
+    ],
+)
+def test_a_duckdb_query_changes_nothing(query, tmp_path, monkeypatch):
+    path = write_duckdb(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises((DataError, ValidationError)):
+        read(path, query=query)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["t.duckdb"]
 
 
 def test_a_delta_table_whose_columns_are_mapped_is_refused(tmp_path):
