@@ -10,9 +10,12 @@ import pyarrow.parquet as pq
 
 from recd_plugin_tables.sources.file_format import FileFormat
 from recd_plugin_tables.sources.source import BATCH_ROWS
+from recd_plugins.api import DataError
 from recd_plugins.api.tables import Location, int96_columns
 
 _FILE_MAGIC = b"ARROW1"
+# What a writer puts behind the last batch of a stream; before Arrow 0.15 it was the second half.
+_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class ParquetFormat(FileFormat):
@@ -72,11 +75,29 @@ class ArrowFormat(FileFormat):
             if isinstance(reader, ipc.RecordBatchFileReader):
                 batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
             else:
-                batches = iter(reader)
+                batches = _whole_stream(file, source, reader)
             for batch in batches:
                 chosen = batch.select(list(columns))
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     yield chosen.slice(start, BATCH_ROWS)
+
+
+def _whole_stream(
+    file: Location, source: pa.NativeFile, reader: ipc.RecordBatchStreamReader
+) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream, which must end with its end mark: Arrow takes any end for one."""
+    end, num_rows = source.tell(), 0
+    for batch in reader:
+        end, num_rows = source.tell(), num_rows + batch.num_rows
+        yield batch
+    source.seek(end)
+    rest = source.read(len(_END) + 1)
+    if rest not in (_END, _END[4:]):
+        what = "other data follows it" if rest.startswith((_END, _END[4:])) else "it was cut"
+        raise DataError(
+            f"{file}: the Arrow stream ends after {num_rows:,} rows, but {what}, so rows would be "
+            "missing; write the file anew"
+        )
 
 
 def _open_parquet(source: pa.NativeFile) -> pq.ParquetFile:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +32,10 @@ _CODE = r"^-?0\d"
 # What a float would round, unless it is an amount, as others with fractions show.
 _LARGE = r"^-?\d{19,}$"
 _FRACTION = r"[.,]|\d[eE]"
+# Lists and objects inside one another. Arrow's inference of types crashes the process at 100,000,
+# and its files take no more than this.
+_DEEPEST = 64
+_JSON_STRING = rb'"(?:[^"\\]|\\.)*"'
 # At the end of a time: what zone it is of.
 _OFFSET = r":\d\d(Z|[+-]\d\d(:?\d\d)?)$"
 
@@ -203,6 +208,12 @@ class JsonLinesFormat(FileFormat):
                 f"{file}: this is one JSON object over several lines, as --json writes figures, "
                 "and no table, which has an object a line; recd report shows figures of recd run"
             )
+        for row, line in enumerate(start.splitlines()):
+            if (levels := _levels(line)) > _DEEPEST:
+                raise DataError(
+                    f"{file}: row {row} (from 0) has values nested {levels:,} levels deep, and "
+                    f"{_DEEPEST} is the most; write the table without them"
+                )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:
             found = _open_json(source, pa.schema(fields), "infer").schema
@@ -243,6 +254,14 @@ def _is_document(start: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, dict) and end == len(text) and "\n" in text
+
+
+def _levels(line: bytes) -> int:
+    """Return how deep a line of JSON is nested; 0 where brackets are too few to be too deep."""
+    if line.count(b"[") + line.count(b"{") <= _DEEPEST:
+        return 0
+    brackets = re.findall(rb"[][{}]", re.sub(_JSON_STRING, b"", line))
+    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0)
 
 
 def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:

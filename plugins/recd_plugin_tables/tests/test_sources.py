@@ -351,6 +351,14 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p, "t.jsonl", lambda f: f.write_text('{"a": 1}\n{"a" 2}\n')),
         "t.jsonl: no readable jsonl file: .*in row 1",
     ),
+    "JSON nested too deep": (
+        lambda p: written(
+            p,
+            "t.jsonl",
+            lambda f: f.write_text('{"a": "[{"}\n{"a": ' + "[" * 10**5 + "]" * 10**5 + "}\n"),
+        ),
+        r"t.jsonl: row 1 \(from 0\) has values nested 100,001 levels deep, and 64 is the most",
+    ),
     "a column twice": (
         lambda p: written(
             p, "t.parquet", lambda f: pq.write_table(pa.table([[1], [2]], names=["a", "a"]), f)
@@ -385,6 +393,37 @@ def test_what_is_no_table_is_told(what, tmp_path):
     make, message = BAD[what]
     with pytest.raises(DataError, match=message):
         read(make(tmp_path))
+
+
+def arrow_stream(path: Path, *, batches: int = 6) -> list[int]:
+    """Write a stream, and return where its schema and each batch end."""
+    columns = FLAT.set_column(0, "user", FLAT["user"].dictionary_encode())
+    with path.open("wb") as file, pa.ipc.new_stream(file, columns.schema) as writer:
+        ends = [file.tell()]
+        for _ in range(batches):
+            writer.write_table(columns)
+            file.flush()
+            ends.append(file.tell())
+    return ends
+
+
+def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
+    path = tmp_path / "t.arrows"
+    ends = arrow_stream(path)
+    whole = path.read_bytes()
+    assert len(read(path)) == 6 * len(ROWS)
+    for at in [*ends, ends[3] - 8, len(whole) - 4, len(whole) - 1]:
+        path.write_bytes(whole[:at])
+        with pytest.raises(DataError, match=r"t.arrows: "):
+            read(path)
+    path.write_bytes(whole[: ends[4]])
+    with pytest.raises(
+        DataError, match=r"t.arrows: the Arrow stream ends after 48 rows, but it wa"
+    ):
+        read(path)
+    path.write_bytes(whole + whole)
+    with pytest.raises(DataError, match=r"ends after 72 rows, but other data follows it"):
+        read(path)
 
 
 def test_files_that_are_not_one_table_are_told(tmp_path):
