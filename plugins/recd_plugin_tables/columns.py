@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -86,6 +87,11 @@ class ColumnOptions(PluginOptions):
         """``id`` stands for ``{as: id}``, a list of roles likewise."""
         return {"as": given} if isinstance(given, str | list | tuple) else given
 
+    @field_validator("separator", mode="before")
+    @classmethod
+    def _unescaped(cls, separator: Any) -> Any:
+        return unescaped(separator)
+
     @field_validator("roles", mode="before")
     @classmethod
     def _listed(cls, roles: Any) -> Any:
@@ -164,6 +170,16 @@ _ONLY_FOR: dict[str, tuple[Role, ...]] = {
 
 #: What ``missing`` can be besides a value.
 RULES = ("error", "drop", "empty")
+
+
+def unescaped(separator: Any) -> Any:
+    r"""Return the character that a separator names where it was written as \\t or \\x01.
+
+    Shells and YAML's single quotes keep the backslash.
+    """
+    if isinstance(separator, str) and re.fullmatch(r"\\(t|x[0-9a-fA-F]{2})", separator):
+        return codecs.decode(separator, "unicode_escape")
+    return separator
 
 
 def feature_name(column: str) -> str:

@@ -28,7 +28,7 @@ from recd_plugins.api import DataError, PluginOptions
 from recd_plugins.api.reading import digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
-VERSION = 6
+VERSION = 7
 
 _WAITS = "another process imports it, which this one waits for"
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, field_validator
 
+from recd_plugin_tables.columns import unescaped
 from recd_plugins.api import DataError, PluginOptions, Rows
 from recd_plugins.api.tables import Storage
 
@@ -64,6 +65,11 @@ class SourceOptions(PluginOptions):
         "do not show them.",
     )
     storage: Storage = Field(default=Storage(), description="How the store of a URL is reached.")
+
+    @field_validator("separator", mode="before")
+    @classmethod
+    def _unescaped(cls, separator: Any) -> Any:
+        return unescaped(separator)
 
     @field_validator("query")
     @classmethod

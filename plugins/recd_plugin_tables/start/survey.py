@@ -16,21 +16,26 @@ from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, list_pa
 from recd_plugin_tables.plan import explode_problems
 from recd_plugin_tables.sources import Source
 from recd_plugin_tables.values.cells import python_value
+from recd_plugin_tables.values.ids import split_text
 from recd_plugin_tables.values.numbers import seconds
 from recd_plugins.api import DataError
 
 #: Rows and bytes of a sample, at most.
 SAMPLE_ROWS = 200_000
 SAMPLE_BYTES = 256_000_000
-# What people write between ids in a text; one that stands in so many texts is one.
-_SEPARATORS = ("|", ";", " ", ",")
+# Separators of ids in a text (Hive writes the control characters). The first one that stands in
+# this share of the texts is taken; a space is the last, as it stands beside others.
+_SEPARATORS = (
+    *"|;^~#>\x01\x02\x03\x1d\x1e\x1f\t\n｜；、，",
+    *("::", " / ", " - ", " & ", " + ", ",", " "),
+)
 _SEPARATED = 0.2
 # Texts that are tried to be read as times.
 _LOOKED_AT = 1000
 # Texts of more characters are no ids.
 _LONG_TEXT = 80
-# A whole number as a text; an empty part is no id.
-_WRITTEN = r"^(0|-?[1-9]\d{0,18})?$"
+# A whole number as a text.
+_WRITTEN = r"^(0|-?[1-9]\d{0,18})$"
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ class Survey:
         if pt.is_dictionary(values.type):
             values = values.dictionary_decode()
         if (separator := self[name].separator) is not None:
-            values = pc.list_flatten(pc.split_pattern(values, separator))
+            values = pc.list_flatten(split_text(values, separator))
         return values.drop_null()
 
     def __getitem__(self, name: str) -> Seen:
@@ -276,7 +281,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         characters = float(pc.mean(pc.utf8_length(values)).as_py())
         separator = None if timed else _separator(values, characters)
     if separator is not None:
-        parts = pc.split_pattern(values, separator)
+        parts = split_text(values, separator)
         length = float(pc.mean(pc.list_value_length(parts)).as_py())
         parts = pc.list_flatten(parts)
         distinct = pc.count_distinct(parts).as_py()
@@ -330,8 +335,8 @@ def _separator(texts: pa.Array, characters: float) -> str | None:
         share = pc.mean(pc.match_substring(texts, separator).cast(pa.float32())).as_py()
         if share < _SEPARATED:
             continue
-        parts = pc.list_flatten(pc.split_pattern(texts, separator))
-        length = len(parts) / len(texts)
+        parts = pc.list_flatten(split_text(texts, separator))
+        length = max(1, len(parts) / len(texts))
         if 2 * pc.count_distinct(parts).as_py() < distinct * min(length, 4) and (
             characters / length < 24
         ):

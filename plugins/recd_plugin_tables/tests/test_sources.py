@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -177,6 +178,17 @@ def test_files_that_differ_in_the_width_of_numbers_are_one_table(tmp_path):
     pa.csv.write_csv(pa.table({"n": [1, 2]}), tmp_path / "a.csv")
     pa.csv.write_csv(pa.table({"n": [1.5, 2.5]}), tmp_path / "b.csv")
     assert [row["n"] for row in read(tmp_path)] == [1.0, 2.0, 1.5, 2.5]
+
+
+@pytest.mark.parametrize("separator", ["\t", ";", "|"])
+def test_the_advice_about_a_separator_works_in_a_shell(separator, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text(f"a{separator}b\n1{separator}2\n")
+    with pytest.raises(DataError) as caught:
+        read(path)
+    advice = str(caught.value).rpartition("(recd init: ")[2].rstrip(")")
+    flag, value = shlex.split(advice)
+    assert (flag, read(path, separator=value)) == ("--separator", [{"a": 1, "b": 2}])
 
 
 def test_a_split_and_a_query_are_chosen_by_name(tmp_path):

@@ -150,6 +150,37 @@ def test_whole_numbers_in_a_text_are_what_they_are_elsewhere(tmp_path: Path, kin
     assert uses["tags"] == {"as": "ids", "separator": "|", "texts": True}
 
 
+@pytest.mark.parametrize(
+    ("between", "separator"),
+    [
+        (", ", ","),
+        (" ,", ","),
+        (" | ", "|"),
+        ("; ", ";"),
+        ("||", "|"),
+        (" :: ", "::"),
+        ("^", "^"),
+        ("\x01", "\x01"),
+        ("\t", "\t"),
+        (" / ", " / "),
+        ("  ", " "),
+    ],
+)
+def test_the_separator_of_ids_in_a_text_is_found(tmp_path, between, separator):
+    films = [[(user + n) % 20 for n in range(user % 5 + 1)] for user in range(300)]
+    columns = {
+        "history": [between.join(map(str, row)) for row in films],
+        "click": [row[0] % 2 for row in films],
+    }
+    write(tmp_path / "t.parquet", columns)
+    target = tmp_path / "my.yaml"
+    done = CliRunner().invoke(main, ["init", str(tmp_path / "t.parquet"), str(target)])
+    assert done.exit_code == 0, done.output
+    use = load_registry(target).dataset.options.columns["history"]
+    assert (use.separator, use.integers) == (separator, True)
+    assert survey(open_source(tmp_path / "t.parquet"))["history"].distinct == 20
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300])
 def test_rows_of_an_infinite_number_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float

@@ -246,11 +246,36 @@ def test_gaps_may_be_errors_and_texts_lists():
     assert (dropped.any(), num_nulls) == (False, 3)
 
 
+@pytest.mark.parametrize(
+    ("separator", "text"),
+    [
+        (",", "a, b"),
+        (",", " a ,b,, "),
+        (",", "[a, b]"),
+        (" ", "{a  b}"),
+        ("|", "a | b"),
+        ("::", "a:: b"),
+        ("\t", "a\tb"),
+        (r"\t", "a\tb"),
+        (r"\x01", "a\x01b"),
+        (" - ", "a - b"),
+    ],
+)
+def test_spaces_and_brackets_are_no_part_of_ids(separator, text):
+    lists, _, _ = id_lists(cells([text]), use("ids", separator=separator))
+    assert lists.to_pylist() == [[hashed("a"), hashed("b")]]
+
+
+def test_brackets_of_other_texts_stay():
+    lists, _, _ = id_lists(cells(["[a]|[b]"]), use("ids", separator="|"))
+    assert lists.to_pylist() == [[hashed("[a]"), hashed("[b]")]]
+
+
 def test_whole_numbers_in_a_text_are_those_of_numbers():
     whole = use("ids", separator="|", integers=True)
     lists, _, _ = id_lists(cells(["7|-9", "", None, f"007|{2**63 - 1}"]), whole)
     assert lists.to_pylist() == [[7, -9], [], [], [7, 2**63 - 1]]
-    for wrong in ("a", "1.5", " 1", "0x1F", str(2**63), "12345678901234567890"):
+    for wrong in ("a", "1.5", "1 2", "0x1F", str(2**63), "12345678901234567890"):
         message = rf"row 1: the value is '{wrong}'; integers: true is for whole numbers"
         with pytest.raises(DataError, match=message):
             id_lists(cells(["7", f"8|{wrong}"]), whole)

@@ -19,6 +19,8 @@ _LARGE = (
     "a float as large stands for several whole numbers; store ids as integers, and of text set "
     "source: {types: {column: uint64}}"
 )
+# A text that is one pair of brackets and what they enclose.
+_BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
 _WHOLE = "ids are whole numbers or text; write it as text, or use it as number"
 
 
@@ -152,10 +154,17 @@ def _as_integers(items: Cells) -> Cells:
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
-    """Text as lists of its parts, those without a letter left out."""
+    """Split texts at a separator into lists of parts, without spaces around them.
+
+    Empty parts are left out. Brackets around a list with commas or spaces, as Python, JSON and
+    PostgreSQL write it, are not part of its first and last element.
+    """
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
+    if separator.strip() in ("", ","):
+        values = pc.replace_substring_regex(values, _BRACKETS, r"\1\2")
     offsets, parts, empty = list_parts(pc.split_pattern(values, separator))
+    parts = pc.utf8_trim_whitespace(parts)
     kept = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
     before = np.concatenate([[0], np.cumsum(kept)])[offsets].astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(before), parts.filter(pa.array(kept)), mask=empty)
