@@ -22,8 +22,10 @@ _SESSIONS = 20
 # Of a row, where there is no label; batches are multiples of one more.
 _NEGATIVES = 4
 _INDENT = " " * 6
-# Of a name: a key of YAML ends within 1,024 characters, and a table's is longer than its column's.
-_LONGEST = 1000
+# Characters of a column's name: keys of a registry take 255, and its table's has t_ in front.
+_LONGEST = 253
+# Characters of a key as it is written: YAML takes 1,024.
+_LONGEST_WRITTEN = 1000
 
 _TEXT = """\
 {head}
@@ -115,10 +117,10 @@ def registry_text(
             raise DataError(
                 f"{location}: the name of column {column.name!r} holds a NUL character: rename it"
             )
-        if len(_word(column.name)) > _LONGEST:
+        if len(column.name) > _LONGEST or len(_word(column.name)) > _LONGEST_WRITTEN:
             raise DataError(
-                f"{location}: column {column.name[:40]}... has a name of {len(column.name):,} "
-                f"characters, and a registry file takes {_LONGEST:,}: rename it"
+                f"{location}: column {_printable(column.name[:40])}... has a name of "
+                f"{len(column.name):,} characters, too long for a registry file: rename it"
             )
     survey = guesses.survey
     alike = shared(guesses)
@@ -194,7 +196,7 @@ def _head(guesses: Guesses, sides: Towers | None, location: str, file: Path) -> 
         f"#   recd predict {file} TABLE -o scores.parquet",
         "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
     ]
-    return "\n".join(lines)
+    return "\n".join(map(_printable, lines))
 
 
 def _columns(columns: Iterable[Guess]) -> Iterable[str]:
@@ -371,9 +373,16 @@ _NOT_TEXT = re.compile(r"(?i)(y|n|yes|no|on|off|true|false|null|nan|inf|[-+.\d].
 def _word(text: str) -> str:
     """A text as YAML, in quotes where it needs some."""
     bare = re.fullmatch(r"[A-Za-z_/][\w./\-]*", text) and not _NOT_TEXT.match(text)
-    return text if bare else json.dumps(text, ensure_ascii=False)
+    return text if bare else _printable(json.dumps(text, ensure_ascii=False))
 
 
 def _plain(text: str) -> str:
-    """A comment in one line."""
-    return " ".join(text.split())
+    """Return a comment in one line."""
+    return _printable(" ".join(text.split()))
+
+
+def _printable(text: str) -> str:
+    """Escape what does not print, as YAML does in double quotes: a line break ends a comment."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )

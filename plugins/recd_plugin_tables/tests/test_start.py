@@ -17,12 +17,14 @@ from tests import forked
 
 from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guess import LabelUnknown, Wanted, guess
+from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
 from recd_plugins.api import DataError
 from recd_plugins.api.columns import sparse_column
 from recd_plugins.cli import main
+from recd_plugins.registry.loader import read_yaml
 
 ROWS = 400
 
@@ -441,7 +443,8 @@ def test_a_duration_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("a" * 1001, "has a name of 1,001 characters"),
+        ("a" * 254, "has a name of 254 characters, too long"),
+        ("\U000e0001" * 200, "has a name of 200 characters, too long"),
         ("a\0b", r"the name of column 'a\x00b' holds a NUL character"),
     ],
 )
@@ -451,3 +454,28 @@ def test_a_name_that_no_registry_file_takes(tmp_path, name, told):
     assert done.exit_code == 1
     assert told in done.output.replace("\n", " ")
     assert not (tmp_path / "r.yaml").exists()
+
+
+_HOSTILE = [
+    *("\n", "\r", "\t", "\x01", "\x1b", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "\uffff"),
+    *("\U0001f600", "\U000e0001", "é", "'", '"', "\\", ": ", " #", "- ", "{", "%", "&a", "!b"),
+]
+
+
+@pytest.mark.parametrize("name", [*_HOSTILE, "".join(_HOSTILE), "x\ncallbacks: [{use: a}]\n# "])
+def test_any_name_is_itself_in_the_file(name: str, tmp_path: Path) -> None:
+    columns = {f"a{name}b": [f"v{i % 7}" for i in range(60)], "click": [i % 2 for i in range(60)]}
+    guesses = guess(survey(open_source(write(tmp_path / "t.parquet", columns))), Wanted())
+    text = registry_text(
+        guesses,
+        location=f"{name}/t.parquet",
+        file=Path(f"{name}.yaml"),
+        source={"table": name},
+        test=0.1,
+    )
+    (tmp_path / "my.yaml").write_text(text, encoding="utf-8")
+    document = read_yaml(tmp_path / "my.yaml").data
+    options = document["dataset"]["options"]
+    assert list(options["columns"]) == list(columns)
+    assert (options["path"], options["source"]) == (f"{name}/t.parquet", {"table": name})
+    assert "callbacks" not in document
