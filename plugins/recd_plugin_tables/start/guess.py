@@ -98,11 +98,12 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     free = [seen for seen in free if label is None or seen.leaf.name != label.name]
     stored = [seen for seen in free if seen.leaf.name not in survey.folder_keys]
     time = wanted.time or time_column(stored) or time_column(free)
-    request = wanted.request or named_so(free, REQUEST, "request")
+    joinable = [seen for seen in free if not seen.dominant_share]
+    request = wanted.request or named_so(joinable, REQUEST, "request")
     session = (
         wanted.session
-        or named_so(free, SESSION, "session")
-        or named_so(free, USER, "session")
+        or named_so(joinable, SESSION, "session")
+        or named_so(joinable, USER, "session")
         or request
     )
     columns = []
@@ -114,6 +115,7 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             columns.append(label)
         else:
             found = _column(seen, name == session, name == request, name == time)
+            found = _with_dominant_value(found)
             columns.append(_no_feature(found) if name in survey.folder_keys else found)
     if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
         raise DataError(
@@ -269,6 +271,21 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
     if pt.is_date(kind) or is_timestamp(seen):
         return Guess(seen, ("id",), f"a {'date' if seen.daily else 'time'}; its {part}", {"by": by})
     return Guess(seen, (role,), why, options, history, tail)
+
+
+def _with_dominant_value(found: Guess) -> Guess:
+    """Say why a column with the name of a session or request is none, or joins too many rows."""
+    seen = found.seen
+    grouping = bool({"session", "request"} & set(found.roles))
+    named = any(
+        named_so([seen], words, role)
+        for words, role in ((SESSION, "session"), (USER, "session"), (REQUEST, "request"))
+    )
+    if not seen.dominant_share or not (grouping or named):
+        return found
+    share = f"{seen.most_frequent[:24]!r} has {seen.dominant_share:.0%} of the rows"
+    meaning = "which become one session" if grouping else "so it is no session"
+    return replace(found, why=f"{found.why}; {share}, {meaning}")
 
 
 def _no_feature(found: Guess) -> Guess:

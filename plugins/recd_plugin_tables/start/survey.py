@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,14 @@ _LOOKED_AT = 1000
 _LONG_TEXT = 80
 # A whole number as a text.
 _WRITTEN = r"^(0|-?[1-9]\d{0,18})$"
+# A value is no id to join rows by if it has this share of all rows, and so many times the mean
+# share of the other values. Less is enough for a placeholder.
+_DOMINANT = (0.05, 20)
+_DOMINANT_PLACEHOLDER = (0.01, 5)
+_PLACEHOLDER = re.compile(
+    r"(?i)[\W_0]*|-1(\.0)?|-?999+|[\W_]*(unknown\w*|null|none|nil|nan|n|na|n/a|not[ _]set|undefined|"
+    r"missing|anonymous|anon|guest|default|other|empty|invalid)[\W_]*"
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class Seen:
         characters: mean length of texts.
         separator: what separates several ids in a text.
         integers: whether these are whole numbers, as they would be written.
+        most_frequent: the most frequent value of a column without lists, as text.
+        most_frequent_rows: rows with this value.
         timed: whether texts are times, as 2024-05-01 10:00:00.
         daily: whether times, of any type, are days without an hour.
         example: one of the values.
@@ -79,6 +90,23 @@ class Seen:
     example: str = ""
     infinite: int = 0
     integers: bool = False
+    most_frequent: str = ""
+    most_frequent_rows: int = 0
+
+    @property
+    def dominant_share(self) -> float:
+        """Share of rows with a value that is too frequent to be one user or session, else 0.
+
+        Such a value stands for "unknown". A table of few users has frequent values, too, so a value
+        must also be far more frequent than the others.
+        """
+        if self.distinct < 2:
+            return 0.0
+        share = self.most_frequent_rows / self.rows
+        others = (self.values - self.most_frequent_rows) / (self.distinct - 1)
+        placeholder = _PLACEHOLDER.fullmatch(self.most_frequent) is not None
+        least, ratio = _DOMINANT_PLACEHOLDER if placeholder else _DOMINANT
+        return share if share > least and self.most_frequent_rows > ratio * others else 0.0
 
     @property
     def binary(self) -> bool:
@@ -286,6 +314,14 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         parts = pc.list_flatten(parts)
         distinct = pc.count_distinct(parts).as_py()
         whole_parts = pc.all(pc.match_substring_regex(parts, _WRITTEN)).as_py()
+    most_frequent, most_frequent_rows = "", 0
+    if distinct and not is_list(plain(leaf.type)):
+        known = values.cast(pa.float64()) if pt.is_decimal(values.type) else values
+        known = known.filter(pc.is_finite(known)) if pt.is_floating(known.type) else known
+        counts = pc.value_counts(known)
+        at = int(np.argmax(counts.field("counts")))
+        most_frequent = str(python_value(counts.field("values")[at]))
+        most_frequent_rows = counts.field("counts")[at].as_py()
     return Seen(
         leaf,
         rows,
@@ -305,6 +341,8 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         str(python_value(values[0]))[:40] if len(values) else "",
         infinite,
         bool(whole_parts),
+        most_frequent,
+        most_frequent_rows,
     )
 
 

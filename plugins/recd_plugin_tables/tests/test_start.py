@@ -98,6 +98,30 @@ def test_the_label_is_found_by_name_or_by_its_two_values(
     assert roles(write(tmp_path / "t.parquet", columns))[name] == "label"
 
 
+@pytest.mark.parametrize(
+    ("value", "share"),
+    [("unknown", 0.87), ("a99f214a", 0.87), ("", 0.03), ("00000000-0000-0000", 0.03), (0, 0.03)],
+)
+def test_an_id_with_a_dominant_value_is_no_session(
+    tmp_path: Path, value: Any, share: float
+) -> None:
+    draw = np.random.default_rng(0)
+    unknown = draw.random(5000) < share
+    users = [type(value)(user) for user in draw.integers(1, 500, 5000)]
+    columns = {
+        "device_id": [value if no else user for no, user in zip(unknown, users, strict=True)],
+        "site": draw.integers(0, 50, 5000),
+        "click": draw.integers(0, 2, 5000),
+    }
+    path = write(tmp_path / "t.parquet", columns)
+    found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
+    assert found["device_id"].roles == ("id",)
+    assert f"{str(value)!r} has {unknown.mean():.0%} of the rows" in found["device_id"].why
+    assert roles(path, session="device_id")["device_id"] == "session, id"
+    few = write(tmp_path / "f.parquet", {**columns, "device_id": draw.integers(0, 7, 5000)})
+    assert roles(few)["device_id"] == "session, id"
+
+
 def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
     at = pa.array([1_700_000_000 + 3600 * i for i in range(9)], pa.timestamp("s"))
     tags = [[f"t{i % 3}", "t"] for i in range(9)]
