@@ -29,6 +29,11 @@ _ALONE: tuple[Role, ...] = ("label", "unused")
 Missing = Literal["error", "empty", "drop"] | float | int | str
 """What becomes of a null: an error, no id at all, a row that is left out, or this value."""
 
+Unit = Literal[
+    "s", "ms", "us", "ns", "YYYYMMDD", "YYMMDDHH", "YYYYMMDDHH", "YYYYMMDDHHMM", "YYYYMMDDHHMMSS"
+]
+"""The unit of times stored as numbers: since 1970, or the digits of a date, as in 20240501."""
+
 
 class ColumnOptions(PluginOptions):
     """What a column of the table is used for."""
@@ -51,8 +56,10 @@ class ColumnOptions(PluginOptions):
         "empty for ids, on_nan of the dataset for numbers, a session of its own for rows without, "
         "error for others.",
     )
-    unit: Literal["s", "ms", "us", "ns"] | None = Field(
-        default=None, description="Of a time since 1970 that is stored as a number; null: seconds."
+    unit: Unit | None = Field(
+        default=None,
+        description="Of a time that is stored as a number: s, ms, us or ns since 1970, or the "
+        "digits of a date, as YYYYMMDD of 20240501; null: seconds.",
     )
     by: Literal["hour", "weekday", "day"] | None = Field(
         default=None,

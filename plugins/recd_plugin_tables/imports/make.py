@@ -109,7 +109,7 @@ class Importer:
             spill.add(batch)
             progress(len(rows))
         texts.close()
-        counts = self._write_splits(folder, spill, splitter, converter.schema)
+        counts, times = self._write_splits(folder, spill, splitter, converter.schema)
         if not num_rows and not self._scoring:
             raise DataError(f"{self._source.location}: the table has no rows")
         note = ImportNote(
@@ -123,6 +123,7 @@ class Importer:
             filled=dict(+converter.filled),
             widths=widths,
             files=list(files.items()),
+            times=times,
         )
         self._check(note, counts)
         return note
@@ -139,8 +140,13 @@ class Importer:
 
     def _write_splits(
         self, folder: Path, spill: Spill, splitter: Splitter, schema: pa.Schema
-    ) -> dict[str, int]:
-        """Write both splits, and count their rows, positives and the ids of each feature."""
+    ) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+        """Write both splits.
+
+        Returns:
+            Counts of rows, positives and ids of each feature; first and last time of each split.
+        """
+        times: dict[str, tuple[int, int]] = {}
         counts = {"train": 0, "test": 0, "positives": 0}
         ids = dict.fromkeys(self._id_features, 0)
         with ExitStack() as files:
@@ -153,13 +159,20 @@ class Importer:
                 counts["positives"] += int(pc.sum(batch[self._label]).as_py())
                 for name in ids:
                     ids[name] += len(batch[name].flatten())
-                for writer, chosen in ((train, ~in_test), (test, in_test)):
+                for split, writer, chosen in (("train", train, ~in_test), ("test", test, in_test)):
                     if writer is not None and chosen.any():
-                        whole = chosen.all()
-                        writer.write(batch if whole else batch.filter(pa.array(chosen)))
+                        kept = batch if chosen.all() else batch.filter(pa.array(chosen))
+                        writer.write(kept)
+                        if self._plan.time:
+                            found = kept[TIME].to_numpy()
+                            before = times.get(split, (found[0], found[0]))
+                            times[split] = (
+                                int(min(before[0], found.min())),
+                                int(max(before[1], found.max())),
+                            )
                 counts["test"] += int(in_test.sum())
                 counts["train"] += int((~in_test).sum())
-        return {**counts, **{f"ids of {name}": count for name, count in ids.items()}}
+        return {**counts, **{f"ids of {name}": count for name, count in ids.items()}}, times
 
     def _writer(self, folder: Path, schema: pa.Schema) -> TableWriter:
         keys = SessionKeys(SESSION, TIME)

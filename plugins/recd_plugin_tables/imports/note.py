@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from recd_plugins.api.files import read_note, write_note
@@ -25,6 +25,8 @@ class ImportNote:
         filled: values that were missing or no number and became others, by column.
         widths: how many numbers the lists of a feature hold.
         files: of the table in their order, and how many rows each has.
+        times: first and last time of the rows of each split, in microseconds since 1970; empty
+            where no column is the time.
     """
 
     rows: int
@@ -37,6 +39,7 @@ class ImportNote:
     filled: Mapping[str, int]
     widths: Mapping[str, int]
     files: Sequence[tuple[str, int]]
+    times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of the import."""
@@ -47,6 +50,16 @@ class ImportNote:
         """The note of an import; None where it is none that was finished."""
         found = read_note(folder / NOTE)
         return cls(**found) if found is not None else None
+
+    def time_leak(self, test_times: tuple[int, int] | None) -> list[str]:
+        """Return a warning, as a list of lines, if training rows are later than test rows."""
+        train_times = self.times.get("train")
+        if train_times is None or test_times is None or train_times[1] <= test_times[0]:
+            return []
+        return [
+            "  training rows are later than test rows, so the figures may be too good; split: {by: "
+            "time} tests on the last rows"
+        ]
 
     def in_words(self, name: str) -> list[str]:
         """What a user should know of it, in lines."""
@@ -65,4 +78,4 @@ class ImportNote:
             f"  {count:,} values of column {c} were missing or not finite"
             for c, count in self.filled.items()
         ]
-        return lines
+        return lines + self.time_leak(self.times.get("test"))

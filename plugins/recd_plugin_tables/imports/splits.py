@@ -10,11 +10,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.columns import ColumnOptions, Unit
 from recd_plugin_tables.plan import REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values.cells import Cells
 from recd_plugin_tables.values.hashing import mixed
-from recd_plugin_tables.values.times import Unit, microseconds
+from recd_plugin_tables.values.times import microseconds
 from recd_plugins.api import DataError, PluginOptions
 
 # Times that are kept to find where the test split begins.

@@ -26,7 +26,7 @@ from recd_plugin_tables.start.names import (
 )
 from recd_plugin_tables.start.shared import hashed_alike, ids_of_lists
 from recd_plugin_tables.start.survey import Seen, Survey
-from recd_plugin_tables.start.times import is_timestamp, time_column, unit_of
+from recd_plugin_tables.start.times import is_stored_time, is_timestamp, time_column
 from recd_plugins.api import DataError
 
 # A list of at least so many ids on average is a history: it gets a pooling of its own.
@@ -248,10 +248,10 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
     keys = [role for role, is_it in given.items() if is_it]
     by = "weekday" if seen.daily else "hour"
     part = "day of the week" if seen.daily else "hour of the day in UTC"
-    if time and not (pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or unit_of(seen)):
+    if time and not (pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or seen.unit):
         return Guess(seen, tuple(keys), "which rows come first; of no known unit, so no feature")
     if time:
-        options = {"unit": unit_of(seen), "by": by} if unit_of(seen) else {"by": by}
+        options = {"unit": seen.unit, "by": by} if seen.unit else {"by": by}
         return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)
     kind = plain(seen.leaf.type)
     why_unused = _why_unused(seen) or _why_outcome(seen)
@@ -268,8 +268,10 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
         if session and named_so([seen], SESSION, "session"):
             return Guess(seen, tuple(keys), "whose rows belong together")
         return Guess(seen, (*keys, "id"), "whose rows belong together, and a feature", options)
-    if pt.is_date(kind) or is_timestamp(seen):
-        return Guess(seen, ("id",), f"a {'date' if seen.daily else 'time'}; its {part}", {"by": by})
+    stored = {"unit": seen.unit} if is_stored_time(seen) else {}
+    if pt.is_date(kind) or is_timestamp(seen) or stored:
+        what = f"a {'date' if seen.daily else 'time'}; its {part}"
+        return Guess(seen, ("id",), what, {**stored, "by": by})
     return Guess(seen, (role,), why, options, history, tail)
 
 
@@ -277,10 +279,7 @@ def _with_dominant_value(found: Guess) -> Guess:
     """Say why a column with the name of a session or request is none, or joins too many rows."""
     seen = found.seen
     grouping = bool({"session", "request"} & set(found.roles))
-    named = any(
-        named_so([seen], words, role)
-        for words, role in ((SESSION, "session"), (USER, "session"), (REQUEST, "request"))
-    )
+    named = named_so([seen], (*SESSION, *USER, *REQUEST), "session")
     if not seen.dominant_share or not (grouping or named):
         return found
     share = f"{seen.most_frequent[:24]!r} has {seen.dominant_share:.0%} of the rows"

@@ -15,7 +15,14 @@ LABEL = (
     "conversion", "purchased", "purchase", "bought", "liked", "like", "response", "outcome",
 )  # fmt: skip
 RATING = ("rating", "stars", "score")
-TIME = ("timestamp", "ts", "time", "datetime", "event_time", "created_at", "date", "at", "when")
+_UNITS = r"m?s|us|ns|(milli|micro|nano)?s(ec(ond)?s?)?|(milli|micro|nano)s|epoch|unix|utc"
+TIME = tuple(
+    rf"{word}(_?(in_)?({_UNITS}))?"
+    for word in (
+        "timestamp", "ts", "time", "datetime", "event_time", "created_at", "date", "at", "when",
+        "epoch", "unix", "utc", r"\w*time_?stamp", r"\w*time", "dt", "t", "created", "logged",
+    )
+)  # fmt: skip
 SESSION = ("session_id", "session", "visit_id", "visit", "user_session", "sid")
 USER = (
     "user_id", "user", "uid", "userid", "customer_id", "customer", "visitor_id", "visitor",
@@ -32,6 +39,8 @@ ID_WORDS = re.compile(
     r"(^|_)(id|ids|code|type|category|brand|kind|class|group|zip|country|city|region|lang|device|os|"
     r"gender|sex|weekday|month|hour|bucket|flag|status|channel|source|segment)s?(_|$)"
 )
+# Names of ids and codes, which are no times whatever their values are.
+KEY_WORDS = re.compile(r"(^|_)(id|ids|code|key|hash|no|number|sku|zip|phone|index)$|[a-z]id$")
 NUMBER_WORDS = re.compile(
     r"(^|_)(count|num|n|number|amount|age|price|cost|qty|quantity|duration|seconds|minutes|days|"
     r"length|size|score|rating|rate|ratio|share|position|rank|total|avg|mean|sum|views|visits|"

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from recd_plugin_tables.columns import Unit
 from recd_plugin_tables.kinds import is_span, is_text
 from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, list_parts, normal, plain
 from recd_plugin_tables.plan import explode_problems
@@ -19,6 +20,7 @@ from recd_plugin_tables.sources import Source
 from recd_plugin_tables.values.cells import python_value
 from recd_plugin_tables.values.ids import split_text
 from recd_plugin_tables.values.numbers import seconds
+from recd_plugin_tables.values.times import possible_unit
 from recd_plugins.api import DataError
 
 #: Rows and bytes of a sample, at most.
@@ -37,13 +39,15 @@ _LOOKED_AT = 1000
 _LONG_TEXT = 80
 # A whole number as a text.
 _WRITTEN = r"^(0|-?[1-9]\d{0,18})$"
+# Share of steps from row to row that go up or stay, in a log that is nearly in order.
+_RISING = 0.95
 # A value is no id to join rows by if it has this share of all rows, and so many times the mean
 # share of the other values. Less is enough for a placeholder.
 _DOMINANT = (0.05, 20)
 _DOMINANT_PLACEHOLDER = (0.01, 5)
 _PLACEHOLDER = re.compile(
-    r"(?i)[\W_0]*|-1(\.0)?|-?999+|[\W_]*(unknown\w*|null|none|nil|nan|n|na|n/a|not[ _]set|undefined|"
-    r"missing|anonymous|anon|guest|default|other|empty|invalid)[\W_]*"
+    r"(?i)[\W_0]*|-1(\.0)?|-?999+|[\W_]*(unknown\w*|null|none|nil|nan|n|na|n/a|not[ _]set|"
+    r"undefined|missing|anonymous|anon|guest|default|other|empty|invalid)[\W_]*"
 )
 
 
@@ -66,6 +70,8 @@ class Seen:
         integers: whether these are whole numbers, as they would be written.
         most_frequent: the most frequent value of a column without lists, as text.
         most_frequent_rows: rows with this value.
+        unit: of numbers that may be times; a range of values alone does not say that they are.
+        rising: whether numbers seldom fall from one row to the next, as times of a log.
         timed: whether texts are times, as 2024-05-01 10:00:00.
         daily: whether times, of any type, are days without an hour.
         example: one of the values.
@@ -92,6 +98,8 @@ class Seen:
     integers: bool = False
     most_frequent: str = ""
     most_frequent_rows: int = 0
+    unit: Unit | None = None
+    rising: bool = False
 
     @property
     def dominant_share(self) -> float:
@@ -287,7 +295,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         return Seen(leaf, rows, nulls, len(values), 0, length=length, width=width)
     distinct = pc.count_distinct(values).as_py() if len(values) else 0
     least = median = largest = None
-    whole, infinite = False, 0
+    whole, infinite, unit, rising = False, 0, None, False
     if (numbers := _numbers(values)) is not None:
         finite = numbers[np.isfinite(numbers)]
         gaps = np.isnan(numbers)
@@ -300,6 +308,8 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
             least, largest = float(finite.min()), float(finite.max())
             median = float(np.quantile(finite, 0.5, method="lower"))
             whole = bool((finite == np.round(finite)).all())
+            unit = None if is_list(plain(leaf.type)) else possible_unit(finite)
+            rising = float((np.diff(finite) >= 0).mean()) > _RISING if len(finite) > 1 else False
     elif is_span(values.type) and len(values):
         median = float(np.quantile(seconds(values), 0.5, method="lower"))
     characters, separator, whole_parts = 0.0, None, False
@@ -337,12 +347,18 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         characters,
         separator,
         timed,
-        times is not None and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day")))),
+        unit == "YYYYMMDD"
+        or (
+            times is not None
+            and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day"))))
+        ),
         str(python_value(values[0]))[:40] if len(values) else "",
         infinite,
         bool(whole_parts),
         most_frequent,
         most_frequent_rows,
+        unit,
+        rising,
     )
 
 

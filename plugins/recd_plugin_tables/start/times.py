@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow.types as pt
 
 from recd_plugin_tables.leaves import plain
-from recd_plugin_tables.start.names import TIME, named_so
+from recd_plugin_tables.start.names import ITEM, KEY_WORDS, SESSION, TIME, USER, named_so, words_of
 from recd_plugin_tables.start.survey import Seen
+from recd_plugin_tables.values.times import is_plausible
 
-_EPOCH = {"s": (1e8, 1e10), "ms": (1e11, 1e13), "us": (1e14, 1e16), "ns": (1e17, 1e19)}
+_IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
 def time_column(found: list[Seen]) -> str | None:
-    """The column that is when it was: by its name, or the first time."""
-    named = named_so(found, TIME, "time", _is_time)
-    return named or next((seen.leaf.name for seen in found if is_timestamp(seen)), None)
+    """Return the time of the rows: by its name, or the first column of times."""
+    hourly = [seen for seen in found if not seen.daily]
+    return (
+        named_so(hourly, TIME, "time", _is_time)
+        or named_so(found, TIME, "time", _is_time)
+        or next((seen.leaf.name for seen in found if is_timestamp(seen)), None)
+        or next((seen.leaf.name for seen in found if is_time_by_value(seen)), None)
+    )
 
 
 def is_timestamp(seen: Seen) -> bool:
@@ -22,16 +30,34 @@ def is_timestamp(seen: Seen) -> bool:
     return seen.timed or bool(pt.is_timestamp(plain(seen.leaf.type)))
 
 
+def is_stored_time(seen: Seen) -> bool:
+    """Whether numbers are times, by their name and values or by their values alone."""
+    return (named_so([seen], TIME, "time", _has_unit) is not None) or is_time_by_value(seen)
+
+
+def is_time_by_value(seen: Seen) -> bool:
+    """Whether numbers can hardly be anything else than times, whatever their name is.
+
+    Ids of 10, 13, 16 or 19 digits may look like seconds or parts of them. They do not rise from row
+    to row, and usually repeat.
+    """
+    name = words_of(seen.leaf.path[-1])
+    if seen.unit is None or KEY_WORDS.search(name) or _IDS.fullmatch(name):
+        return False
+    if seen.least is None or seen.largest is None:
+        return False
+    if seen.unit.startswith("Y"):
+        return seen.distinct > 2
+    if not is_plausible(seen.least, seen.largest, seen.unit):
+        return False
+    rare = seen.unit in ("ms", "us") and seen.distinct > seen.values / 2
+    return seen.distinct > 2 and (seen.rising or rare)
+
+
+def _has_unit(seen: Seen) -> bool:
+    return seen.unit is not None
+
+
 def _is_time(seen: Seen) -> bool:
     kind = plain(seen.leaf.type)
-    return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or seen.timed or bool(unit_of(seen))
-
-
-def unit_of(seen: Seen) -> str | None:
-    """Of a time that is stored as a number; None where it is none."""
-    if seen.least is None or seen.largest is None:
-        return None
-    for unit, (first, last) in _EPOCH.items():
-        if first <= seen.least and seen.largest <= last:
-            return unit
-    return None
+    return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or seen.timed or _has_unit(seen)

@@ -133,6 +133,32 @@ def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
     assert "tags: {as: ids, texts: true}" in text
 
 
+@pytest.mark.parametrize("name", ["ts", "time_ms", "impression_time_us", "eventTime", "recv"])
+@pytest.mark.parametrize("rows_a_time", [1, 3])
+@pytest.mark.parametrize(
+    ("start", "unit"),
+    [(1.7e9, "s"), (1.7e12, "ms"), (1.7e15, "us"), (1.7e18, "ns"), (14102100, "YYMMDDHH")],
+)
+def test_numbers_are_times_by_their_values(
+    tmp_path: Path, name: str, rows_a_time: int, start: float, unit: str
+) -> None:
+    times = int(start) + np.repeat(np.arange(24), rows_a_time)
+    columns = {
+        "item_id": times % 7 + int(start),
+        name: times,
+        "was_shown_at": times,
+        "user_id": times % 5,
+        "click": times % 2,
+    }
+    found = guess(survey(open_source(write(tmp_path / "t.parquet", columns))), Wanted(time=name))
+    uses = {each.name: (each.roles, each.options) for each in found.columns}
+    by = {"unit": unit, "by": "hour"}
+    assert uses[name] == (("time", "id"), by)
+    assert uses["was_shown_at"] == (("id",), by)
+    assert uses["item_id"][0] == ("id",)
+    assert roles(tmp_path / "t.parquet", unused=("was_shown_at",))[name] == "time, id"
+
+
 def test_a_time_of_no_known_unit_only_orders_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

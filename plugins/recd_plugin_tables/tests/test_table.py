@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
@@ -100,6 +101,27 @@ def test_a_test_table_of_its_own(path, tmp_path):
     data.prepare()
     assert data.splits() == ("train", "test")
     assert len(rows_of(data, "test")["_row"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("options", "leaks"),
+    [
+        ({"split": {"by": "time"}}, False),
+        ({"split": {"by": "row"}}, True),
+        ({"split": {"by": "session", "test": 0.4}}, True),
+        ({"test_path": "earlier.parquet"}, True),
+        ({"test_path": "later.parquet"}, False),
+    ],
+)
+def test_training_rows_later_than_test_rows_are_told(path, capfd, monkeypatch, options, leaks):
+    monkeypatch.chdir(path.parent)
+    rows = pq.read_table(path)
+    times = rows["when"].cast(pa.int64())
+    for name, shift in (("earlier", 0), ("later", 10**9)):
+        shifted = pc.add(times, shift).cast(rows["when"].type)
+        pq.write_table(rows.set_column(1, "when", shifted), f"{name}.parquet")
+    table(path, **options).prepare()
+    assert ("training rows are later than test rows" in capfd.readouterr().err) is leaks
 
 
 def test_what_a_test_table_lacks_is_told_with_the_option(path, tmp_path):

@@ -131,6 +131,8 @@ def test_times_of_every_type_are_microseconds():
         ([float(seconds)], None),
         (pa.array([seconds * 1000], pa.uint64()), "ms"),
         ([seconds * 10**9], "ns"),
+        ([20240501123000], "YYYYMMDDHHMMSS"),
+        ([202405011230.0], "YYYYMMDDHHMM"),
     )
     for given, unit in cases:
         assert microseconds(cells(given), unit).to_pylist() == [micro], given
@@ -164,6 +166,22 @@ def test_lists_may_be_categories_and_runs():
         found, _, num_nulls = id_lists(cells(given), use("ids"))
         assert found.to_pylist() == [[2], [], [1]]
         assert num_nulls == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "text"),
+    [
+        (14102123, "YYMMDDHH", "2014-10-21 23:00"),
+        (20240501, "YYYYMMDD", "2024-05-01 00:00"),
+        (2024050107, "YYYYMMDDHH", "2024-05-01 07:00"),
+    ],
+)
+def test_digits_of_a_date_are_a_time(given, unit, text):
+    expected = microseconds(cells([text]), None).to_pylist()
+    assert microseconds(cells([given, None]), unit).to_pylist() == [*expected, None]
+    assert microseconds(cells([float(given), np.nan]), unit).to_pylist() == [*expected, None]
+    with pytest.raises(DataError, match=f"row 1: the value is .*no date in digits as {unit}"):
+        microseconds(cells([given, given * 10]), unit)
 
 
 def test_times_that_microseconds_do_not_reach_are_refused():

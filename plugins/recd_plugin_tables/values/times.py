@@ -7,14 +7,29 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from recd_plugin_tables.columns import Unit
 from recd_plugin_tables.kinds import is_text
 from recd_plugin_tables.values.cells import Cells, as_numpy, nulls
 
-Unit = Literal["s", "ms", "us", "ns"]
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+# Whole numbers whose digits are a date, as 20240501.
+_FORMATS: dict[Unit, str] = {
+    "YYYYMMDD": "%Y%m%d",
+    "YYMMDDHH": "%y%m%d%H",
+    "YYYYMMDDHH": "%Y%m%d%H",
+    "YYYYMMDDHHMM": "%Y%m%d%H%M",
+    "YYYYMMDDHHMMSS": "%Y%m%d%H%M%S",
+}
+# From 1973 to 2286.
+_EPOCH: dict[Unit, tuple[float, float]] = {
+    "s": (1e8, 1e10), "ms": (1e11, 1e13), "us": (1e14, 1e16), "ns": (1e17, 1e19),
+}  # fmt: skip
+# Seconds from 2000 to 2040.
+_PLAUSIBLE = (946_684_800, 2_208_988_800)
 # Microseconds of an hour, of a day, and of the three days between a Monday and 1970-01-01.
 _HOUR, _DAY = 3_600 * 10**6, 86_400 * 10**6
 _THURSDAY = 3 * _DAY
@@ -27,7 +42,7 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
 
     Args:
         cells: times, dates, text as 2024-05-01 10:00:00, or numbers of ``unit``.
-        unit: of numbers; None: seconds.
+        unit: of numbers; None: seconds since 1970.
 
     Raises:
         DataError: text is no time, or numbers are none in this unit.
@@ -43,10 +58,17 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
     if pt.is_decimal(values.type):
         values = values.cast(pa.string()).cast(pa.float64())
     numbers = as_numpy(values.cast(pa.float64()), np.nan) if pt.is_floating(values.type) else None
-    per_second = _PER_SECOND[unit or "s"]
     empty = nulls(values)
     if numbers is not None:
         empty |= np.isnan(numbers)
+    if unit in _FORMATS:
+        times = _of_digits(values, unit)
+        wrong = nulls(times) & ~empty
+        if wrong.any():
+            raise cells.wrong(int(wrong.argmax()), f"this is no date in digits as {unit}")
+        return times
+    per_second = _PER_SECOND[unit or "s"]
+    if numbers is not None:
         seconds = np.where(empty, 0, numbers) / per_second
         _check(cells, seconds, unit)
         return pa.array(np.rint(seconds * 10**6).astype(np.int64), mask=empty)
@@ -57,6 +79,43 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
     else:
         micro = (whole // (per_second // 10**6)).astype(np.int64)
     return pa.array(micro, mask=empty)
+
+
+def possible_unit(numbers: NDArray[np.float64]) -> Unit | None:
+    """Return the unit in which all numbers are times, None if there is none.
+
+    Digits of dates have to be of 2000 to 2040, numbers since 1970 of 1973 to 2286.
+
+    Args:
+        numbers: finite ones, at least one.
+    """
+    least, largest = numbers.min(), numbers.max()
+    for unit in _FORMATS:
+        if len(f"{least:.0f}") == len(unit) == len(f"{largest:.0f}"):
+            times = _of_digits(pa.array(np.unique(numbers)), unit)
+            first, last = pc.min_max(times).as_py().values()
+            if not times.null_count and is_plausible(first, last, "us"):
+                return unit
+    for epoch, (first, last) in _EPOCH.items():
+        if first <= least and largest <= last:
+            return epoch
+    return None
+
+
+def is_plausible(least: float, largest: float, unit: Unit) -> bool:
+    """Return whether these numbers since 1970 are between 2000 and 2040, as dates of logs are."""
+    first, last = (each * _PER_SECOND[unit] for each in _PLAUSIBLE)
+    return bool(first <= least and largest < last)
+
+
+def _of_digits(values: pa.Array, unit: Unit) -> pa.Int64Array:
+    """Read numbers such as 20240501 as microseconds since 1970, null where they are no dates."""
+    if pt.is_floating(values.type):
+        values = pa.array(np.nan_to_num(as_numpy(values.cast(pa.float64()), -1), nan=-1))
+    texts = values.cast(pa.int64(), safe=False).cast(pa.string())
+    times = pc.strptime(texts, format=_FORMATS[unit], unit="us", error_is_null=True)
+    whole = pc.equal(pc.utf8_length(texts), len(unit))  # strptime takes 2024501, too
+    return pc.if_else(whole, times, None).cast(pa.int64())
 
 
 def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray[np.float64]:
