@@ -12,7 +12,7 @@ from recd_plugins.api.training import (
     figure_text,
     figure_words,
     figures_of,
-    overfitting,
+    quality_advice,
     worse_than_base_rate,
 )
 
@@ -80,13 +80,9 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
         whose = run.name if len(runs) > 1 else ""
         train = (run.values["train"] or {}).get("normalized_entropy")
-        test = (run.values["test"] or {}).get("normalized_entropy")
         if train is not None and (told := worse_than_base_rate(train, "train", whose)):
             yield f"{told}."
-        told = overfitting(run.values, whose)
-        if not told and test is not None:
-            told = worse_than_base_rate(test, "test", whose, train)
-        if told:
+        for told in quality_advice(run.values, whose):
             yield f"{told}."
 
 

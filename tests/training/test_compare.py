@@ -14,7 +14,7 @@ from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
-from recd_plugins.training.figures import overfitting, worse_than_base_rate
+from recd_plugins.training.figures import overfitting, suspiciously_good, worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.result import Result
 from recd_plugins.training.stall_report import StallReport
@@ -194,3 +194,11 @@ def test_overfitting_is_said(values: list[float | None], train: float, told: boo
         "overfits: give it more data, fewer epochs or regularisation"
     )
     assert not overfitting(of_run | {"validation": None})
+
+
+def test_an_auc_that_is_hardly_ever_real_is_said() -> None:
+    assert [suspiciously_good(auc) for auc in (0.5, 0.99, math.nan)] == ["", "", ""]
+    said = suspiciously_good(0.9987, "plugins")
+    assert said.startswith(
+        "The test AUC of plugins, 0.9987, is hardly ever real: is a feature known"
+    )

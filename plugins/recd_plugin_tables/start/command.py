@@ -184,6 +184,12 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     roles = max(len(", ".join(each.roles)) for each in columns)
     for each in columns:
         click.echo(f"{each.name:{width}}  {', '.join(each.roles):{roles}}  {each.why}")
+    for each in columns:
+        if each.suspicious:
+            click.echo(
+                f"{each.name} is {each.suspicious}: if it is known only after the label, mark it "
+                "unused, or the figures will be too good"
+            )
     if guesses.survey.explode:
         click.echo(f"each element of {', '.join(guesses.survey.explode)} is a row")
     label = guesses.the("label")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.types as pt
 
-from recd_plugin_tables.columns import KEYS, Role, feature_name
+from recd_plugin_tables.columns import FEATURES, KEYS, Role, feature_name
 from recd_plugin_tables.kinds import holds_nothing, is_span, possible_roles
 from recd_plugin_tables.leaves import plain
 from recd_plugin_tables.plan import OF_IMPORT
@@ -23,6 +24,12 @@ from recd_plugin_tables.start.names import (
     USER,
     named_so,
     words_of,
+)
+from recd_plugin_tables.start.outcomes import (
+    is_later_event,
+    is_outcome,
+    label_of,
+    why_suspicious,
 )
 from recd_plugin_tables.start.shared import hashed_alike, ids_of_lists
 from recd_plugin_tables.start.survey import Seen, Survey
@@ -96,6 +103,9 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
     label = None if wanted.implicit else _label(survey, free, wanted)
     free = [seen for seen in free if label is None or seen.leaf.name != label.name]
+    suspicious = _suspicious(survey, free, label)
+    outcomes = _outcomes(survey, free, suspicious)
+    free = [seen for seen in free if seen.leaf.name not in outcomes]
     stored = [seen for seen in free if seen.leaf.name not in survey.folder_keys]
     time = wanted.time or time_column(stored) or time_column(free)
     joinable = [seen for seen in free if not seen.dominant_share]
@@ -114,8 +124,12 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
         elif label is not None and name == label.name:
             columns.append(label)
         else:
-            found = _column(seen, name == session, name == request, name == time)
+            found = _column(
+                seen, name == session, name == request, name == time, outcomes.get(name, "")
+            )
             found = _with_dominant_value(found)
+            if name in suspicious and set(found.roles) & set(FEATURES):
+                found = replace(found, suspicious=suspicious[name])
             columns.append(_no_feature(found) if name in survey.folder_keys else found)
     if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
         raise DataError(
@@ -243,7 +257,7 @@ def _upper_part(seen: Seen) -> float:
     return float(round(start)) if seen.whole else start
 
 
-def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
+def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) -> Guess:
     given: dict[Role, bool] = {"session": session, "request": request, "time": time}
     keys = [role for role, is_it in given.items() if is_it]
     by = "weekday" if seen.daily else "hour"
@@ -254,12 +268,16 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
         options = {"unit": seen.unit, "by": by} if seen.unit else {"by": by}
         return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)
     kind = plain(seen.leaf.type)
-    why_unused = _why_unused(seen) or _why_outcome(seen)
+    why_unused = _why_unused(seen)
+    role, why, options, history, tail = (
+        ("unused", "", {}, False, False) if why_unused else _feature(seen)
+    )
+    if outcome and not why_unused:
+        why_unused = f"{outcome}; write {role} if it is known before the label"
     if why_unused:
         if keys:
             return Guess(seen, tuple(keys), " and ".join(keys))
         return Guess(seen, ("unused",), why_unused)
-    role, why, options, history, tail = _feature(seen)
     if keys:
         if request and not session:
             return Guess(seen, tuple(keys), "which rows were shown together")
@@ -318,15 +336,25 @@ def _why_unused(seen: Seen) -> str:
     return ""
 
 
-def _why_outcome(seen: Seen) -> str:
-    """Of what is known only afterwards, which a model that predicts cannot be fed."""
-    elements = seen.is_list and (
-        pt.is_boolean(plain(plain(seen.leaf.type).value_type))
-        or (seen.distinct == 2 and seen.least == 0 and seen.largest == 1)
-    )
-    if (seen.binary or elements) and words_of(seen.leaf.path[-1]) in LABEL:
-        return "an outcome, by its name: not known when a prediction is made"
-    return ""
+def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -> dict[str, str]:
+    """Return why columns are outcomes, which a model cannot know when it predicts, by name."""
+    reasons = {
+        seen.leaf.name: "an outcome, by its name" for seen in free if is_outcome(survey, seen)
+    }
+    return reasons | {
+        seen.leaf.name: "an outcome, by its name and values"
+        for seen in free
+        if seen.leaf.name in suspicious and is_later_event(seen)
+    }
+
+
+def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[str, str]:
+    """Return why columns may be known only after the label, by name."""
+    if label is None:
+        return {}
+    labels = label_of(survey, label.seen, label.options.get("positive_from", 1))
+    reasons = {seen.leaf.name: why_suspicious(survey, seen, labels) for seen in free}
+    return {name: why for name, why in reasons.items() if why}
 
 
 def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:

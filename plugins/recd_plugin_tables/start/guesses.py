@@ -22,6 +22,7 @@ class Guess:
         options: further options of the column.
         history: whether it is a sequence that gets a pooling of its own.
         long_tail: whether it is a number that a logarithm suits.
+        suspicious: why it may be known only after the label; empty if nothing says so.
     """
 
     seen: Seen
@@ -30,6 +31,7 @@ class Guess:
     options: Mapping[str, Any] = field(default_factory=dict)
     history: bool = False
     long_tail: bool = False
+    suspicious: str = ""
 
     @property
     def name(self) -> str:

@@ -217,6 +217,8 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
         if each.seen.nulls:
             why += f"; {each.seen.nulls / each.seen.rows:.1%} missing"
             why += ": they become the median" if _is_number(each) else ""
+        if each.suspicious:
+            yield f"{_INDENT}# Is it known only after the label? It is {each.suspicious}."
         if _is_infinite(each):
             why += f"; {each.seen.infinite:,} infinite"
         comment = f"  # {_plain(why)}"

@@ -122,6 +122,65 @@ def test_an_id_with_a_dominant_value_is_no_session(
     assert roles(few)["device_id"] == "session, id"
 
 
+FLAGS = 10
+OUTCOMES = [
+    "is_like", "is_follow", "isFavorite", "long_view", "like", "share", "converted",
+    "label_finish", "booking_bool", "skip_2", "play_time_ms", "dwell_time", "rating_after",
+    "watch_ratio", "profile_stay_time", "ms_played", "rating", "pay_amount", "revenue",
+    "order_amount", "gross_bookings_usd", "conversion_time",
+]  # fmt: skip
+FEATURES = [
+    "is_weekend", "is_mobile", "is_new_user", "is_video_author", "is_rand", "prev_click",
+    "has_video", "is_subscriber", "read_only", "is_paid", "avg_rating", "user_like_count",
+    "like_count", "video_duration", "price", "hist_watch_time", "watch_time_7d", "total_spent",
+    "sale_price", "response_time", "item_watch_time", "click_count",
+]  # fmt: skip
+
+
+def test_outcomes_are_no_features(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    item, click = draw.integers(0, 60, 1500), draw.integers(0, 2, 1500)
+    columns = {"user_id": draw.integers(0, 40, 1500), "video_id": item, "is_click": click}
+    for names in (OUTCOMES, FEATURES):
+        for position, name in enumerate(names):
+            columns[name] = draw.integers(0, 2 if position < FLAGS else 9, 1500)
+    columns["item_watch_time"] = item % 9  # the same in all rows of an item
+    columns["conversion_time"] = click * 1_700_000_000 + click * draw.integers(0, 9, 1500)
+    path = write(tmp_path / "t.parquet", columns)
+    found = {e.name: e for e in guess(survey(open_source(path)), Wanted(label="is_click")).columns}
+    assert [name for name in OUTCOMES if not found[name].unused] == []
+    assert [name for name in FEATURES if found[name].unused] == []
+    kept = "an outcome, by its name; write id if it is known before the label"
+    assert found["is_like"].why == kept
+    assert roles(path, label="is_like")["is_click"] == "unused"
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (lambda y, noise: y + noise, "enough to tell the label (AUC 1.000)"),
+        (lambda y, noise: np.where(y, 4, noise * 3 // 1), "enough to tell the label (AUC 1.000)"),
+        (lambda y, noise: y * (noise < 0.2), "missing or 0 in every row of label 0"),
+        (lambda y, noise: y + 2 * noise, ""),
+    ],
+)
+def test_a_feature_that_tells_the_label_is_told(tmp_path: Path, values: Any, why: str) -> None:
+    draw = np.random.default_rng(0)
+    click = draw.integers(0, 2, 1500)
+    columns = {
+        "site": draw.integers(0, 40, 1500),
+        "x": values(click, draw.random(1500)),
+        "click": click,
+    }
+    path = write(tmp_path / "t.parquet", columns)
+    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
+    said = f"x is {why}: if it is known only after the label, mark it unused"
+    assert (said in done.output) is bool(why)
+    assert (
+        f"Is it known only after the label? It is {why}." in (tmp_path / "my.yaml").read_text()
+    ) is bool(why)
+
+
 def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
     at = pa.array([1_700_000_000 + 3600 * i for i in range(9)], pa.timestamp("s"))
     tags = [[f"t{i % 3}", "t"] for i in range(9)]

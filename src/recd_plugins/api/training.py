@@ -24,7 +24,7 @@ from recd_plugins.training.figures import (
     figure_text,
     figure_words,
     figures_of,
-    overfitting,
+    quality_advice,
     worse_than_base_rate,
 )
 from recd_plugins.training.fitted import load_fitted
@@ -92,8 +92,8 @@ __all__ = [
     "loss_max_abs_diff",
     "measure_collectives",
     "on_ranks",
-    "overfitting",
     "peak_bytes",
+    "quality_advice",
     "read_profile",
     "refuse_existing",
     "refuse_other_names",

@@ -200,7 +200,7 @@ def run(
             result_table,
         )
         from recd_plugins.training.compare_shardings import ShardingComparison
-        from recd_plugins.training.figures import overfitting, worse_than_base_rate
+        from recd_plugins.training.figures import quality_advice
         from recd_plugins.training.session import session
         from recd_plugins.training.stall_report import stall_advice, stall_table
     options: dict[str, Any] = {
@@ -284,17 +284,8 @@ def run(
             for name, each in results.items()
             if each.prediction is not None
         ]
-        shown += [
-            overfitting(result.as_json(), name)
-            or worse_than_base_rate(
-                result.test.normalized_entropy,
-                "test",
-                name,
-                None if result.train is None else result.train.normalized_entropy,
-            )
-            for name, result in results.items()
-            if result.test is not None
-        ]
+        for name, result in results.items():
+            shown += quality_advice(result.as_json(), name)
         if trainer.rank == 0:
             report["registry"] = trainer.registry.text
             report["settings"] = set_to

@@ -23,7 +23,8 @@ _TITLES = {
     "last_loss": "loss at the last step",
 }
 
-
+# Of a test split; beyond it, a feature usually tells the label.
+_BEST_AUC = 0.99
 _OVERFITS = "the model overfits: give it more data, fewer epochs or regularisation"
 # Validations in a row that are worse than the best: one alone may be noise.
 _WORSE_VALIDATIONS = 2
@@ -83,6 +84,39 @@ def overfitting(values: Mapping[str, Any], whose: str = "") -> str:
         f"{curve['best_step']} and got worse, while training rows are predicted better "
         f"(normalized entropy {better[0]:.5f} against {better[1]:.5f}): {_OVERFITS}"
     )
+
+
+def suspiciously_good(auc: float, whose: str = "") -> str:
+    """Return a warning if a test AUC is hardly ever real, else an empty text.
+
+    Args:
+        auc: of the test split.
+        whose: run to name in the warning, if there are several.
+    """
+    if not auc > _BEST_AUC:
+        return ""
+    of_run = f" of {whose}" if whose else ""
+    return (
+        f"The test AUC{of_run}, {auc:.4f}, is hardly ever real: is a feature known only after the "
+        "label, or are test rows among the training rows?"
+    )
+
+
+def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
+    """Return advice on the test figures of a run, if there is any.
+
+    Args:
+        values: of a run, as ``Result.as_json`` gives them.
+        whose: the run, where there are several.
+    """
+    test = values["test"]
+    if test is None:
+        return []
+    train, entropy, auc = values["train"] or {}, test["normalized_entropy"], test["auc"]
+    told = overfitting(values, whose)
+    if not told and entropy is not None:
+        told = worse_than_base_rate(entropy, "test", whose, train.get("normalized_entropy"))
+    return [each for each in (told, suspiciously_good(auc or 0.0, whose)) if each]
 
 
 def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
