@@ -22,6 +22,7 @@ from recd_plugin_recd.analyze.table_analysis import (
     TableAnalysis,
 )
 from recd_plugin_recd.cluster.downsample import hash_sessions
+from recd_plugin_recd.cluster.keys import check_sessions
 from recd_plugin_recd.source import SessionTable
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.columns import StatisticsAccumulator, session_column, sparse_column
@@ -101,6 +102,7 @@ class _Reading:
             statistics: StatisticsAccumulator | None = None
             for rows in source.read(partition, columns):
                 lists = self._as_lists(rows)
+                check_sessions(rows, source.keys.session)
                 hashes = hash_sessions(session_column(rows, source.keys.session), number)
                 if statistics is None:
                     self._schema = lists.schema

@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from recd_plugin_recd.cluster.keys import plain_sessions
+
 u64 = np.uint64
 #: The seed of Spark's xxhash64, whose value for one column is the seed for the next.
 _SEED = 42
@@ -35,9 +37,8 @@ def sessions_kept(sessions: Any, share: float, seed: int) -> NDArray[np.bool_]:
 
 
 def hash_sessions(sessions: Any, seed: int) -> NDArray[np.uint64]:
-    """Spark's ``xxhash64(seed, session)``, integers of any width as 64-bit ones."""
-    if pt.is_dictionary(sessions.type):
-        sessions = sessions.cast(sessions.type.value_type)
+    """Return Spark's ``xxhash64(seed, session)``, with all numbers as 64-bit integers."""
+    sessions = plain_sessions(sessions)
     if pt.is_integer(sessions.type):
         numbers = np.ascontiguousarray(sessions.to_numpy()).astype(np.int64, copy=False)
         data, offsets = numbers.view(np.uint8), np.arange(len(numbers) + 1) * 8

@@ -48,10 +48,11 @@ class Keys:
     def of(cls, sessions: Any, times: Any) -> Keys:
         """The keys of two Arrow arrays without nulls."""
         names = None
+        sessions = plain_sessions(sessions)
         if pt.is_integer(sessions.type):
             numbers = sessions.to_numpy()
         else:
-            encoded = _plain(sessions).dictionary_encode()
+            encoded = sessions.dictionary_encode()
             if isinstance(encoded, pa.ChunkedArray):
                 encoded = encoded.combine_chunks()
             order = pc.sort_indices(encoded.dictionary).to_numpy()
@@ -120,9 +121,10 @@ def check_columns(source: SessionTable) -> None:
     if keys.session == keys.timestamp:
         raise DataError(f"{path}: {keys.session!r} cannot be both the session and the time")
     kind = _plain_type(source.schema.field(keys.session).type)
-    if not (pt.is_integer(kind) or _is_string(kind)):
+    if not (_is_number(kind) or pt.is_integer(kind) or is_string(kind)):
         raise DataError(
-            f"{path}: column {keys.session!r} is {kind}; a session is an integer or a string"
+            f"{path}: column {keys.session!r} is {kind}; a session is a whole number, a string or "
+            "bytes"
         )
     kind = source.schema.field(keys.timestamp).type
     if not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_timestamp(kind)):
@@ -132,7 +134,7 @@ def check_columns(source: SessionTable) -> None:
 
 
 def check_values(rows: Rows, keys: SessionKeys) -> None:
-    """Refuse rows whose session or time is null, or whose time is no number.
+    """Refuse rows whose session or time is null or no number, or whose session is not whole.
 
     Raises:
         DataError: with the file and row of the first of them.
@@ -144,6 +146,7 @@ def check_values(rows: Rows, keys: SessionKeys) -> None:
             raise DataError(
                 f"{_place(rows, row)}, column {name!r}: null; every row needs a session and a time"
             )
+    check_sessions(rows, keys.session)
     times = rows.data.column(keys.timestamp)
     if pt.is_floating(times.type):
         missing = np.isnan(times.to_numpy())
@@ -152,6 +155,24 @@ def check_values(rows: Rows, keys: SessionKeys) -> None:
                 f"{_place(rows, int(missing.argmax()))}, column {keys.timestamp!r}: NaN; every row "
                 "needs a time"
             )
+
+
+def check_sessions(rows: Rows, name: str) -> None:
+    """Refuse sessions that are numbers and not whole.
+
+    Raises:
+        DataError: with the file and row of the first of them.
+    """
+    sessions = rows.data.column(name)
+    try:
+        plain_sessions(sessions)
+    except pa.ArrowInvalid as error:
+        values = sessions.to_pylist()
+        row = next((row for row, each in enumerate(values) if not _fits_64_bits(each)), 0)
+        raise DataError(
+            f"{_place(rows, row)}, column {name!r}: {values[row]}; a session that is a "
+            "number is a whole one of 64 bits"
+        ) from error
 
 
 def _place(rows: Rows, row: int) -> str:
@@ -167,19 +188,42 @@ def time_numbers(times: Any) -> NDArray[Any]:
     return numbers
 
 
-def _plain(sessions: Any) -> Any:
+def plain_sessions(sessions: Any) -> Any:
+    """Return sessions as integers, strings or bytes of any length, equal where they are.
+
+    Raises:
+        ArrowInvalid: a float or decimal is not whole, or does not fit into 64 bits.
+    """
     kind = _plain_type(sessions.type)
-    return sessions if kind == sessions.type else sessions.cast(kind)
+    if kind != sessions.type:
+        sessions = sessions.cast(kind)
+    if pt.is_decimal(kind):
+        sessions = sessions.cast(pa.decimal256(76, kind.scale))
+    if _is_number(kind):
+        return sessions.cast(pa.int64())
+    return sessions.cast(pa.binary()) if pt.is_fixed_size_binary(kind) else sessions
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pt.is_dictionary(kind) else kind
 
 
-def _is_string(kind: pa.DataType) -> bool:
-    return (
+def _is_number(kind: pa.DataType) -> bool:
+    """Whether values are numbers that can be sessions, integers aside."""
+    return bool(pt.is_boolean(kind) or pt.is_floating(kind) or pt.is_decimal(kind))
+
+
+def _fits_64_bits(value: Any) -> bool:
+    return value is None or bool(abs(value) < 2**63 and value % 1 == 0)
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Return whether values are text or bytes, or a dictionary of them."""
+    kind = _plain_type(kind)
+    return bool(
         pt.is_string(kind)
         or pt.is_large_string(kind)
         or pt.is_binary(kind)
         or pt.is_large_binary(kind)
+        or pt.is_fixed_size_binary(kind)
     )

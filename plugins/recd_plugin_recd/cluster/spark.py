@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_recd.cluster.downsample import DROPPED_BITS, SCALE
+from recd_plugin_recd.cluster.keys import is_string
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.reading import as_lists
 from recd_plugin_recd.cluster.write import choose_layouts_of, part_name, table_writer
@@ -112,7 +113,7 @@ class SparkEngine:
         self._check_values(rows)
         if self._options.keep_share < 1:
             kind = self._source.schema.field(keys.session).type
-            value = session.cast("long") if pa.types.is_integer(kind) else session
+            value = session if is_string(kind) else session.cast("long")
             hashed = sql.xxhash64(sql.lit(self._options.seed).cast("long"), value)
             rows = rows.filter(
                 sql.shiftrightunsigned(hashed, DROPPED_BITS) < self._options.keep_share * SCALE

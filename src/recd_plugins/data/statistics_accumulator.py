@@ -23,6 +23,9 @@ _SESSION_TYPES = (
     pa.types.is_binary,
     pa.types.is_large_binary,
     pa.types.is_fixed_size_binary,
+    pa.types.is_boolean,
+    pa.types.is_floating,
+    pa.types.is_decimal,
 )
 
 
@@ -113,7 +116,7 @@ class StatisticsAccumulator:
 
 
 def session_column(rows: Rows, name: str) -> pa.Array:
-    """The column of the session: integers, strings or binary values; a dictionary is decoded.
+    """The column of the session: numbers, strings or binary values; a dictionary is decoded.
 
     Raises:
         DataError: it is missing, of another type, or has a null.
@@ -134,7 +137,7 @@ def session_column(rows: Rows, name: str) -> pa.Array:
 
 
 def check_session_type(field: pa.Field, where: object) -> None:
-    """Refuse a column of sessions that are no integers, strings or binary values.
+    """Refuse a column of sessions that are no numbers, strings or binary values.
 
     Raises:
         DataError: names ``where``, the column and its type.
@@ -142,7 +145,7 @@ def check_session_type(field: pa.Field, where: object) -> None:
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if not any(is_kind(kind) for is_kind in _SESSION_TYPES):
         raise DataError(
-            f"{where}: column {field.name} is {field.type}; sessions are told apart by integers, "
+            f"{where}: column {field.name} is {field.type}; sessions are told apart by numbers, "
             "strings or binary values"
         )
 

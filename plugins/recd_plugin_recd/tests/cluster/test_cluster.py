@@ -130,15 +130,21 @@ def test_one_session_larger_than_the_memory(tmp_path, little, ties):
     assert read(tmp_path / "dst").equals(in_order(table))
 
 
+_TEXTS = [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string())]
+
+
 @pytest.mark.parametrize(
     "session",
     [
+        *_TEXTS,
         pa.int32(),
         pa.uint64(),
-        pa.string(),
-        pa.large_string(),
-        pa.binary(),
-        pa.dictionary(pa.int32(), pa.string()),
+        pa.binary(16),
+        pa.float32(),
+        pa.float64(),
+        pa.decimal128(21, 2),
+        pa.decimal256(50, 20),
+        pa.dictionary(pa.int32(), pa.int64()),
     ],
     ids=str,
 )
@@ -147,11 +153,15 @@ def test_types_of_sessions(tmp_path, little, session):
     numbers = table["session_id"].to_numpy()
     if session == pa.uint64():
         numbers = numbers.astype(np.uint64)
-    elif not pa.types.is_integer(session):
+    elif session in _TEXTS:
         numbers = np.array([f"sé{number}" for number in numbers])
     values = pa.array(numbers)
+    if session == pa.binary(16):
+        values = pa.array([b"%016d" % (number + 40) for number in numbers], session)
     table = table.set_column(0, "session_id", values)
-    write(table.set_column(0, "session_id", values.cast(session)), tmp_path / "src.parquet")
+    encode = pa.types.is_dictionary(session)
+    stored = values.dictionary_encode() if encode else values.cast(session)
+    write(table.set_column(0, "session_id", stored), tmp_path / "src.parquet")
     result = recd(tmp_path / "src.parquet", tmp_path / "dst")
     assert result.exit_code == 0, result.output
     found = pa.concat_tables([pq.read_table(file) for file in files(tmp_path / "dst")])

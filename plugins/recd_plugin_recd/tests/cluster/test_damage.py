@@ -126,6 +126,15 @@ def test_a_time_that_is_no_number(source):
     assert "a.parquet: row 77 (from 0), column 'ts': NaN" in failure(source)
 
 
+@pytest.mark.parametrize("value", [2.5, np.inf, 2.0**63])
+def test_a_session_that_is_no_whole_number(source, value):
+    sessions = np.arange(float(ROWS))
+    sessions[77] = value
+    for path in source.iterdir():
+        pq.write_table(good().set_column(0, "session_id", pa.array(sessions)), path)
+    assert f"a.parquet: row 77 (from 0), column 'session_id': {value}; a session" in failure(source)
+
+
 def test_no_rows(source):
     for path in source.iterdir():
         pq.write_table(good(0), path)
