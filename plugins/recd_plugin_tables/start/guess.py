@@ -34,6 +34,7 @@ from recd_plugin_tables.start.outcomes import (
 from recd_plugin_tables.start.shared import hashed_alike, ids_of_lists
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugin_tables.start.times import is_stored_time, is_timestamp, time_column
+from recd_plugin_tables.values.numbers import largest_whole
 from recd_plugins.api import DataError
 
 # A list of at least so many ids on average is a history: it gets a pooling of its own.
@@ -381,7 +382,8 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
         return "number", "seconds", {}, False, False
     if seen.largest is None or seen.least is None:
         return "id", f"{seen.distinct:,} values", {}, False, False
-    if not seen.whole:
+    rounded = pt.is_floating(kind) and max(seen.largest, -seen.least) > largest_whole(kind)
+    if not seen.whole or (rounded and not ID_WORDS.search(name)):
         return "number", _span(seen), {}, False, _long_tail(seen)
     if seen.unique and seen.rows > _FEW_VALUES and not NUMBER_WORDS.search(name):
         return "key", "every row has one of its own", {}, False, False

@@ -92,6 +92,8 @@ def test_hashes_of_text_stay_what_they_are():
 @pytest.mark.parametrize(
     ("values", "shown"),
     [(pa.array([1.0, 2.5]), "2.5"), (pa.array([0.0, 2.0**63]), "e+18; a float as large"),
+     (pa.array([2.0**24 - 1, 2**24], pa.float32()), "16777216.0; a float as large"),
+     (pa.array([2047, 2048], pa.float16()), "2048.0; a float as large"),
      (pa.array([Decimal("1.0"), Decimal("1.5")]), "1.5"), (pa.array([1.0, math.inf]), "inf"),
      (pa.array([None, Decimal("1.5")], pa.decimal32(9, 2)), "1.50"),
      (pa.array([Decimal(1), Decimal(2**63)]), "ids are of 64 bits; write it as text")],

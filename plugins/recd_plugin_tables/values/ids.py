@@ -12,7 +12,7 @@ from recd_plugin_tables.kinds import is_bytes, is_text
 from recd_plugin_tables.leaves import list_parts
 from recd_plugin_tables.values.cells import Cells, as_numpy, nulls
 from recd_plugin_tables.values.hashing import text_id, text_ids
-from recd_plugin_tables.values.numbers import LARGEST_WHOLE
+from recd_plugin_tables.values.numbers import largest_whole
 from recd_plugin_tables.values.times import microseconds, part
 
 _LARGE = (
@@ -51,9 +51,10 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
     if pt.is_uint64(kind):
         return pa.array(as_numpy(values, 0).view(np.int64), mask=nulls(values))
     if pt.is_floating(kind):
+        largest = largest_whole(kind)
         numbers = as_numpy(values.cast(pa.float64()), np.nan)
         empty = np.isnan(numbers)
-        wrong = ~empty & ~((np.abs(numbers) <= LARGEST_WHOLE) & (np.floor(numbers) == numbers))
+        wrong = ~empty & ~((np.abs(numbers) <= largest) & (np.floor(numbers) == numbers))
         if wrong.any():
             at = int(wrong.argmax())
             large = np.floor(numbers[at]) == numbers[at] and np.isfinite(numbers[at])

@@ -15,6 +15,13 @@ from recd_plugin_tables.values.times import microseconds, part
 
 #: Every whole number up to here is a float64 that no other one is rounded to.
 LARGEST_WHOLE = 2**53 - 1
+# Bits of the whole numbers that a float of 16, 32 or 64 bits tells apart.
+_FLOAT_BITS = {16: 11, 32: 24, 64: 53}
+
+
+def largest_whole(kind: pa.DataType) -> int:
+    """Return the largest whole number below which a float of this type tells all apart."""
+    return int(2 ** _FLOAT_BITS[kind.bit_width] - 1)
 
 
 def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
