@@ -73,7 +73,7 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
         with file.told():
             yield
     except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
-        found = _looks_like(file)
+        found = looks_like(file)
         if found is not None and found not in (name, _compression_of(file)):
             known = found in ("parquet", "arrow", "csv", "tsv", "jsonl")
             advice = (
@@ -106,9 +106,10 @@ def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
     return (*suffixes, *(suffix + packed for suffix in suffixes for packed in _COMPRESSED))
 
 
-def _looks_like(file: Location) -> str | None:
+def looks_like(file: Location) -> str | None:
+    """Return the format that the first bytes of a file show, decompressed if its name says so."""
     try:
-        with file.open() as source:
+        with open_stream(file) as source:
             start = source.read(_START)
     except (pa.ArrowException, OSError):
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recd_plugin_tables.sources import hugging_face, iceberg
 from recd_plugin_tables.sources.columnar import ArrowFormat, ParquetFormat
-from recd_plugin_tables.sources.file_format import FileFormat
+from recd_plugin_tables.sources.file_format import FileFormat, looks_like
 from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
 from recd_plugins.api import DataError
 from recd_plugins.api.tables import Location
@@ -36,7 +36,7 @@ def find_kind(
     Args:
         root: the location.
         wanted: the format that a user says; None goes by name and content.
-        of_another: it was said of another table: what is seen here goes before it.
+        of_another: it was said of another table: names go before it, unless the content shows it.
 
     Raises:
         DataError: nothing is there, nothing shows a format, or it is another than the wanted one.
@@ -57,7 +57,7 @@ def find_kind(
         for each in FILE_FORMATS:
             if str(file.path).lower().endswith(each.suffixes):
                 by_format.setdefault(each.name, []).append(file)
-    if wanted in _FILES and not (of_another and by_format):
+    if wanted is not None and (not of_another or not by_format or looks_like(files[0]) == wanted):
         return wanted, by_format.get(wanted, files)
     if not by_format:
         suffixes = ", ".join(each.suffixes[0] for each in FILE_FORMATS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import pickle
@@ -93,6 +94,48 @@ def test_another_table_may_be_of_another_format(tmp_path):
     for name in ("new.parquet", "new.csv"):
         found = rows_of(data.to_score(str(tmp_path / name)))
         assert (found["item"], found["user"]) == ([[3]], [[text_id("a")]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "trained", "scored"),
+    [
+        ("tsv", "old.csv", "new.csv"),
+        ("tsv", "old.csv", "new.csv.gz"),
+        ("tsv", "old.txt", "new.txt"),
+        ("csv", "old.tsv", "new.tsv"),
+        ("jsonl", "old.csv", "new.csv"),
+        ("parquet", "old.csv", "new.csv"),
+        ("duckdb", "old.db", "new.db"),
+        # A name that is right shows another format.
+        ("tsv", "old.txt", "new.parquet"),
+        ("tsv", "old.csv", "new.jsonl"),
+    ],
+)
+def test_the_format_of_the_trained_table_is_that_of_the_scored_one(kind, trained, scored, tmp_path):
+    columns = pa.table({"item": [3, 4], "clicked": [0, 1]})
+
+    def write_as(path, kind):
+        if kind == "parquet":
+            pq.write_table(columns, path)
+        elif kind == "duckdb":
+            import duckdb
+
+            with duckdb.connect(path) as database:
+                database.execute("CREATE TABLE t AS SELECT * FROM columns")
+        elif kind == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in columns.to_pylist()))
+        else:
+            rows = [columns.column_names, *zip(*columns.to_pydict().values(), strict=True)]
+            between = "," if kind == "csv" else "\t"
+            text = "".join(between.join(map(str, row)) + "\n" for row in rows).encode()
+            path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+    named = {".parquet": "parquet", ".jsonl": "jsonl"}
+    write_as(tmp_path / trained, kind)
+    write_as(tmp_path / scored, named.get((tmp_path / scored).suffix, kind))
+    uses = {"item": "id", "clicked": "label"}
+    data = table(tmp_path / trained, columns=uses, source={"format": kind})
+    assert rows_of(data.to_score(str(tmp_path / scored)))["item"] == [[3], [4]]
 
 
 def test_lists_that_a_csv_cannot_hold_are_told(tmp_path):
