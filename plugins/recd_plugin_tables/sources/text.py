@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -120,11 +121,30 @@ class CsvFormat(FileFormat):
         self, file: Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         types = {name: schema.field(name).type for name in columns}
-        with open_stream(file) as source, self._open(source, types, columns) as reader:
+        # An empty row behind the last one. A quote that is never closed takes it into its value,
+        # with all rows in between, and Arrow says nothing.
+        empty = self._separator * (len(schema) - 1) or '""'
+        with (
+            open_stream(file) as source,
+            pa.PythonFile(_Extended(source, f"\n{empty}\n".encode()), mode="r") as extended,
+            self._open(extended, types, columns) as reader,
+        ):
+            num_rows = 0
+            last = reader.read_next_batch()
             for batch in reader:
-                yield pa.RecordBatch.from_arrays(
-                    [_without_gaps(column) for column in batch.columns], batch.schema.names
+                num_rows += last.num_rows
+                yield _with_nulls(last)
+                last = batch
+            num_rows += last.num_rows - 1
+            last = _with_nulls(last)
+            if any(column[-1].as_py() not in (None, b"") for column in last.columns):
+                raise DataError(
+                    f"{file}: row {num_rows} (from 0) has a quote that is never closed, so the "
+                    "lines behind it would be its value; close it, or write the file anew if it "
+                    "was cut"
                 )
+            if last.num_rows > 1:
+                yield last.slice(0, last.num_rows - 1)
 
     def _open(
         self,
@@ -246,6 +266,22 @@ class JsonLinesFormat(FileFormat):
                 ) from error
 
 
+class _Extended(io.RawIOBase):
+    """The bytes of a stream, and then some more."""
+
+    def __init__(self, source: pa.NativeFile, more: bytes) -> None:
+        self._source, self._more = source, more
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if found := self._source.read(None if size < 0 else size):
+            return bytes(found)
+        found, self._more = self._more, b""
+        return found
+
+
 def _is_document(start: bytes) -> bool:
     """Whether a file that starts so is one object of several lines, and nothing else."""
     text = start.decode("utf-8", errors="replace").strip()
@@ -311,6 +347,13 @@ def _with_zone(kind: pa.DataType, values: pa.Array) -> pa.DataType:
 
 def _any(texts: pa.Array, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
+
+
+def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch in which no text is empty."""
+    return pa.RecordBatch.from_arrays(
+        [_without_gaps(column) for column in batch.columns], batch.schema.names
+    )
 
 
 def _without_gaps(column: pa.Array) -> pa.Array:

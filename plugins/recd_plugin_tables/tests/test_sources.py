@@ -341,6 +341,14 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p, "t.csv", lambda f: f.write_text("a,b\n1,2\n3\n")),
         "t.csv: no readable csv file: .*Row #3: Expected 2 columns, got 1",
     ),
+    "a quote that is never closed": (
+        lambda p: written(p, "t.csv", lambda f: f.write_text('a,b\n0,x\n0,"y\n0,z\n')),
+        r"t.csv: row 1 \(from 0\) has a quote that is never closed",
+    ),
+    "a quote that is never closed, in one column": (
+        lambda p: written(p, "t.csv", lambda f: f.write_text('a\nx\n"y\nz\n')),
+        r"t.csv: row 1 \(from 0\) has a quote that is never closed",
+    ),
     "another separator": (
         lambda p: written(p, "t.csv", lambda f: f.write_text("a;b\n1;2\n")),
         "t.csv: the only column is 'a;b'; set separator: ';'",
