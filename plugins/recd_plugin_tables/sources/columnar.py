@@ -14,8 +14,8 @@ from recd_plugins.api import DataError
 from recd_plugins.api.tables import Location, int96_columns
 
 _FILE_MAGIC = b"ARROW1"
-# What a writer puts behind the last batch of a stream; before Arrow 0.15 it was the second half.
-_END = b"\xff\xff\xff\xff\0\0\0\0"
+#: What a writer puts behind the last batch of a stream; before Arrow 0.15 it was the second half.
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class ParquetFormat(FileFormat):
@@ -91,9 +91,10 @@ def _whole_stream(
         end, num_rows = source.tell(), num_rows + batch.num_rows
         yield batch
     source.seek(end)
-    rest = source.read(len(_END) + 1)
-    if rest not in (_END, _END[4:]):
-        what = "other data follows it" if rest.startswith((_END, _END[4:])) else "it was cut"
+    rest = source.read(len(STREAM_END) + 1)
+    if rest not in (STREAM_END, STREAM_END[4:]):
+        longer = rest.startswith((STREAM_END, STREAM_END[4:]))
+        what = "other data follows it" if longer else "it was cut"
         raise DataError(
             f"{file}: the Arrow stream ends after {num_rows:,} rows, but {what}, so rows would be "
             "missing; write the file anew"

@@ -446,6 +446,16 @@ def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
         read(path)
 
 
+def test_a_hugging_face_dataset_cut_between_batches_is_told(tmp_path):
+    import datasets
+
+    datasets.Dataset(TABLE).save_to_disk(tmp_path / "t")
+    (file,) = (tmp_path / "t").glob("*.arrow")
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"t: .*\.arrow was cut, so rows would be missing"):
+        read(tmp_path / "t")
+
+
 def test_files_that_are_not_one_table_are_told(tmp_path):
     pq.write_table(FLAT, tmp_path / "a.parquet")
     pq.write_table(FLAT.drop_columns("price"), tmp_path / "b.parquet")
