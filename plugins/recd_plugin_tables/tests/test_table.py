@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,12 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_tables.imports import make
+from recd_plugin_tables.sources import opening
+from recd_plugin_tables.table import Table
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
 from recd_plugin_tables.tests.writers import ROWS, WRITERS
 from recd_plugin_tables.values.hashing import text_id
+from recd_plugins.api.tables import Location
 from recd_plugins.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
@@ -136,6 +141,35 @@ def test_what_a_test_table_lacks_is_told_with_the_option(path, tmp_path):
     assert option == ("columns", "item")
     assert "column item is text here" in what
     assert not (path.parent / "imports").exists()
+
+
+@pytest.mark.parametrize("option", ["path", "test_path"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("s3://a/t.parquet", "gs://a/t.parquet", "https://a/t.csv", "file:///etc/passwd"),
+        *("hf://user/name", "iceberg://catalog/ns.t", "github://a:b@main/t.csv"),
+        *("t.duckdb", "t.lance", "delta", "pipe.csv", "zero.csv", "loop.csv", "nowhere"),
+    ],
+)
+def test_what_recd_validate_asks_opens_local_files_alone(
+    option, place, path, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.csv")
+    os.symlink("/dev/zero", "zero.csv")
+    os.symlink("loop.csv", "loop.csv")
+    os.makedirs("delta/_delta_log")
+    os.mkdir("t.lance")
+    Path("t.duckdb").touch()
+
+    def opened(*_: object, **__: object) -> None:
+        raise AssertionError(f"{place} is opened")
+
+    monkeypatch.setattr(opening, "_LIBRARIES", dict.fromkeys(opening._LIBRARIES, opened))
+    monkeypatch.setattr(Location, "_file_system", opened)
+    options = {"columns": COLUMNS, "path": path, option: place}
+    assert Table(Table.Options.model_validate(options)).mistakes() == ()
 
 
 def test_statistics_and_session_readers(path):
