@@ -93,9 +93,16 @@ def test_a_name_that_torch_does_not_take_is_refused(form: str) -> None:
         DLRM(ModelSpec(embedding_dim=4), num_dense=2, placement=placement)
 
 
-def test_data_without_sparse_features_is_refused(registry: Registry) -> None:
-    with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no sparse feature"):
-        build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))
+def test_data_without_features_is_refused(registry: Registry) -> None:
+    with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no feature"):
+        build_model(registry, FeatureSchema(sparse=(), dense=(), label="label"))
+
+
+def test_numbers_alone_have_a_model_without_tables(registry: Registry) -> None:
+    model = build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))
+    assert isinstance(model, DLRM)
+    assert not any("t_" in name for name in model.state_dict())
+    assert model.top(torch.randn(5, 1), None, None, None).shape == (5,)
 
 
 def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:

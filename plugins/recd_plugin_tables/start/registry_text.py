@@ -47,11 +47,7 @@ converter:
   use: recd.ikjt
   options: {{groups: auto, min_dedupe_factor: 1.5}}
 
-{preprocessing}{pooling}# Where the rows of tables live, by the shortest predicted step.
-sharding:
-  - {{use: auto, tables: ["t_*"]}}
-
-{model}training:
+{preprocessing}{pooling}{sharding}{model}training:
   batch_size: {batch_size} # rows in a batch of one rank
   ranks: 1 # processes; more of them, or torchrun, share the work
   epochs: 1
@@ -62,6 +58,12 @@ sharding:
 {evaluate}  checkpoint: {{path: {checkpoints}}}
 """
 
+_SHARDING = """\
+# Where the rows of tables live, by the shortest predicted step.
+sharding:
+  - {use: auto, tables: ["t_*"]}
+
+"""
 
 _MODEL = """\
 # Rows of each feature's table: the ids that were seen, and room for others.
@@ -156,6 +158,7 @@ def registry_text(
         group="session" if guesses.the("session") else "request",
         preprocessing=_preprocessing(rows, alike, numbers),
         pooling=_pooling(histories),
+        sharding=_SHARDING if rows else "",
         model=_model(rows, sides),
         evaluate="  evaluate: false # recd rank measures\n" if sides else "",
         batch_size=batch_size(samples) // 16 * 20 if guesses.implicit else batch_size(samples),

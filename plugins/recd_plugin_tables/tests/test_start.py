@@ -517,6 +517,19 @@ def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads(Path("r.json").read_text())["losses"] == losses
 
 
+def test_numbers_alone_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    price = draw.normal(size=2000)
+    click = (price + draw.normal(size=2000) > 0).astype(int)
+    write(Path("t.parquet"), {"price": price, "size": draw.random(2000), "click": click})
+    done = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
+    assert done.exit_code == 0, done.output
+    assert "sharding:" not in Path("my.yaml").read_text()
+    forked.run([forked.RECD, "run", "my.yaml", "--json", "r.json"], check=True)
+    assert json.loads(Path("r.json").read_text())["test"]["auc"] > 0.7
+
+
 def test_a_label_of_many_values_is_said_to_have_a_border(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

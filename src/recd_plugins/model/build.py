@@ -46,10 +46,10 @@ def build_model(registry: Registry, schema: FeatureSchema) -> nn.Module:
         raise RecdError(
             f"{registry.path}: no model: section; add one, or bring a model of your own"
         )
-    if not schema.sparse:
+    if not schema.sparse and not schema.dense:
         raise RecdError(
-            f"{registry.path}: the dataset has no sparse feature, which the demo model needs; name "
-            "columns of ids in its option sparse, or bring a model of your own"
+            f"{registry.path}: the dataset has no feature; name columns of ids or numbers in its "
+            "options"
         )
     _check_tables(registry, [table_name(feature) for feature in schema.sparse])
     num_dense = num_dense_inputs(registry, schema)
