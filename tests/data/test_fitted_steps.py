@@ -160,10 +160,11 @@ def test_fitting_that_failed_begins_anew(folder: Path, monkeypatch: pytest.Monke
 
     def of_one_feature(*given: Any) -> Any:
         asked.append(given)
-        if len(asked) == 2:
+        if len(asked) == 3:
             raise DataError("the disk is gone")
         return training_rows(*given)
 
+    monkeypatch.setattr("recd_plugins.data.fitted_steps._KEPT_BYTES", 0)
     monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", of_one_feature)
     found = registry(folder, ALL % ", options: {together: true}")
     with pytest.raises(DataError, match="the disk is gone"):
@@ -171,6 +172,30 @@ def test_fitting_that_failed_begins_anew(folder: Path, monkeypatch: pytest.Monke
     (known,) = set(steps(found).values())
     assert known.features == ["seq_0_0", "seq_0_1", "item_0"]
     assert known.num_rows == 300
+
+
+@pytest.mark.parametrize(
+    ("kept_bytes", "passes"),
+    # The first pass finds that nothing can be kept.
+    [(1 << 28, 2), (400_000, 4), (0, 7)],
+    ids=["all features", "some features", "none"],
+)
+def test_features_are_fitted_in_few_passes_over_the_table(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int, passes: int
+) -> None:
+    entries = [ALL % ", options: {rows: null}", ALL % ", options: {rows: null}"]
+    expected = {name: step.identity() for name, step in steps(registry(folder, *entries)).items()}
+    asked: list[Any] = []
+
+    def counted(*given: Any) -> Any:
+        asked.append(given)
+        return training_rows(*given)
+
+    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", counted)
+    monkeypatch.setattr("recd_plugins.data.fitted_steps._KEPT_BYTES", kept_bytes)
+    found = {name: step.identity() for name, step in steps(registry(folder, *entries)).items()}
+    assert found == expected
+    assert len(asked) == passes
 
 
 def test_an_entry_is_fitted_to_what_those_before_it_leave(folder: Path) -> None:

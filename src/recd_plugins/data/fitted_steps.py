@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,6 +24,11 @@ from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import offsets_of
 from recd_plugins.values.batch import Batch
 
+# Of the rows of features that one pass over the table keeps in memory.
+_KEPT_BYTES = 1 << 28
+
+_Jagged = tuple[Tensor, Tensor]
+
 
 def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     """The steps of each feature that has some, those that are fitted being so; in file order.
@@ -36,18 +42,30 @@ def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
         RegistryError: as ``feature_steps``.
     """
     steps = feature_steps(registry, schema)
-    for entry in registry.preprocessing:
-        plugin = entry.plugin
-        if type(plugin).fit is Preprocessing.fit:
-            continue
+    fitting = [
+        entry.plugin
+        for entry in registry.preprocessing
+        if type(entry.plugin).fit is not Preprocessing.fit
+    ]
+    stored = _StoredRows(
+        registry,
+        schema,
+        Counter(
+            (plugin.fit_rows, name)
+            for plugin in fitting
+            if plugin.fitted is None
+            for name, chain in steps.items()
+            if plugin in chain
+        ),
+    )
+    for plugin in fitting:
         if plugin.fitted is None:
             claimed = {name: chain for name, chain in steps.items() if plugin in chain}
             # Not the plugin itself: where fitting fails and is tried again, it begins with nothing.
             shared = _unfitted(plugin)
             plugin.fitted = {
                 name: _fitted(
-                    registry,
-                    schema,
+                    stored,
                     shared if plugin.fits_together else _unfitted(plugin),
                     name,
                     chain[: chain.index(plugin)],
@@ -63,9 +81,73 @@ def _unfitted(plugin: Preprocessing) -> Preprocessing:
     return type(plugin)(plugin.options).placed(plugin.stands_at)
 
 
+class _StoredRows:
+    """Training rows of features as they are stored, read for many features at once.
+
+    To read one column of a table takes about as long as to read all, so a pass over the table keeps
+    the rows of as many features as fit into ``_KEPT_BYTES``. If those of one feature do not fit,
+    each feature has a pass of its own, which keeps nothing.
+
+    Args:
+        wanted: how often each feature will be asked for, by the limit of rows and its name.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        schema: FeatureSchema,
+        wanted: Counter[tuple[int | None, str]],
+    ) -> None:
+        self._registry, self._schema, self._wanted = registry, schema, wanted
+        self._kept: dict[tuple[int | None, str], list[_Jagged]] = {}
+        self._keeps = True
+
+    def of(
+        self, feature: str, limit: int | None, advance: Callable[[int], None]
+    ) -> Iterator[_Jagged]:
+        """Yield values and lengths of a feature, some of its first ``limit`` rows at a time."""
+        key = (limit, feature)
+        self._wanted[key] -= 1
+        if key in self._kept:
+            for values, lengths in self._kept.pop(key):
+                yield values, lengths
+                advance(len(lengths))
+        elif self._keeps and self._keep(feature, limit, advance):
+            yield from self._kept.pop(key)
+        else:
+            for rows in training_rows(self._registry, limit):
+                yield _jagged(rows, feature, self._schema)
+                advance(len(rows))
+
+    def _keep(self, first: str, limit: int | None, advance: Callable[[int], None]) -> bool:
+        """Read ``first`` and others that will be asked for; return whether ``first`` fits."""
+        others = (
+            name
+            for (of, name), times in self._wanted.items()
+            if of == limit and times and (of, name) not in self._kept
+        )
+        kept: dict[str, list[_Jagged]] = {name: [] for name in (first, *others)}
+        size = sum(map(_num_bytes, self._kept.values()))
+        for rows in training_rows(self._registry, limit):
+            for name, parts in kept.items():
+                parts.append(_jagged(rows, name, self._schema))
+                size += _num_bytes(parts[-1:])
+            while kept and size > _KEPT_BYTES:
+                size -= _num_bytes(kept.popitem()[1])
+            if not kept:
+                self._keeps = bool(self._kept)
+                return False
+            advance(len(rows))
+        self._kept.update({(limit, name): parts for name, parts in kept.items()})
+        return True
+
+
+def _num_bytes(parts: Sequence[_Jagged]) -> int:
+    return sum(values.nbytes + lengths.nbytes for values, lengths in parts)
+
+
 def _fitted(
-    registry: Registry,
-    schema: FeatureSchema,
+    stored: _StoredRows,
     step: Preprocessing,
     feature: str,
     before: Sequence[Preprocessing],
@@ -74,7 +156,7 @@ def _fitted(
     what, doing_it = f"fit to {feature}", f"fitting {step.name} to {feature}"
     with doing(doing_it, long=True), _bar(doing_it, step.fit_rows) as advance:
         of_data: list[RecdError] = []
-        rows = _rows(registry, schema, feature, before, step.fit_rows, advance, of_data)
+        rows = _rows(stored.of(feature, step.fit_rows, advance), feature, before, of_data)
         with step_call(step, what, of_data):
             step.fit(feature, rows)
     with step_call(step, f"identity after {what}"):
@@ -95,12 +177,9 @@ def _bar(what: str, rows: int | None) -> AbstractContextManager[Callable[[int], 
 
 
 def _rows(
-    registry: Registry,
-    schema: FeatureSchema,
+    stored: Iterator[_Jagged],
     feature: str,
     before: Sequence[Preprocessing],
-    limit: int | None,
-    advance: Callable[[int], None],
     errors: list[RecdError],
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Values and offsets of a feature's training rows behind the steps ``before``.
@@ -108,10 +187,9 @@ def _rows(
     What reading raises is put into ``errors``, since it goes through the step that takes the rows.
     """
     try:
-        for rows in training_rows(registry, limit):
-            values, lengths = apply_steps(before, [feature], *_jagged(rows, feature, schema))
+        for part in stored:
+            values, lengths = apply_steps(before, [feature], *part)
             yield values, offsets_of(lengths)
-            advance(len(rows))
     except RecdError as error:
         errors.append(error)
         raise
