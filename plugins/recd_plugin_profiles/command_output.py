@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.console import Console
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import COUNT_FROM_0, OUTPUT, output_console, report_options
+from recd_plugins.api.commands import (
+    COUNT_FROM_0,
+    OUTPUT,
+    error_console,
+    output_console,
+    report_options,
+)
 from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
@@ -76,7 +81,7 @@ def finish(
     made: AccessProfile, output: Path, json_path: Path | None, plot_path: Path | None
 ) -> None:
     """Write a profile and show it."""
-    with Console(stderr=True).status(f"writing {output}"):
+    with error_console().status(f"writing {output}"):
         made.save(output)
     show(made, json_path, plot_path)
 

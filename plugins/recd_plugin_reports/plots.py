@@ -95,7 +95,7 @@ def _axes(height: float) -> Axes:
     return Figure(figsize=(8, height), layout="constrained").subplots()
 
 
-def _color(number: int) -> Html:
+def _color(number: int) -> str:
     return COLORS[number % len(COLORS)]
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from recd_plugins.visible_text import show_controls
+
 _NOBODY_READS = (errno.EPIPE, errno.EIO)
 
 
@@ -49,9 +51,11 @@ def _lasting(stream: TextIO, of_process: TextIO | None) -> TextIO:
     if stream is not of_process or not isinstance(stream, io.TextIOWrapper):
         return stream
     stream.flush()
-    return io.TextIOWrapper(
+    lasting = io.TextIOWrapper(
         io.BufferedWriter(_Lasting(stream.fileno(), "w", closefd=False)),
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=True,
     )
+    show_controls(lasting)
+    return lasting

@@ -17,11 +17,12 @@ def progress_bars() -> Iterator[AddBar]:
     returns what takes the rows done since the last call. Work that ends well was all there was to
     do: the bars end full, whatever was expected.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    from recd_plugins.output_console import error_console
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    with Progress(*columns, console=error_console()) as bars:
 
         def add(name: str, num_rows: int | None) -> Callable[[int], None]:
             task = bars.add_task(name, total=num_rows)
@@ -35,7 +36,6 @@ def progress_bars() -> Iterator[AddBar]:
 @contextmanager
 def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar that is told how many rows were read."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -45,6 +45,8 @@ def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]
         TimeRemainingColumn,
     )
 
+    from recd_plugins.output_console import error_console
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -52,7 +54,7 @@ def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
+    console = error_console()
     # Into a file it would leave an empty line.
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:

@@ -39,11 +39,14 @@ class Criteo(Dataset):
         """Count the rows of TSV files and make the dictionary, where that was not done before."""
         tables = self._tables
         if tables.num_bad_lines:
-            from rich.console import Console
+            from recd_plugins.api.commands import error_console
 
-            Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(
+            error_console().print(
                 f"{self.options.path}: bad lines left out: {tables.num_bad_lines}, as: "
-                f"{tables.bad_lines[0]}"
+                f"{tables.bad_lines[0]}",
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
             )
         _ = self._coder
 

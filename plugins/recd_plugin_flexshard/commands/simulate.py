@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     AT_LEAST_1,
     COUNT_FROM_0,
     chosen_topology,
+    error_console,
     output_console,
     report_options,
     topology_options,
@@ -94,7 +94,7 @@ def simulate(
             f"{spec.world_size:,} ranks: no more than {_MOST_RANKS:,} can be played; recd plan "
             "plans for more"
         )
-    progress, console = Console(stderr=True), output_console()
+    progress, console = error_console(), output_console()
     with progress.status("planning tiers"):
         planned = planned_tiers(loaded, spec)
     entries = {}
@@ -143,6 +143,6 @@ def _bar(what: str, ranks: int) -> Iterator[Callable[[], None]]:
         MofNCompleteColumn(),
         TextColumn("ranks"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=error_console(), transient=True) as progress:
         task = progress.add_task(what, total=ranks)
         yield lambda: progress.advance(task)

@@ -38,7 +38,7 @@ from recd_plugins.cli.options import (
     topology_options,
 )
 from recd_plugins.cores import available_cores
-from recd_plugins.output_console import output_console
+from recd_plugins.output_console import error_console, output_console
 from recd_plugins.planning.tables_plan import TablesPlan
 from recd_plugins.progress import AddBar, progress_bars, row_progress
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
@@ -69,6 +69,7 @@ __all__ = [
     "check_output",
     "chosen_checkpoint",
     "chosen_topology",
+    "error_console",
     "new_place",
     "output_console",
     "overrides",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import io
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ import click
 from recd_plugins.cli.unwinding import Ended, unwinding
 from recd_plugins.errors import PluginError, RecdError, RunInterrupted, on_rank
 from recd_plugins.versions import __version__
+from recd_plugins.visible_text import prepare_output
 
 #: Where each built-in command is, and the line that help shows of it.
 COMMANDS = {
@@ -92,6 +92,11 @@ class _Recd(click.Group):
             formatter.write_dl(rows)
         if failure is not None:
             click.secho(f"Commands of plugins are missing: {failure}", fg="red", err=True)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """See the base class."""
+        prepare_output()
+        return super().main(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As a program, which shows no traceback; tests and Python call ``main.main``."""
@@ -188,10 +193,6 @@ def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, .
 @click.pass_context
 def main(ctx: click.Context, plugins_dir: Path | None) -> None:
     """Train TorchRec models with the plugins that a registry file names."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # Names of files that are not UTF-8 are shown as the bytes that they are.
-            stream.reconfigure(errors="surrogateescape")
     # Before torch is imported, by ranks too: DistributedDataParallel's native code says in every
     # run that summed_in_fixed_buckets() walks over the graph.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -17,7 +17,7 @@ from recd_plugins.cli.options import OUTPUT, contributed, tell_broken
 from recd_plugins.cli.part_call import code_call
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
-from recd_plugins.output_console import output_console
+from recd_plugins.output_console import error_console, output_console
 
 
 class _Bench(click.Group):
@@ -102,7 +102,7 @@ def _command(name: str, benchmark: Any) -> click.Command:
         what = f"benchmark {name}"
         with code_call(what, "workload", benchmark.workload):
             words = benchmark.workload(size, **options)
-        console = Console(stderr=True)
+        console = error_console()
         if not console.is_terminal:
             console.print(f"measuring {name}: {words}", soft_wrap=True, markup=False)
         with (

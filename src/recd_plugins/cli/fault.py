@@ -13,6 +13,7 @@ from pathlib import Path
 
 from recd_plugins.errors import RankError, in_a_line
 from recd_plugins.versions import __version__
+from recd_plugins.visible_text import visible
 
 #: The exit status of a fault (sysexits' EX_SOFTWARE); what a user can mend ends with 1 or 2.
 EXIT_STATUS = 70
@@ -35,6 +36,7 @@ def tell_torchrun(message: str) -> None:
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # As torch.distributed.elastic's ErrorHandler writes it, which takes a second to import.
+        message = visible(message)
         told = {"py_callstack": message, "timestamp": str(int(time.time()))}
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": told}}))

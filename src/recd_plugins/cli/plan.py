@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from recd_plugins.cli.options import (
     OUTPUT,
@@ -22,7 +21,7 @@ from recd_plugins.cli.plan_modes import PlanModes
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
-from recd_plugins.output_console import output_console
+from recd_plugins.output_console import error_console, output_console
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.planning.tables_plan import TablesPlan
 from recd_plugins.plugin_modules import qualified
@@ -152,7 +151,7 @@ def plan(
     if line := adapted_line(topology, spec):
         click.echo(line, err=True)
     rows = None if largest else int(batch_size or loaded.training.batch_size)
-    console, status = output_console(), Console(stderr=True).status("planning")
+    console, status = output_console(), error_console().status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)
     if calibrate_path is not None:
         with status, part_call(mode, "calibrate"):

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from recd_plugins.processes import adopt_environ, end_with_parent, start_fork_server, starting
+from recd_plugins.visible_text import show_controls
 
 # A worker's connections break a moment before the operating system reports its death.
 _GRACE_SECONDS = 2.0
@@ -121,6 +122,8 @@ class _Process(ForkServerProcess):
         # The server has those of its own start.
         adopt_environ(self._environ)
         os.chdir(self._folder)
+        for stream in (sys.stdout, sys.stderr):
+            show_controls(stream)
         super().run()
 
 

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from torch import Tensor
+
+from recd_plugins.output_console import error_console
 
 #: Between two lines of a log file.
 LOG_EVERY = 10.0
@@ -156,7 +157,7 @@ def progress_bar(
     if rank != 0:
         yield ProgressLine(name, done, total)
         return
-    console = Console(stderr=True)
+    console = error_console()
     if log_every is not None or not console.is_terminal:
         log = _Log(name, done, total, samples, waiting)
         log.every = log_every or LOG_EVERY

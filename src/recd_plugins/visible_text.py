@@ -1,0 +1,73 @@
+r"""Standard output and standard error that show control characters of data as escapes.
+
+A column named ``\x1b]0;...`` could set the title of a terminal, move its cursor or hide text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import re
+import sys
+from typing import Any, TextIO
+
+_C0 = [code for code in range(0x20) if chr(code) not in "\n\t"]
+_DEL_AND_C1 = range(0x7F, 0xA0)
+_BIDI = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+# JSON knows \u007f, and no \x7f.
+_ESCAPES = {
+    **{code: f"\\x{code:02x}" for code in _C0},
+    **{code: f"\\u{code:04x}" for code in (*_DEL_AND_C1, *_BIDI)},
+}
+# A whole message in one colour, as click.secho writes it.
+_COLORED = re.compile(r"(\x1b\[3\dm)(.*)(\x1b\[0m\n?)", re.DOTALL)
+
+
+def visible(text: str) -> str:
+    r"""Return the text with control characters but ``\n`` and tab as escapes, such as ``\x1b``."""
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+def show_controls(stream: TextIO) -> None:
+    """Have a stream write control characters as escapes.
+
+    Colours of ``click.secho`` stay. So does all that a console of rich writes: those of
+    ``output_console`` escape what they are given.
+    """
+    if not isinstance(stream, io.TextIOWrapper) or "write" in vars(stream):
+        return
+    write = stream.write
+
+    def write_visible(text: str) -> int:
+        here = inspect.currentframe()
+        caller = here and here.f_back
+        if caller and caller.f_globals.get("__name__") == "rich.console":
+            write(text)
+        elif colored := _COLORED.fullmatch(text):
+            before, message, after = colored.groups()
+            write(f"{before}{visible(message)}{after}")
+        else:
+            write(visible(text))
+        return len(text)
+
+    stream.write = write_visible  # type: ignore[method-assign]
+
+
+def prepare_output() -> None:
+    """Prepare the standard streams of a command.
+
+    Closed ones are opened as ``/dev/null``, so that no other file gets their numbers.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    streams: list[Any] = [sys.stdout, sys.stderr]
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of files that are not UTF-8 are shown as the bytes that they are.
+            stream.reconfigure(errors="surrogateescape")
+        show_controls(stream)

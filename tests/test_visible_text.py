@@ -1,0 +1,128 @@
+"""Control characters of data never reach a terminal; the colours of commands do."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recd_plugins import lasting_output
+from recd_plugins.cli import main
+from recd_plugins.output_console import output_console
+from recd_plugins.visible_text import prepare_output, show_controls, visible
+
+HOSTILE = "a\x1b]0;title\x07b\x1b[8mc\rd\x7fe\x9b2Jf\u202eg\u2066h"
+SHOWN = r"a\x1b]0;title\x07b\x1b[8mc\x0dd\u007fe\u009b2Jf\u202eg\u2066h"
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream that keeps what is written, and says that it is a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def text(self) -> str:
+        assert isinstance(self.buffer, io.BytesIO)
+        return self.buffer.getvalue().decode()
+
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Have the rest of a test print to a terminal."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show_controls(stream)
+    return stream
+
+
+def test_controls_become_escapes() -> None:
+    assert visible(HOSTILE) == SHOWN
+    assert visible("tab\tline\nümlaut \udcff 日本") == "tab\tline\nümlaut \udcff 日本"
+
+
+def test_only_colours_of_whole_messages_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    print(HOSTILE)
+    click.echo(HOSTILE)
+    click.secho(HOSTILE, fg="red")
+    click.secho(f"\x1b[0m{HOSTILE}", fg="red")
+    assert terminal.text.split("\n") == [
+        SHOWN,
+        SHOWN,
+        f"\x1b[31m{SHOWN}\x1b[0m",
+        f"\x1b[31m\\x1b[0m{SHOWN}\x1b[0m",
+        "",
+    ]
+
+
+def test_consoles_keep_their_own_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    table = Table("name", title=f"[red]{HOSTILE}[/]")
+    table.add_row(Text(HOSTILE, style="bold"))
+    output_console().print(table)
+    output_console().print(HOSTILE, highlight=False)
+    Console().print("[red]a plugin's own[/]")
+    assert "\x1b[31ma plugin's own\x1b[0m" in terminal.text
+    assert "\x1b[1m" in terminal.text
+    for control in ("\x1b]", "\x1b[8m", "\x07", "\r", "\x7f", "\x9b", "\u202e"):
+        assert control not in terminal.text
+    assert SHOWN in terminal.text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["validate", f"{HOSTILE}.yaml"],
+        ["run", f"{HOSTILE}.yaml"],
+        ["plan", f"{HOSTILE}.yaml"],
+        ["init", f"{HOSTILE}.csv", "a.yaml"],
+        ["report", f"{HOSTILE}.json"],
+        ["checkpoint", "list", HOSTILE],
+        ["plugins", HOSTILE],
+        [HOSTILE],
+        [f"--{HOSTILE}"],
+    ],
+)
+def test_commands_show_them_as_escapes(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = CliRunner().invoke(main, arguments).output
+    assert r"\x1b]0;title\x07b" in output
+    assert output.replace("\n", "").isprintable()
+
+
+def test_ranks_show_them_as_escapes() -> None:
+    reads, writes = os.pipe()
+    with open(writes, "w", encoding="utf-8") as stream, open(reads, encoding="utf-8") as shown:
+        print(HOSTILE, file=lasting_output._lasting(stream, stream), flush=True)
+        assert shown.readline() == f"{SHOWN}\n"
+
+
+def test_a_closed_standard_output_is_dev_null() -> None:
+    script = '"$0" plugins >&- && "$0" plugins --json >&- <&-'
+    recd = Path(sys.executable).with_name("recd")
+    done = subprocess.run(["sh", "-c", script, recd], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_do_not_get_the_numbers_of_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    prepare_output()
+    output_console().print("to nobody")
+    print("to nobody")
