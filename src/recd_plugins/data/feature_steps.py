@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from itertools import product
 from numbers import Integral
 
@@ -12,6 +11,7 @@ from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Table
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.patterns import matched
 from recd_plugins.registry.step_values import wrong_value
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
@@ -30,7 +30,7 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
             numbered twice, as by two vocabularies.
     """
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
-    names = [*schema.sparse, *schema.dense]
+    names = dict.fromkeys((*schema.sparse, *schema.dense))
     claims = registry.claim("preprocessing", names)
     problems = []
     taken: dict[str, set[str]] = {}
@@ -40,15 +40,15 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
         takes = entry.plugin.takes
         taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
         for pattern in entry.patterns:
-            matched = [name for name in names if fnmatchcase(name, pattern)]
-            if taken[entry.field].isdisjoint(matched):
+            found = matched(pattern, names)
+            if taken[entry.field].isdisjoint(found):
                 problems.append(
                     Problem(
                         str(registry.path),
                         entry.line,
                         f"{entry.field}.features",
                         f"{entry.plugin.name} takes {' and '.join(_CALLED[k] for k in takes)}, and "
-                        f"{_matched(pattern, matched)} {_other(schema, matched)}",
+                        f"{_matched(pattern, found)} {_other(schema, found)}",
                     )
                 )
     chains = {
@@ -91,11 +91,7 @@ def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:
     ]
     problems = []
     for table, entry in product(tables, numbering):
-        those = [
-            name
-            for name in table.features
-            if any(fnmatchcase(name, pattern) for pattern in entry.patterns)
-        ]
+        those = [name for name in table.features if entry.matches(name)]
         together = entry.plugin.fits_together and len(those) == len(table.features)
         if not those or len(table.features) == 1 or together:
             continue

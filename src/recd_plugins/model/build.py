@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from recd_plugins.model_tables import embedding_modules, table_name
 from recd_plugins.plugin_call import plugin_call, plugin_code
 from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.registry.loader import read_yaml, short_repr
+from recd_plugins.registry.patterns import matched
 from recd_plugins.words import did_you_mean, shortened
 
 # What TorchRec and torch say of a forward that cannot be trained, after it has returned.
@@ -166,11 +166,8 @@ def _described(tensor: Tensor) -> str:
 def _check_tables(registry: Registry, names: list[str]) -> None:
     """Refuse patterns of ``model.tables`` that match nothing: a table would keep its usual size."""
     assert registry.model is not None, "the caller builds a model"
-    unmatched = [
-        pattern
-        for pattern in registry.model.tables
-        if not any(fnmatchcase(name, pattern) for name in names)
-    ]
+    known = frozenset(names)
+    unmatched = [pattern for pattern in registry.model.tables if not matched(pattern, known)]
     if unmatched:
         document = read_yaml(registry.path, text=registry.text)  # it knows the lines
         raise RegistryError(

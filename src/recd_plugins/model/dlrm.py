@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.model.interactions import interaction_of
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import table_name
+from recd_plugins.registry.patterns import matched
 from recd_plugins.registry.schema import ModelSpec
 from recd_plugins.values.model_input import ModelInput, Placement
 
@@ -172,12 +172,13 @@ def _check_names(features: Sequence[str]) -> None:
 def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | None:
     if not features:
         return None
+    rows = num_embeddings(spec, features)
     return EmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
                 name=table_name(feature),
                 embedding_dim=spec.embedding_dim,
-                num_embeddings=num_embeddings(spec, feature),
+                num_embeddings=rows[feature],
                 feature_names=[feature],
                 pooling=PoolingType[spec.bag_pooling.upper()],
             )
@@ -202,12 +203,13 @@ def _some_of(
 def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection | None:
     if not features:
         return None
+    rows = num_embeddings(spec, features)
     return EmbeddingCollection(
         tables=[
             EmbeddingConfig(
                 name=table_name(feature),
                 embedding_dim=spec.embedding_dim,
-                num_embeddings=num_embeddings(spec, feature),
+                num_embeddings=rows[feature],
                 feature_names=[feature],
             )
             for feature in features
@@ -215,9 +217,11 @@ def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection 
     )
 
 
-def num_embeddings(spec: ModelSpec, feature: str) -> int:
-    """Rows of a feature's table: the first matching pattern of ``tables`` counts."""
+def num_embeddings(spec: ModelSpec, features: Iterable[str]) -> dict[str, int]:
+    """Rows of each feature's table: the first matching pattern of ``tables`` counts."""
+    names = {table_name(feature): feature for feature in features}
+    rows: dict[str, int] = {}
     for pattern, table in spec.tables.items():
-        if fnmatchcase(table_name(feature), pattern):
-            return table.num_embeddings
-    return spec.num_embeddings
+        for name in matched(pattern, names):
+            rows.setdefault(names[name], table.num_embeddings)
+    return {feature: rows.get(feature, spec.num_embeddings) for feature in names.values()}

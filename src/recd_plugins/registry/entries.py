@@ -6,11 +6,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Chooser, Kind, Plugin
+from recd_plugins.registry.patterns import is_glob, matched
 from recd_plugins.words import did_you_mean, shortened
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -39,7 +41,15 @@ class Entry(Generic[P]):
 
     def matches(self, name: str) -> bool:
         """Whether a pattern matches ``name``; case counts."""
-        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        return name in self._names or any(fnmatchcase(name, pattern) for pattern in self._globs)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(pattern for pattern in self.patterns if not is_glob(pattern))
+
+    @cached_property
+    def _globs(self) -> tuple[str, ...]:
+        return tuple(filter(is_glob, self.patterns))
 
 
 @contextmanager
@@ -59,7 +69,7 @@ def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
 
 def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
     """Which of ``entries``, of one kind, is for which of ``names``: ``Registry.claim``."""
-    names = list(names)
+    names = dict.fromkeys(names)
     what = kind.claimed
     if what is None:
         raise TypeError(f"entries of kind {kind.name} claim {kind.claims}, no features or tables")
@@ -69,11 +79,11 @@ def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Ite
             entry.line,
             f"{entry.field}.{what}s",
             f"{pattern} matches no {what}"
-            + (did_you_mean(pattern, names) or f"; the {what}s: {shortened(names)}"),
+            + (did_you_mean(pattern, names) or f"; the {what}s: {shortened(list(names))}"),
         )
         for entry in entries
         for pattern in entry.patterns
-        if not any(fnmatchcase(name, pattern) for name in names)
+        if not matched(pattern, names)
     ]
     claims = {
         name: tuple(e for e in claimants if not e.yields or name in e.patterns) or claimants
