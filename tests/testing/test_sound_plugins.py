@@ -7,12 +7,23 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces import PluginOptions, Preprocessing, TargetPooling
-from recd_plugins.testing.contracts import PreprocessingContract, TargetPoolingContract
+from recd_plugins.interfaces import (
+    Callback,
+    PluginOptions,
+    Preprocessing,
+    RunStep,
+    TargetPooling,
+)
+from recd_plugins.testing.contracts import (
+    CallbackContract,
+    PreprocessingContract,
+    TargetPoolingContract,
+)
 
 
 class Wide(TargetPoolingContract):
@@ -69,3 +80,20 @@ def test_a_preprocessing_that_refuses_to_learn_of_one_row() -> None:
     values = torch.tensor([value for (value,) in rows])
     plugin.fit("number", iter([(values, torch.arange(len(rows) + 1))]))
     contract.test_identity_tells_what_was_fitted(plugin, rows)
+
+
+class MeanLoss(Callback):
+    """The mean loss of all ranks."""
+
+    name = "test.mean_loss"
+
+    def on_step(self, step: RunStep) -> None:
+        loss = step.loss.clone()
+        dist.all_reduce(loss)
+        self.mean = loss.item() / dist.get_world_size()
+
+
+class TestCallbackWithCollectiveCalls(CallbackContract):
+    @pytest.fixture
+    def plugin(self) -> Callback:
+        return MeanLoss(MeanLoss.Options())
