@@ -115,6 +115,25 @@ def test_commands_show_it(folder: Path) -> None:
     assert {"$ref": "#/$defs/ModelSpec"} in either
 
 
+@pytest.mark.parametrize("options", ["{}", "{sequences: true}", "{one_table: true}"])
+def test_managed_collision_as_torchrec_documents_it(
+    folder: Path, tmp_path: Path, options: str
+) -> None:
+    text = REGISTRY.format(folder=folder)
+    parts = text[text.index("preprocessing:") : text.index("training:")]
+    path = write(
+        folder,
+        (parts, f"model: {{use: test.zch, options: {options}}}\n"),
+        ("recd.ikjt", "recd.kjt"),
+        ("evaluate", f"epochs: 6, checkpoint: {{path: {tmp_path}}}, evaluate"),
+    )
+    losses = trained(path, steps=60).losses
+    assert sum(losses[-8:]) < 0.95 * sum(losses[:8])
+    resumed = trained(path, steps=70)
+    assert resumed.losses[:60] == losses
+    assert len(resumed.losses) == 70
+
+
 def test_it_trains_as_under_stock_torchrec(folder: Path) -> None:
     path = write(folder)
     plugins, stock = trained(path), trained(path, "baseline")

@@ -17,6 +17,14 @@ def test_what_a_module_keeps_besides_stays() -> None:
     assert sharded["count"] == 3
 
 
+def test_a_collision_map_keeps_the_segments_of_its_shards() -> None:
+    name = "maps.t._output_segments_tensor"
+    sharded = {name: torch.tensor([0, 2, 4]), "over.weight": torch.zeros(2)}
+    copy_weights(sharded, {name: torch.tensor([0, 4, -1]), "over.weight": torch.ones(2)})
+    assert sharded[name].tolist() == [0, 2, 4]
+    assert sharded["over.weight"].tolist() == [1, 1]
+
+
 def test_a_table_of_another_name_is_refused() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -191,7 +191,8 @@ def _defer(
 ) -> None:
     bound = inspect.signature(init).bind(module, *args, **options)
     device = torch.device(bound.arguments.get("device") or torch.get_default_device())
-    if type(module) is not collection or device.type != "cpu":  # others are not sharded as these
+    # Others are not sharded as these; a module of managed collision is a subclass of its base.
+    if type(module) is not collection or device.type != "cpu":
         init(module, *args, **options)
         return
     bound.arguments["device"] = torch.device("meta")

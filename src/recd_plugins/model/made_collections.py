@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 #: Makes a collection: given its class, that class's ``__init__`` and the arguments of it, the
 #: module that is made the first of them.
@@ -26,10 +27,11 @@ _installed = False
 def collections_made_by(maker: Maker) -> Iterator[None]:
     """A context in which ``maker`` makes EmbeddingBagCollections and EmbeddingCollections.
 
+    It makes the modules of managed collision around them as well.
     It is called as ``maker(collection, init, module, *arguments, **options)``, of subclasses too,
     and calls ``init`` where the plain ``__init__`` would do. A context inside of another comes
     first, and its ``init`` is the outer one's maker. TorchRec has no hook for it: from the first
-    context on the ``__init__`` of the two classes asks for makers of its thread, and without any
+    context on the ``__init__`` of the three classes asks for makers of its thread, and without any
     does what it did.
     """
     _install()
@@ -44,7 +46,11 @@ def _install() -> None:
     global _installed
     with _lock:
         if not _installed:
-            for collection in (EmbeddingBagCollection, EmbeddingCollection):
+            for collection in (
+                EmbeddingBagCollection,
+                EmbeddingCollection,
+                BaseManagedCollisionEmbeddingCollection,
+            ):
                 _ask_makers(collection)
             _installed = True
 

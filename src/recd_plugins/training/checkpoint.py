@@ -271,7 +271,14 @@ class Checkpoints:
                     "that were trained",
                     err=True,
                 )
-        except (CheckpointException, RuntimeError, ValueError, TypeError, KeyError) as error:
+        except (
+            AssertionError,  # of a collision map whose rows other ranks had
+            CheckpointException,
+            RuntimeError,
+            ValueError,
+            TypeError,
+            KeyError,
+        ) as error:
             if isinstance(refused := _own(error), RecdError):
                 raise refused from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]

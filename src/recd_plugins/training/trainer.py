@@ -177,7 +177,7 @@ class _Run:
         if validation.left:
             self._say(validation.left)
         if validation.stops:
-            self._say(f"{validation.report()}: there is nothing to train")
+            self._say(f"{validation.report()}; there is nothing to train")
         return validation
 
     def _place_loader(self) -> None:

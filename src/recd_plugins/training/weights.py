@@ -13,6 +13,10 @@ from recd_plugins.errors import SetupError
 from recd_plugins.model.deferred_tables import FirstValues, Window, first_values_of
 from recd_plugins.words import shortened
 
+# Of a collision map of TorchRec, torchrec 1.6 to 1.9: the row ranges of its shards, which the map
+# of a whole table does not have.
+_OF_SHARDS = "._output_segments_tensor"
+
 
 def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
     """What a model starts with, by name in its state dict, before it is sharded.
@@ -45,7 +49,8 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
     on the CPU, so two plans of one model would start differently. Load ``sharded`` afterwards
     (``load_state_dict``): modules may have copies of rows, which follow their tables then.
 
-    What a sharded module keeps besides, which is no table, stays as the module made it.
+    Tensors that only the sharded module has, and the output segments of collision maps, stay as
+    the sharded module made them.
 
     Raises:
         SetupError: ``whole`` lacks a table or has nothing of this model, or a table's ``init_fn``
@@ -58,6 +63,8 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
         )
     with torch.no_grad():
         for name, target in sharded.items():
+            if name.endswith(_OF_SHARDS):
+                continue
             if name not in whole:
                 if isinstance(target, ShardedTensor):
                     raise SetupError(
