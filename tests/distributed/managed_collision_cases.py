@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.drop_in.forced_dedup import forced_dedup
 from tests.planning.test_planner import prepared, profile, registry
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -125,6 +126,7 @@ class Trained:
     sent: int
 
 
+@forced_dedup()
 def train(rank: int, optimizer: str, deduplicated: bool, stock: bool) -> Trained:
     """A few steps and an evaluation; all have the same plan, which is ours."""
     reg = registry(optimizer=optimizer)
@@ -204,6 +206,7 @@ def hashed(rank: int, world_size: int) -> str:
     return ""
 
 
+@forced_dedup()
 def errors_of_a_long_sum(rank: int, world_size: int) -> dict[str, tuple[float, float]]:
     """How far off a step of SGD is on plain batches and deduplicated, next to 64 bits, by table.
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.drop_in.forced_dedup import forced_dedup
 from tests.planning.test_planner import prepared, profile, registry
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
@@ -25,7 +29,7 @@ from torchrec.streamable import Pipelineable
 import recd_plugins
 from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import DataError, ExactnessError, SetupError
+from recd_plugins.errors import DataError, SetupError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 
@@ -114,6 +118,7 @@ def loader(rank: int, sessions: bool, num_batches: int = NUM_STEPS) -> Iterator[
         yield Sample(sparse, {"x": alone}, torch.rand(rows, generator=generator))
 
 
+@forced_dedup()
 def losses(
     rank: int, world_size: int, sessions: bool, sequence: bool
 ) -> tuple[list[float], list[float], str]:
@@ -155,6 +160,7 @@ def losses(
     return found[0], found[1], "\n".join(said)
 
 
+@forced_dedup()
 def with_unsharded_sequences(rank: int, world_size: int) -> tuple[list[float], list[float], str]:
     """Losses of ours and of stock, which shard bags alone, and what was said."""
     said: list[str] = []
@@ -190,17 +196,24 @@ def different_makes(rank: int, world_size: int) -> str:
     return ""
 
 
-def sharded_by_stock(rank: int, world_size: int) -> str:
+@forced_dedup()
+def left_alone_once_sharded(rank: int, world_size: int, stock: bool) -> tuple[bool, str]:
+    """Whether the batch of a model without our sharders stays plain, and the reason."""
     model = Model()
     dedup = Dedup(model)
-    DistributedModelParallel(model, device=CPU, sharders=[EmbeddingBagCollectionSharder()])
-    try:
-        dedup.batch(next(loader(rank, sessions=True)))
-    except SetupError as error:
-        return str(error)
-    return ""
+    sharders: Any = [EmbeddingBagCollectionSharder() if stock else EmbeddingCollectionSharder()]
+    if not stock:
+        model.other = EmbeddingCollection(
+            [EmbeddingConfig(name="o", embedding_dim=4, num_embeddings=9, feature_names=["o"])]
+        )
+    DistributedModelParallel(model, device=CPU, sharders=sharders)
+    batch = next(loader(rank, sessions=True))
+    plain = dedup.batch(batch) is batch
+    assert dedup.decision is not None
+    return plain, dedup.decision.left["batch.sparse"]
 
 
+@forced_dedup()
 def on_a_part_of_the_ranks(rank: int, world_size: int) -> list[float]:
     """Losses of the first two of three ranks, the last of which trains nothing."""
     group: Any = dist.new_group([0, 1])
@@ -224,6 +237,7 @@ def on_a_part_of_the_ranks(rank: int, world_size: int) -> list[float]:
     return losses
 
 
+@forced_dedup()
 def detached_and_attached(rank: int, world_size: int) -> tuple[list[float], list[float]]:
     """Losses of a train pipeline that goes on, and of one that is taken off its model between."""
     ready = prepared(registry(), Model())
@@ -280,21 +294,57 @@ def failing_loader(rank: int, world_size: int, ids: int, weights: int) -> str:
     return ""
 
 
-def made_anew(rank: int, world_size: int) -> str:
-    """A model that takes a deduplicated batch apart."""
+@forced_dedup()
+def made_anew(rank: int, world_size: int, deduplicated: bool) -> list[float]:
+    """Losses of a model that is fed KeyedJaggedTensors made anew of those of a batch."""
     ready = prepared(registry(), Model())
     model = Model()
     dedup = Dedup(model)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dmp: Any = DistributedModelParallel(model, device=CPU, sharders=build_sharders(ready))
-    try:
-        for batch in dedup(loader(rank, True)):
-            sparse = batch.sparse.permute([2, 0, 1])
-            dmp(Sample(sparse, batch.more, batch.labels))
-    except ExactnessError as error:
-        return str(error)
-    return ""
+    copy_weights(dmp.state_dict(), weights)
+    losses = []
+    batches = loader(rank, True, 1)
+    for batch in dedup(batches) if deduplicated else batches:
+        for make in MADE_ANEW.values():
+            loss = dmp(Sample(make(batch.sparse), batch.more, batch.labels))
+            loss.backward()
+            losses.append(loss.item())
+    assert not deduplicated or dedup.decision.features  # type: ignore[union-attr]
+    return losses
 
 
+def _in_place(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    kjt.values().remainder_(7)
+    return kjt
+
+
+def _assigned(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    kjt._values = kjt._values % 5
+    return kjt
+
+
+#: What trainers do to a KeyedJaggedTensor between their loader and their tables.
+MADE_ANEW: dict[str, Callable[[KeyedJaggedTensor], KeyedJaggedTensor]] = {
+    "as it comes": lambda kjt: kjt,
+    "to": lambda kjt: kjt.to(CPU),
+    "permute": lambda kjt: kjt.permute([2, 0, 1]),
+    "split and concat": lambda kjt: KeyedJaggedTensor.concat(kjt.split([1, 2])),
+    "hashed": lambda kjt: KeyedJaggedTensor(kjt.keys(), kjt.values() % 9, lengths=kjt.lengths()),
+    "from_jt_dict": lambda kjt: KeyedJaggedTensor.from_jt_dict(kjt.to_dict()),
+    "by key": lambda kjt: KeyedJaggedTensor.from_jt_dict({n: kjt[n] for n in kjt.keys()}),  # noqa: SIM118
+    "of dense lists": lambda kjt: KeyedJaggedTensor.from_lengths_sync(
+        kjt.keys(), torch.cat([row for n in FEATURES for row in kjt[n].to_dense()]), kjt.lengths()
+    ),
+    "copied": lambda kjt: copy.deepcopy(kjt),
+    "pickled": lambda kjt: pickle.loads(pickle.dumps(kjt)),
+    "hashed in place": _in_place,
+    "hashed in place and pickled": lambda kjt: pickle.loads(pickle.dumps(_in_place(kjt))),
+    "assigned": _assigned,
+}
+
+
+@forced_dedup()
 def no_batch_on_one_rank(rank: int, world_size: int) -> tuple[int, bool]:
     """Batches of a rank, and whether it decided what the others did."""
     dedup = Dedup(Model())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.drop_in import dedup_cases as cases
+from tests.drop_in.forced_dedup import forced_dedup
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -17,7 +20,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.drop_in.stored import Stored
 from recd_plugins.errors import DataError, SetupError
+from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT, unique_rows
 from recd_plugins.testing.gloo import run_on_ranks
+
+
+@pytest.fixture
+def forced() -> Iterator[None]:
+    with forced_dedup():
+        yield
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["bags", "bags and a sequence"])
@@ -38,19 +48,17 @@ def test_losses_are_those_of_stock_with_plain_batches(sessions: bool, sequence: 
     )
 
 
-def test_features_of_a_module_that_stays_unsharded_stay_plain() -> None:
+def test_a_module_that_stays_unsharded_gets_all_rows() -> None:
     ranks = run_on_ranks(cases.with_unsharded_sequences, 2)
     for ours, stock, _ in ranks:
-        assert ours == stock
-    assert (
-        "batch.sparse: left alone, as its feature f2 goes into a module that is not sharded: "
-        "sequences, of type EmbeddingCollection" in ranks[0][2]
-    )
+        assert ours == pytest.approx(stock, rel=1e-6)
+    assert "ids for one that is stored" in ranks[0][2]
 
 
+@pytest.mark.usefixtures("forced")
 def test_rows_and_their_order_stay() -> None:
     batch = next(cases.loader(0, sessions=True))
-    stored = Dedup(cases.Model()).batch(batch).sparse
+    stored = unique_rows(Dedup(cases.Model()).batch(batch).sparse)
     assert stored.values().numel() * 4 == batch.sparse.values().numel()
     names, inverse = stored.inverse_indices()
     for name, indices in zip(names, inverse, strict=True):
@@ -59,13 +67,14 @@ def test_rows_and_their_order_stay() -> None:
             assert torch.equal(every_row[index], row)
 
 
+@pytest.mark.usefixtures("forced")
 def test_features_without_duplicates_are_not_looked_at_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     same, other = torch.zeros(6, dtype=torch.long), torch.arange(6)
     ids = torch.cat([same, same, other]).repeat_interleave(2)
     kjt = KeyedJaggedTensor(cases.FEATURES, ids, lengths=torch.full((18,), 2))
-    stored = Dedup(cases.Model()).batch([kjt])[0]
+    stored = unique_rows(Dedup(cases.Model()).batch([kjt])[0])
     assert stored.stride_per_key() == [1, 1, 6]
     assert "batch[0]: 6.0 ids for one that is stored, in f0, f1\n" in caplog.text
     assert "batch[0]: hardly any duplicates in f2" in caplog.text
@@ -119,6 +128,7 @@ def test_where_nothing_is_deduplicated_the_loader_is_the_trainers() -> None:
     assert type(iter(loader)) is type(iter(batches))
 
 
+@pytest.mark.usefixtures("forced")
 def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
     class Mine(EmbeddingBagCollection):
         pass
@@ -132,15 +142,13 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
         return KeyedJaggedTensor(list(names), twice.repeat(len(names)), lengths=lengths)
 
     stored = Dedup(model).batch(kjt("f0"))
-    batch = {"mine": kjt("f0", "s"), "unknown": kjt("f1", "z"), "twice": stored, "ok": kjt("f2")}
+    batch = {"mine": kjt("s"), "twice": stored, "again": kjt("f1", "f1"), "ok": kjt("f2", "s", "z")}
     dedup = Dedup(model)
     changed = dedup.batch(batch)
     assert [name for name in batch if changed[name] is not batch[name]] == ["ok"]
-    assert (
-        "batch['mine']: left alone, as its feature s goes into a module that is not sharded: mine "
-        "is a Mine, a subclass of EmbeddingBagCollection" in caplog.text
-    )
-    assert "no embedding module looks up its feature z" in caplog.text
+    assert unique_rows(changed["ok"]).stride_per_key() == [1, 2, 2]
+    assert "batch['mine']: left alone, as none of its features is pooled by" in caplog.text
+    assert "batch['again']: left alone, as its feature f1 is there twice" in caplog.text
     assert "batch['twice']: left alone, as it is deduplicated already" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "recd_plugins"):
@@ -158,13 +166,37 @@ def test_a_rank_without_batches_decides_with_the_others() -> None:
     assert run_on_ranks(cases.no_batch_on_one_rank, 2) == [(0, True), (1, True)]
 
 
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [({"labels": torch.ones(2)}, "no batch has a KeyedJaggedTensor")],
-)
-def test_nothing_to_deduplicate(batch: object, message: str) -> None:
-    with pytest.raises(SetupError, match=message):
-        Dedup(cases.Model()).batch(batch)
+def test_batches_without_a_kjt_pass_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    batches = [{"labels": torch.ones(2)}] * 2
+    loader = Dedup(cases.Model())(batches)
+    assert all(new is old for new, old in zip(loader, batches, strict=True))
+    assert caplog.text.count("the first batch has no KeyedJaggedTensor") == 1
+
+
+@pytest.mark.usefixtures("forced")
+def test_an_empty_loader_leaves_the_decision_to_a_later_one() -> None:
+    dedup = Dedup(cases.Model())
+    assert list(dedup([])) == []
+    assert dedup.decision is None
+    assert [type(b.sparse) for b in dedup(cases.loader(0, True, 1))] == [DeduplicatedKJT]
+
+
+@pytest.mark.usefixtures("forced")
+def test_a_stream_may_be_read_in_pieces() -> None:
+    expected = [batch.labels.tolist() for batch in cases.loader(0, True, 9)]
+    stream, dedup = cases.loader(0, True, 9), Dedup(cases.Model())
+    found = [next(dedup(stream))]
+    for batch in dedup(stream):
+        found.append(batch)
+        if len(found) == 3:
+            break
+    found += itertools.islice(dedup(stream), 2)
+    # It drops a batch, as without dedup.
+    found += [batch for batch, _ in zip(dedup(stream), range(1), strict=False)]
+    found += dedup(iter(dedup(stream)))
+    del expected[6]
+    assert [batch.labels.tolist() for batch in found] == expected
+    assert all(isinstance(batch.sparse, DeduplicatedKJT) for batch in found)
 
 
 def test_a_model_without_embeddings() -> None:
@@ -194,10 +226,11 @@ def test_ranks_are_told_of_a_loader_that_fails_at_its_first_batch() -> None:
         assert run_on_ranks(cases.failing_loader, 2, ids, weights) == [other, failure]
 
 
-def test_a_batch_that_the_model_makes_anew_is_told() -> None:
-    for message in run_on_ranks(cases.made_anew, 2):
-        assert message.startswith("bags: the batch has stride_per_key_per_rank without inverse_")
-        assert "do that in the loader, before dedup" in message
+def test_a_batch_that_the_model_makes_anew_has_all_rows() -> None:
+    plain = run_on_ranks(cases.made_anew, 2, False)
+    for expected, found in zip(plain, run_on_ranks(cases.made_anew, 2, True), strict=True):
+        assert len(found) == len(cases.MADE_ANEW)
+        assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_fewer_values_than_lengths_say_are_refused() -> None:
@@ -208,9 +241,17 @@ def test_fewer_values_than_lengths_say_are_refused() -> None:
         Dedup(cases.Model()).batch({"clicks": kjt})
 
 
-def test_a_model_of_stock_sharders_is_refused_on_all_ranks() -> None:
-    for message in run_on_ranks(cases.sharded_by_stock, 2):
-        assert message.startswith("bags is TorchRec's own ShardedEmbeddingBagCollection, which")
+@pytest.mark.parametrize(
+    ("stock", "reason"),
+    [
+        (True, "bags is TorchRec's own ShardedEmbeddingBagCollection; shard it by ready.sharders"),
+        (False, "bags is not sharded"),
+    ],
+)
+def test_modules_without_our_sharders_get_plain_batches(stock: bool, reason: str) -> None:
+    for plain, left in run_on_ranks(cases.left_alone_once_sharded, 2, stock):
+        assert plain
+        assert left.startswith(reason)
 
 
 def test_more_values_than_lengths_say_are_refused() -> None:

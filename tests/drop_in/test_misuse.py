@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.drop_in.forced_dedup import forced_dedup
 from torch import nn
 from torch.utils.data import DataLoader
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -19,6 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.training.weights import copy_weights, first_weights
 
 
@@ -100,7 +102,9 @@ def test_ranks_cannot_decide_in_workers() -> None:
     dedup = recd_plugins.wrap(model()).dedup
     two: Any = range(2)
     loader: Any = DataLoader(two, batch_size=1, collate_fn=lambda _: dedup.batch(batch()))
-    assert next(iter(loader)).stride_per_key() == [1], "in the process itself it may"
+    with forced_dedup():
+        stored = unique_rows(next(iter(loader)))
+    assert stored.stride_per_key() == [1], "in the process itself it may"
     dedup.decision = None
     loader = DataLoader(two, batch_size=1, num_workers=1, collate_fn=lambda _: dedup.batch(batch()))
     with pytest.raises(SetupError, match="dedup is in a worker of a DataLoader"):

@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recd_plugins import Dedup, PooledSequences
 from recd_plugins.distributed.guards import guard
 from recd_plugins.errors import ExactnessError, PluginError, SetupError
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -42,10 +43,13 @@ def test_without_ranks() -> None:
     batch, model = next(cases.batches(0)), cases.Wrapped()
     by_hand = cases.ByHand()
     guard(model)
-    stored = Dedup(model).batch(batch)
+    carries = Dedup(model).batch(batch)
+    stored = cases.Batch(unique_rows(carries.sparse), carries.labels)
     assert stored.sparse.stride_per_key() == [cases.BATCH // run for run in cases.RUNS.values()]
-    torch.testing.assert_close(model(stored), by_hand(batch), atol=1e-6, rtol=0)
     guard(by_hand)
+    for each in (carries, stored):
+        torch.testing.assert_close(model(each), by_hand(batch), atol=1e-6, rtol=0)
+    torch.testing.assert_close(by_hand(carries), by_hand(batch), atol=0, rtol=0)
     with pytest.raises(ExactnessError, match="loses its gradient or its inverse"):
         by_hand(stored)
 

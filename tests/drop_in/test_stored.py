@@ -7,6 +7,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.drop_in.stored import Stored, _by_groups
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 KEYS = ["a", "b", "c", "d"]
 
@@ -32,7 +33,7 @@ def test_all_at_once_is_one_by_one(chosen: str, dtype: torch.dtype) -> None:
     stored = Stored({"batch": chosen})
     for seed in range(4):  # from the second on it knows how much to expect
         batch = kjt(seed, dtype)
-        found, expected = stored("batch", batch), _by_groups(batch, chosen)
+        found, expected = unique_rows(stored("batch", batch)), _by_groups(batch, chosen)
         assert found.keys() == expected.keys()
         assert found.stride_per_key() == expected.stride_per_key()
         assert found.length_per_key() == expected.length_per_key()
@@ -48,7 +49,7 @@ def test_another_place_stays_and_rows_may_be_missing() -> None:
     batch = kjt(0, torch.int64)
     assert stored("elsewhere", batch) is batch
     none = KeyedJaggedTensor(KEYS, torch.zeros(0).long(), lengths=torch.zeros(0).int(), stride=0)
-    assert stored("batch", none).stride_per_key() == [0, 0, 0, 0]
+    assert unique_rows(stored("batch", none)).stride_per_key() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("chosen", ["abcd", "bc"])
@@ -62,6 +63,6 @@ def test_what_is_deduplicated_already_stays(chosen: str) -> None:
 @pytest.mark.parametrize("chosen", ["abcd", "bc"])
 def test_what_is_sent_can_be_freed(chosen: str) -> None:
     """As a pipeline with clear_data_dist_inputs does, which plain batches of a trainer outlive."""
-    found = Stored({"batch": chosen})("batch", kjt(0, torch.int64))
+    found = unique_rows(Stored({"batch": chosen})("batch", kjt(0, torch.int64)))
     for part in (found.values(), found.lengths()):
         part.untyped_storage().resize_(0)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.types import ShardedModule
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.exact_contexts import set_stored_rows
 from recd_plugins.distributed.feature_names import refuse_at_signs
@@ -19,7 +19,7 @@ from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
 from recd_plugins.distributed.no_rows import num_rows
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.errors import ExactnessError
-from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
 from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
@@ -200,28 +200,12 @@ def _of_keys(features: KeyedJaggedTensor, keys: list[str], order: list[str]) -> 
 
 def _repeated(features: KeyedJaggedTensor, name: str) -> KeyedJaggedTensor:
     """A deduplicated batch with all of its rows, plain."""
-    indices = features.inverse_indices_or_none()
-    if indices is None:
+    if features.inverse_indices_or_none() is None:
         raise ExactnessError(
             f"{name}: its batches are plain, and this one has stride_per_key_per_rank without "
             "inverse_indices, which say what its B rows are: give it both, or neither"
         )
-    place = {key: row for row, key in enumerate(indices[0])}
-    first_row, rows = 0, []
-    for key, stride in zip(features.keys(), features.stride_per_key(), strict=True):
-        rows.append(indices[1][place[key]] + first_row)
-        first_row += stride
-    stored = JaggedTensor(
-        features.values(), features.weights_or_none(), features.lengths(), features.offsets()
-    )
-    every_row = jagged_index_select(stored, torch.cat(rows))
-    return KeyedJaggedTensor(
-        keys=features.keys(),
-        values=every_row.values(),
-        weights=every_row.weights_or_none(),
-        lengths=every_row.lengths(),
-        stride=indices[1].shape[1],
-    )
+    return repeat_rows(features)
 
 
 def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
@@ -259,10 +243,11 @@ def refuse_inverse_indices(
         return
     if variable or features.inverse_indices_or_none() is not None:
         raise ExactnessError(
-            "an EmbeddingCollection got deduplicated input as a KeyedJaggedTensor with "
-            "stride_per_key_per_rank or inverse_indices, which loses its gradient or its inverse: "
-            "feed it a plain KeyedJaggedTensor over unique rows (batch.sequence_features), pool "
-            "those, and repeat the results with index_select(0, batch.inverse_lookup[feature])"
+            "an EmbeddingCollection got a KeyedJaggedTensor with stride_per_key_per_rank or "
+            "inverse_indices, which loses its gradient or its inverse. Feed it a plain one, or "
+            "have recd_plugins.PooledSequences pool its sequences. In a model of recd run, feed it "
+            "batch.sequence_features, pool those rows, and repeat the results with "
+            "index_select(0, batch.inverse_lookup[feature])"
         )
 
 
@@ -298,6 +283,7 @@ def fit_batches(
 
     def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
+            features = unique_rows(features)
             keep_inverse_indices(features)
             features = form.fit(form.ordered(features))
             if weights is not None:
@@ -318,6 +304,7 @@ def fit_batches(
         set_stored_rows(ctx, features)
         return compute_and_output_dist(ctx, features)
 
+    sharded.form = form
     # Found before the class's by its forward and by train pipelines.
     sharded.input_dist, sharded.compute_and_output_dist = fitted, computed
 

@@ -16,6 +16,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.batch_form import with_tensors
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 
 def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
@@ -74,6 +75,7 @@ def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None
 def _with_own_weights(features: Any) -> Any:
     if not isinstance(features, KeyedJaggedTensor):
         return features
+    features = unique_rows(features)
     weights = features.weights_or_none()
     return with_tensors(features, features.values(), None if weights is None else weights.clone())
 

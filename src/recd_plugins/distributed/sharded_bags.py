@@ -71,6 +71,7 @@ from recd_plugins.distributed.sharding_agreement import check_sharding
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.words import shortened
 
 _ROW_WISE = {
@@ -204,6 +205,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.form.require(features)
         features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
         if isinstance(features, KeyedJaggedTensor):
+            features = unique_rows(features)
             keep_inverse_indices(features)
             features = self.form.ordered(features)
             self._id_weights.check_batch(features)
@@ -222,9 +224,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 raise ExactnessError(
                     f"{self.form.name}: the batch has stride_per_key_per_rank without "
                     f"inverse_indices of features {shortened(features.keys())}, which say what its "
-                    "B rows are. Where the model makes this KeyedJaggedTensor of one that "
-                    "dedup(loader) deduplicated (permute, split, concat, from_jt_dict), it loses "
-                    "them: do that in the loader, before dedup"
+                    "B rows are: give it both, or neither"
                 )
             if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)

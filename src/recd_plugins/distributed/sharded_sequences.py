@@ -52,6 +52,7 @@ from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 
 class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
@@ -152,6 +153,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self.form.require(features)
         features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
         if isinstance(features, KeyedJaggedTensor):
+            features = unique_rows(features)
             refuse_inverse_indices(features, allow_variable_batch=True)
             if isinstance(self.form, StoredRows) and features.variable_stride_per_key():
                 self.clipped.check_stored(features.keys())

@@ -21,7 +21,12 @@ def set_takes_stored_rows(module: nn.Module) -> None:
 
 def takes_stored_rows(module: Any) -> bool:
     """Whether a module is marked so, or was before it was sharded."""
-    return getattr(module, _MARK, False) or isinstance(getattr(module, "form", None), StoredRows)
+    return getattr(module, _MARK, False) or gives_stored_rows(module)
+
+
+def gives_stored_rows(module: Any) -> bool:
+    """Whether a module is sharded so that it returns the unique rows of a deduplicated batch."""
+    return isinstance(getattr(module, "form", None), StoredRows)
 
 
 class StoredRows(BatchForm):

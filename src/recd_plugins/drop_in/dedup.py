@@ -13,17 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import get_worker_info
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
-from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.batch_form import BatchForm
 from recd_plugins.distributed.rank_agreement import tell_all
 from recd_plugins.drop_in.batch_fields import replace_kjts
-from recd_plugins.drop_in.own_reads import OwnReads
 from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.drop_in.stored import Stored, check_lengths
 from recd_plugins.errors import SetupError
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.unique_groups import deduplicate
 from recd_plugins.words import shortened
 
@@ -31,6 +30,16 @@ logger = logging.getLogger(__name__)
 
 #: Ids over ids that are stored, below which looking for duplicates costs more than it saves.
 WORTHWHILE = 1.25
+
+
+# The cost of deduplication on a CPU, in lookups of ids. Measured with 3 to 80 ids a row, vectors of
+# 8 to 128 numbers, batches of 4,000 to 33,000 rows over all features, on 1 and 2 ranks. A unique id
+# costs more than an id of a plain batch, whose equal neighbour has left its vector in the cache.
+_IDS_PER_UNIQUE_ID = 1.4
+_IDS_PER_ROW = 6
+_IDS_PER_BATCH = 60_000
+# Part of all lookups that has to be saved; below it machines differ in which way is faster.
+_MARGIN = 0.15
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,6 @@ class Counted:
 
 _NONE = Counted(0, 0, 0)
 
-# What TorchRec's own sharders make: in some shardings they take deduplicated batches for others,
-# and say nothing.
-_STOCK = (ShardedEmbeddingBagCollection, ShardedManagedCollisionCollection)
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -89,23 +94,27 @@ class Decision:
             if rest:
                 lines.append(f"{path}: hardly any duplicates in {shortened(sorted(rest))}")
         lines += [f"{path}: left alone, as {why}" for path, why in self.left.items()]
+        if not lines:
+            return (
+                "deduplication of batches: none, as the first batch has no KeyedJaggedTensor in an "
+                "attribute or item"
+            )
         return "deduplication of batches\n" + "\n".join(f"  {line}" for line in lines)
 
 
 class Dedup:
     """Deduplication of a trainer's batches for the model that they are for.
 
-    Called with a loader, it gives one of the same batches in which pooled features store equal rows
-    once, as KeyedJaggedTensors with ``stride_per_key_per_rank`` and ``inverse_indices``: a sharded
-    EmbeddingBagCollection returns all rows, in their order, and sends and looks up the stored ones.
-    At the first batch the ranks decide together, for all batches, and say once what came of it:
-    where next to nothing is to be saved, batches stay what they are.
+    Called with a loader or an iterator, it returns one of the same batches, whose
+    KeyedJaggedTensors carry the unique rows of pooled features. Sharded modules look those up, and
+    return all rows in their order. Any other code sees all rows, as in the plain batch.
+    At the first batch the ranks decide together, for all batches, which features to deduplicate,
+    and rank 0 logs it. Where that would not pay, batches stay as they are.
 
     Args:
-        model: before it is sharded, by sharders of ``Prepared.sharders``. What it reads of a
-            KeyedJaggedTensor by itself, past its embedding modules, it would find deduplicated.
-        process_group: of the ranks that train it; without it the one that the model is sharded
-            over when the first batch comes, or the default one where it is not sharded.
+        model: before it is sharded by sharders of ``Prepared.sharders``.
+        process_group: the ranks that train it; by default those that the model is sharded over
+            when the first batch comes, or the default group where it is not sharded.
 
     Raises:
         SetupError: the model has no embedding module.
@@ -118,28 +127,29 @@ class Dedup:
         self.decision: Decision | None = None
         self._idle: list[Stored] = []  # each is used by one thread at a time
 
-    def __call__(self, loader: Iterable[Any]) -> DedupLoader:
-        """A loader of the same batches, deduplicated.
+    def __call__(self, loader: Iterable[Any]) -> DedupLoader | DedupIterator:
+        """Return a loader of the same batches, deduplicated; an iterator if one is given.
 
         Raises:
-            SetupError: ``loader`` is nothing to iterate over.
+            SetupError: ``loader`` cannot be iterated over.
         """
         if not isinstance(loader, Iterable):
             raise SetupError(
                 f"dedup takes a loader of batches, not a {type(loader).__name__}; one batch is for "
                 "dedup.batch"
             )
+        if isinstance(loader, Iterator):
+            return DedupIterator(loader, self)
         return DedupLoader(loader, self)
 
     def batch(self, batch: Any) -> Any:
-        """One batch, deduplicated; a collective call for the first one.
+        """Deduplicate one batch; a collective call for the first one.
 
         Raises:
-            SetupError: ranks have batches of different make, no batch has a KeyedJaggedTensor, or
-                the model was sharded by TorchRec's own sharders.
+            SetupError: the first batches of two ranks hold different features.
         """
         decision = self.decision or self.decide(batch)
-        if not decision.features:
+        if decision is None or not decision.features:
             return batch
         try:
             stored = self._idle.pop()
@@ -153,12 +163,26 @@ class Dedup:
         """Of a copy for a worker of a DataLoader, which needs no model."""
         return {**vars(self), "_model": None}
 
-    def _of_stock(self) -> str:
-        """What was sharded by TorchRec's own sharders, in words; empty without such."""
-        for path, module in () if self._model is None else self._model.named_modules():
-            if type(module) in _STOCK:
-                return f"{path or 'the model'} is TorchRec's own {type(module).__name__}"
-        return ""
+    def _takes_plain(self) -> dict[str, str]:
+        """Return the features whose module has no use for unique rows, each with the reason."""
+        modules = {} if self._model is None else dict(self._model.named_modules())
+        if not any(isinstance(module, ShardedModule) for module in modules.values()):
+            return {}  # what becomes of them is not known
+        found: dict[str, str] = {}
+        for path, features in self.pooled.features.items():
+            module = modules.get(path)
+            if module is None or any(
+                isinstance(getattr(each, "form", None), BatchForm) for each in module.modules()
+            ):
+                continue
+            name = path or "the model"
+            why = (
+                f"{name} is TorchRec's own {type(module).__name__}; shard it by ready.sharders()"
+                if isinstance(module, ShardedModule)
+                else f"{name} is not sharded"
+            )
+            found |= dict.fromkeys(features, why)
+        return found
 
     def _sharded_over(self) -> dist.ProcessGroup | None:
         """The ranks over which the model is sharded, which may be a part of all."""
@@ -173,16 +197,19 @@ class Dedup:
             with suppress(SetupError):
                 self.decide(None, f"{type(error).__name__}: {error}")
 
-    def decide(self, batch: Any, failed: str = "") -> Decision:
-        """Decide by the first batch of every rank, ``None`` where a rank has none; collective.
+    def decide(self, batch: Any, failed: str = "") -> Decision | None:
+        """Decide by the first batch of every rank, ``None`` if a rank has none; collective.
 
         Args:
-            batch: of this rank.
-            failed: why there is none, where it could not be made.
+            batch: the first one of this rank.
+            failed: the error that kept this rank from making one.
+
+        Returns:
+            None if no rank has a batch, so that a later one decides.
 
         Raises:
-            SetupError: this is a worker of a DataLoader, in which no rank finds the others; a rank
-                could not make a batch; or as ``batch``.
+            SetupError: this is a worker of a DataLoader, where ranks cannot talk to each other; a
+                rank could not make a batch; or as ``batch``.
         """
         if get_worker_info() is not None:
             raise SetupError(
@@ -190,9 +217,7 @@ class Dedup:
                 "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
                 "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
             )
-        if self._model is not None:
-            self.pooled = self.pooled.after_sharding(self._model)
-        look = _Look(self.pooled)
+        look = _Look(self.pooled, self._takes_plain())
         try:
             replace_kjts(batch, look)
         except Exception as error:
@@ -200,76 +225,87 @@ class Dedup:
             raise
         step, group = "the first batch of dedup(loader)", self._group or self._sharded_over()
         told = tell_all(
-            step, (failed, look.counted, look.left, _on_one_machine(), self._of_stock()), group
+            step, (failed, batch is not None, look.counted, look.left, _on_one_machine()), group
         )
-        failures, counted, left, alone, of_stock = zip(*told, strict=True)
+        failures, has_batch, counted, left, alone = zip(*told, strict=True)
         for rank, failure in enumerate(failures):
             if failure:
                 raise SetupError(f"rank {rank} has no first batch: {failure}")
-        decision = _decide(
+        if not any(has_batch):
+            return None
+        self.decision = _decide(
             list(zip(counted, left, strict=True)),
             self.pooled.names - self.pooled.sequences if all(alone) else frozenset(),
         )
-        if decision.features and (stock := next(filter(None, of_stock), None)):
-            raise SetupError(
-                f"{stock}, which takes deduplicated batches wrong where tables are split by rows "
-                "or ids are remapped: shard the model with ready.sharders(...), or leave out dedup"
-            )
-        if self._model is not None and decision.features:
-            OwnReads(self._model, frozenset[str]().union(*decision.features.values()))
-        self.decision, self._model = decision, None
+        self._model = None
         if not dist.is_initialized() or dist.get_rank(group) == 0:
             logger.warning("%s", self.decision)
         return self.decision
 
 
-class DedupLoader:
-    """A loader whose batches are deduplicated; in all else the one that was given."""
+class _Wrapper:
+    """An object whose attributes are those of the loader or iterator inside."""
 
-    def __init__(self, loader: Iterable[Any], dedup: Dedup) -> None:
-        self._loader = loader
+    def __init__(self, inner: Any, dedup: Dedup) -> None:
+        self._inner = inner
         self._dedup = dedup
 
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while a copy is being made
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set attributes of the loader, such as the epoch that it shuffles by."""
+        if name in ("_inner", "_dedup", "_told"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._inner, name, value)
+
+
+class DedupLoader(_Wrapper):
+    """A loader of deduplicated batches; anything else about it is the given loader's."""
+
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader)
+        batches = iter(self._inner)
+        decision = self._dedup.decision
         # Where nothing is deduplicated the loader's own iterator goes on, at no cost.
-        return batches if self._off else self._batches(batches)
+        if decision is not None and not decision.features:
+            return batches
+        return DedupIterator(batches, self._dedup)
 
-    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in self._told(batches):
-            yield self._dedup.batch(batch)
-            if self._off:
-                yield from batches
-                return
-        if self._dedup.decision is None:  # the other ranks wait for this one
-            self._dedup.decide(None)
 
-    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches; ranks that wait for the first one are told where there is none."""
+class DedupIterator(_Wrapper):
+    """An iterator over deduplicated batches, which may be read in pieces.
+
+    It never closes the iterator inside.
+    """
+
+    def __init__(self, inner: Iterator[Any], dedup: Dedup) -> None:
+        super().__init__(inner, dedup)
+        self._told = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
         try:
-            yield from batches
+            batch = next(self._inner)
+        except StopIteration:
+            if self._dedup.decision is None and not self._told:
+                self._told = True
+                self._dedup.decide(None)  # the other ranks wait for this one
+            raise
         except Exception as error:
             self._dedup.give_up(error)
             raise
-
-    @property
-    def _off(self) -> bool:
-        return self._dedup.decision is not None and not self._dedup.decision.features
-
-    def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # of a copy that is not made yet
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set what is the loader's own there, as an epoch that it shuffles by."""
-        if name in ("_loader", "_dedup"):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._loader, name, value)
+        return self._dedup.batch(batch)
 
 
 @dataclass
@@ -277,11 +313,12 @@ class _Look:
     """A look at the KeyedJaggedTensors of a batch, which changes none."""
 
     pooled: PooledFeatures
+    takes_plain: Mapping[str, str]
     counted: dict[str, dict[str, Counted]] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        if kjt.variable_stride_per_key() or kjt.inverse_indices_or_none() is not None:
+        if unique_rows(kjt).inverse_indices_or_none() is not None or kjt.variable_stride_per_key():
             self.left[path] = "it is deduplicated already"
         elif _weights_learn(kjt):
             self.left[path] = "its weights require a gradient, of which equal rows would share one"
@@ -289,15 +326,21 @@ class _Look:
             self.left[path] = "its weights are float16, which no CPU kernel permutes by rows"
         elif why := self.pooled.why_not(kjt.keys()):
             self.left[path] = why
+        elif not (names := self._names(kjt)):
+            reasons = [self.takes_plain[key] for key in kjt.keys() if key in self.takes_plain]  # noqa: SIM118
+            self.left[path] = "; ".join(dict.fromkeys(reasons))
         else:
             check_lengths(path, kjt)
-            names = [key for key in kjt.keys() if key in self.pooled.names]  # noqa: SIM118
             found = deduplicate(kjt, [[name] for name in names])
             self.counted[path] = {
                 name: Counted(ids, unique.values.numel(), kjt.stride())
                 for name, unique, ids in zip(names, found, _num_ids(kjt, names), strict=True)
             }
         return kjt
+
+    def _names(self, kjt: KeyedJaggedTensor) -> list[str]:
+        wanted = self.pooled.names - self.takes_plain.keys()
+        return [key for key in kjt.keys() if key in wanted]  # noqa: SIM118
 
 
 def _num_ids(kjt: KeyedJaggedTensor, names: Iterable[str]) -> list[int]:
@@ -323,21 +366,24 @@ def _on_one_machine() -> bool:
     return int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) >= ranks
 
 
+def _pays(whole: Counted, ranks: int) -> bool:
+    """Whether unique rows are cheaper on processors that no network separates."""
+    cost = _IDS_PER_UNIQUE_ID * whole.stored + _IDS_PER_ROW * whole.rows + _IDS_PER_BATCH * ranks
+    return whole.ids - cost > _MARGIN * whole.ids
+
+
 def _decide(
-    looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], copied: frozenset[str]
+    looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], looked_up: frozenset[str]
 ) -> Decision:
-    """One decision of what every rank saw.
+    """Make one decision of what every rank saw.
 
     Args:
-        looks: of the ranks.
-        copied: features of which deduplication saves the lookup alone, and copies what came of it.
+        looks: features that could be deduplicated and reasons against it, of each rank.
+        looked_up: features of which deduplication saves the lookup, and no network.
     """
     seen = [(rank, look) for rank, look in enumerate(looks) if look != ({}, {})]
     if not seen:
-        raise SetupError(
-            "no batch has a KeyedJaggedTensor in an attribute or item, or the loader of no rank "
-            "has a batch: there is nothing to deduplicate"
-        )
+        return Decision({}, {}, {})
     first, (counted, left) = seen[0]
     made = {path: list(features) for path, features in counted.items()}
     for rank, (theirs, theirs_left) in seen[1:]:
@@ -356,10 +402,11 @@ def _decide(
         whole = sum(features.values(), _NONE)
         if whole.factor < WORTHWHILE:
             left[path] = f"it has {whole.factor:.2f} ids for one that would be stored"
-        elif features.keys() <= copied and whole.ids <= whole.rows:
+        elif features.keys() <= looked_up and not _pays(whole, len(seen)):
             left[path] = (
-                f"it has {whole.ids / whole.rows:.1f} ids a row and feature, and without a network "
-                "between the ranks the copy of a vector into each row costs what its lookup does"
+                f"it has {whole.ids / whole.rows:.1f} ids a row and feature, {whole.factor:.1f} for "
+                "one that would be stored: with all ranks on the processors of one machine, "
+                "deduplication would cost more than the lookups that it saves"
             )
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Self
 
 from torch import nn
-from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.distributed.other_sharders import why_plain
@@ -22,19 +21,19 @@ class PooledFeatures:
     """Which features have rows that are pooled by a module that takes unique ones.
 
     Attributes:
+        features: of each module with such features, by its path.
         names: of those.
         sequences: those of them that a PooledSequences looks up, and pools after that.
         expanded: the other features that the model looks up in modules that are sharded, with why:
             their modules get all rows, whatever the form of the batch.
         unsharded: features of modules that take a batch as it comes, and which module that is.
-        modules: type and features of each embedding module of the unsharded model, by path.
     """
 
+    features: dict[str, frozenset[str]]
     names: frozenset[str]
     sequences: frozenset[str]
     expanded: dict[str, str]
     unsharded: dict[str, str]
-    modules: dict[str, tuple[type[nn.Module], frozenset[str]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module) -> Self:
@@ -45,6 +44,7 @@ class PooledFeatures:
         """
         names, sequences = set[str](), set[str]()
         expanded, unsharded = dict[str, str](), dict[str, str]()
+        by_path = dict[str, frozenset[str]]()
         modules = list(embedding_modules(model))
         if not modules:
             raise SetupError(
@@ -65,30 +65,9 @@ class PooledFeatures:
                 expanded |= dict.fromkeys(features, why)
             else:
                 names |= features
-        by_path = {
-            module.path: (
-                type(module.shardable),
-                frozenset(feature for table in module.tables for feature in table.features),
-            )
-            for module in modules
-        }
-        return cls(frozenset(names), frozenset(sequences), expanded, unsharded, by_path)
-
-    def after_sharding(self, model: nn.Module) -> Self:
-        """Return these with the features of modules that ``model`` still has unsharded.
-
-        A trainer's sharders or plan may leave modules alone. Before anything is sharded this
-        returns itself.
-        """
-        types = {path: type(module) for path, module in model.named_modules()}
-        if not any(issubclass(each, ShardedModule) for each in types.values()):
-            return self
-        unsharded = dict(self.unsharded)
-        for path, (kind, features) in self.modules.items():
-            if types.get(path) is kind:
-                for feature in features:
-                    unsharded.setdefault(feature, f"{path}, of type {kind.__name__}")
-        return replace(self, unsharded=unsharded)
+            if features <= names:
+                by_path[module.path] = frozenset(features)
+        return cls(by_path, frozenset(names), frozenset(sequences), expanded, unsharded)
 
     def why_not(self, keys: Sequence[str]) -> str:
         """Why a KeyedJaggedTensor of these features stays plain; empty where it need not."""
@@ -96,17 +75,6 @@ class PooledFeatures:
             return "none of its features is pooled by an EmbeddingBagCollection or PooledSequences"
         if twice := [key for key, count in Counter(keys).items() if count > 1]:
             return f"its feature {twice[0]} is there twice"
-        for key in keys:
-            if key in self.unsharded:
-                return (
-                    f"its feature {key} goes into a module that is not sharded: "
-                    + (self.unsharded[key])
-                )
-            if key not in self.names and key not in self.expanded:
-                return (
-                    f"no embedding module looks up its feature {key}, which the model may read as "
-                    "it comes: put it into a KeyedJaggedTensor of its own"
-                )
         return ""
 
 

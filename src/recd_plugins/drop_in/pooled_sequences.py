@@ -11,11 +11,16 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.distributed.batch_form import keep_inverse_indices
-from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
+from recd_plugins.distributed.stored_rows import (
+    gives_stored_rows,
+    set_takes_stored_rows,
+    takes_stored_rows,
+)
 from recd_plugins.errors import ExactnessError, PluginError, SetupError
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.manager import installed_class, installed_plugin
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
 from recd_plugins.words import shortened
 
@@ -89,7 +94,10 @@ class PooledSequences(nn.Module):
                 lack of inverse indices loses which row is which.
         """
         stored = takes_stored_rows(self.sequences)
-        pooled: dict[Pooled, Tensor] = self.pooling(self.sequences(features), features, stored)
+        unique = gives_stored_rows(self.sequences)
+        pooled: dict[Pooled, Tensor] = self.pooling(
+            self.sequences(features), features, stored, unique
+        )
         return pooled
 
 
@@ -101,8 +109,15 @@ class _RowsPooled(nn.Module):
         self.poolings = nn.ModuleDict({_key(each): module for each, module in poolings.items()})
 
     def forward(
-        self, embeddings: dict[str, JaggedTensor], features: KeyedJaggedTensor, stored: bool
+        self,
+        embeddings: dict[str, JaggedTensor],
+        features: KeyedJaggedTensor,
+        stored: bool,
+        unique: bool,
     ) -> dict[Pooled, Tensor]:
+        # Any other module has looked up all rows, which a deduplicated batch has, too.
+        if unique:
+            features = unique_rows(features)
         if not features.variable_stride_per_key():
             return {
                 each: self._pooled(each, [embeddings[name] for name in names])

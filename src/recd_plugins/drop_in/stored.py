@@ -11,6 +11,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
 from recd_plugins.errors import DataError
 from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT
 from recd_plugins.sparse.unique_groups import deduplicate, kernels_can_read
 
 
@@ -33,12 +34,15 @@ class Stored:
 
     def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         chosen = self._features.get(path)
-        if chosen is None or kjt.variable_stride_per_key():  # the trainer has done it already
+        # The trainer has deduplicated it already, or called dedup twice.
+        if chosen is None or kjt.variable_stride_per_key() or isinstance(kjt, DeduplicatedKJT):
             return kjt
         check_lengths(path, kjt)
         if kjt.stride() and kjt.weights_or_none() is None and kernels_can_read(kjt):
-            return _by_kernel(kjt, chosen, self._deduplicators[path])
-        return _by_groups(kjt, chosen)
+            unique = _by_kernel(kjt, chosen, self._deduplicators[path])
+        else:
+            unique = _by_groups(kjt, chosen)
+        return DeduplicatedKJT(unique, kjt)
 
 
 def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from tests.drop_in.forced_dedup import forced_dedup
 from tests.drop_in.matrix.modules import Module
 from tests.drop_in.matrix.tables import FEATURES, MAX_LENGTH, ROWS
 from torch import Tensor
@@ -297,7 +298,11 @@ def loader(form: Form, rank: int, module: Module, dedup: Dedup | None) -> Iterat
         for step in range(NUM_STEPS):
             yield form.batch(form.rows(rank, step), rank, step, module)
 
-    yield from dedup(batches()) if form.dedup and dedup is not None else batches()
+    if not form.dedup or dedup is None:
+        yield from batches()
+        return
+    with forced_dedup():
+        yield from dedup(batches())
 
 
 def stock_loader(form: Form, rank: int, module: Module) -> Iterator[Batch]:

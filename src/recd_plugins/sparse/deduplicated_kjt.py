@@ -1,0 +1,142 @@
+"""A KeyedJaggedTensor that carries its unique rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.sparse.index_select import jagged_index_select
+
+_TENSORS = ("_values", "_lengths", "_offsets", "_weights")
+
+
+class DeduplicatedKJT(KeyedJaggedTensor):
+    """A KeyedJaggedTensor of all rows that also carries the unique ones.
+
+    Any code may read it, split it or build another KeyedJaggedTensor from it: it behaves like the
+    plain batch. Sharded modules of this package take the unique rows instead (``unique_rows``).
+    A copy on another device or in another process has the unique rows alone, and repeats them
+    when its ids are first read.
+
+    Args:
+        unique: with ``stride_per_key_per_rank`` and ``inverse_indices``.
+        plain: the same batch with all rows, if it is at hand.
+    """
+
+    def __init__(self, unique: KeyedJaggedTensor, plain: KeyedJaggedTensor | None = None) -> None:
+        self._unique = unique
+        self._seen: dict[str, tuple[Tensor | None, int]] = {}
+        if plain is not None:
+            self._fill(plain)
+
+    def _fill(self, plain: KeyedJaggedTensor) -> None:
+        self.__dict__.update(plain.__dict__)
+        self._seen = {name: _state(self.__dict__[name]) for name in _TENSORS}
+
+    def __getattr__(self, name: str) -> Any:
+        """Repeat the unique rows if a field of the plain batch is read for the first time."""
+        if name.startswith("__") or name == "_unique" or "_values" in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        self._fill(repeat_rows(self._unique))
+        return getattr(self, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the unique rows, which are fewer."""
+        unique = unique_rows(self)
+        if unique is self:
+            return _plain, (self.__dict__,)
+        return DeduplicatedKJT, (unique,)
+
+    def stride(self) -> int:
+        """Return the number of all rows."""
+        return self._unique.stride() if "_values" not in self.__dict__ else super().stride()
+
+    def device(self) -> torch.device:
+        """Return the device of the ids."""
+        return self._unique.device()
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        self._unique.record_stream(stream)
+        if "_values" in self.__dict__:
+            super().record_stream(stream)
+
+    def pin_memory(self) -> KeyedJaggedTensor:
+        """Return a copy in pinned memory."""
+        unique = unique_rows(self)
+        return super().pin_memory() if unique is self else DeduplicatedKJT(unique.pin_memory())
+
+    def to(
+        self,
+        device: torch.device,
+        non_blocking: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> KeyedJaggedTensor:
+        """Return a copy on ``device``; ``dtype`` is that of the weights."""
+        unique = unique_rows(self)
+        stays = "_values" in self.__dict__ and torch.device(device) == self.device()
+        plain = super().to(device, non_blocking, dtype) if stays or unique is self else None
+        if unique is self:
+            return plain
+        return DeduplicatedKJT(unique.to(device, non_blocking, dtype), plain)
+
+
+def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Return the unique rows of a deduplicated batch, or the batch itself if it has none.
+
+    A batch whose ids, lengths or weights were changed in place since it was deduplicated has
+    none: its unique rows would be of the old ones.
+
+    Returns:
+        A KeyedJaggedTensor with ``stride_per_key_per_rank`` and ``inverse_indices``, or
+        ``features``.
+    """
+    if not isinstance(features, DeduplicatedKJT):
+        return features
+    for name, (tensor, version) in features._seen.items():
+        now = features.__dict__[name]
+        # Lengths and offsets are filled in from one another when they are first read.
+        if tensor is None and name in ("_lengths", "_offsets"):
+            continue
+        if now is not tensor or _state(now)[1] != version:
+            return features
+    return features._unique
+
+
+def repeat_rows(unique: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Return the plain batch of all rows.
+
+    Args:
+        unique: with ``stride_per_key_per_rank`` and ``inverse_indices``.
+    """
+    names, inverse = unique.inverse_indices()
+    place = {key: row for row, key in enumerate(names)}
+    first_row, rows = 0, []
+    for key, stride in zip(unique.keys(), unique.stride_per_key(), strict=True):
+        rows.append(inverse[place[key]] + first_row)
+        first_row += stride
+    stored = JaggedTensor(
+        unique.values(), unique.weights_or_none(), unique.lengths(), unique.offsets()
+    )
+    every_row = jagged_index_select(stored, torch.cat(rows))
+    return KeyedJaggedTensor(
+        keys=unique.keys(),
+        values=every_row.values(),
+        weights=every_row.weights_or_none(),
+        lengths=every_row.lengths(),
+        stride=inverse.shape[1],
+    )
+
+
+def _state(tensor: Tensor | None) -> tuple[Tensor | None, int]:
+    """Return a tensor and how often it was changed in place, unknown for inference tensors."""
+    return tensor, 0 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _plain(fields: dict[str, Any]) -> KeyedJaggedTensor:
+    plain = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
+    plain.__dict__.update({n: v for n, v in fields.items() if n not in ("_unique", "_seen")})
+    return plain
