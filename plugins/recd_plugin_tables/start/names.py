@@ -38,6 +38,7 @@ ITEM = (
 ID_WORDS = re.compile(
     r"(^|_)(id|ids|code|type|category|brand|kind|class|group|zip|country|city|region|lang|device|os|"
     r"gender|sex|weekday|month|hour|bucket|flag|status|channel|source|segment)s?(_|$)"
+    r"|^(c|cat|sparse)_?\d+$"  # anonymous categories, as C14
 )
 # Names of ids and codes, which are no times whatever their values are.
 KEY_WORDS = re.compile(r"(^|_)(id|ids|code|key|hash|no|number|sku|zip|phone|index)$|[a-z]id$")

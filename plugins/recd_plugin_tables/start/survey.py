@@ -112,7 +112,9 @@ class Seen:
             return 0.0
         share = self.most_frequent_rows / self.rows
         others = (self.values - self.most_frequent_rows) / (self.distinct - 1)
-        placeholder = _PLACEHOLDER.fullmatch(self.most_frequent) is not None
+        # The first of ids that are numbered from 0 is an ordinary one.
+        dense = self.whole and not self.has_gaps
+        placeholder = not dense and _PLACEHOLDER.fullmatch(self.most_frequent) is not None
         least, ratio = _DOMINANT_PLACEHOLDER if placeholder else _DOMINANT
         return share if share > least and self.most_frequent_rows > ratio * others else 0.0
 

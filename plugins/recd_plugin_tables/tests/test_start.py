@@ -107,7 +107,7 @@ def test_an_id_with_a_dominant_value_is_no_session(
 ) -> None:
     draw = np.random.default_rng(0)
     unknown = draw.random(5000) < share
-    users = [type(value)(user) for user in draw.integers(1, 500, 5000)]
+    users = [type(value)(user * 7_919) for user in draw.integers(1, 500, 5000)]
     columns = {
         "device_id": [value if no else user for no, user in zip(unknown, users, strict=True)],
         "site": draw.integers(0, 50, 5000),
@@ -118,8 +118,11 @@ def test_an_id_with_a_dominant_value_is_no_session(
     assert found["device_id"].roles == ("id",)
     assert f"{str(value)!r} has {unknown.mean():.0%} of the rows" in found["device_id"].why
     assert roles(path, session="device_id")["device_id"] == "session, id"
-    few = write(tmp_path / "f.parquet", {**columns, "device_id": draw.integers(0, 7, 5000)})
-    assert roles(few)["device_id"] == "session, id"
+    few = draw.integers(0, 7, 5000)
+    numbered = np.where(draw.random(5000) < 0.03, 0, draw.integers(1, 500, 5000))
+    for ordinary in (few, numbered):
+        path = write(tmp_path / "f.parquet", {**columns, "device_id": ordinary})
+        assert roles(path)["device_id"] == "session, id"
 
 
 FLAGS = 10
@@ -229,6 +232,13 @@ def test_a_time_of_no_known_unit_only_orders_rows(
     dataset = load_registry("my.yaml").dataset
     dataset.prepare()
     assert "at" not in dataset.schema().sparse
+
+
+def test_anonymous_categories_are_ids(tmp_path: Path) -> None:
+    codes = 15_700 + np.arange(ROWS * 9) * 7 % 602
+    columns = {"C14": codes, "I14": codes, "cat_3": codes, "click": codes % 2}
+    found = roles(write(tmp_path / "t.parquet", columns))
+    assert [found[name] for name in columns] == ["id", "number", "id", "label"]
 
 
 def test_a_missing_number_becomes_the_median(tmp_path: Path) -> None:
