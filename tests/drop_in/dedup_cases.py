@@ -276,6 +276,7 @@ def detached_and_attached(rank: int, world_size: int) -> tuple[list[float], list
     return found[0], found[1]
 
 
+@forced_dedup()
 def failing_loader(rank: int, world_size: int, ids: int, weights: int) -> str:
     """The first batch of rank 1 has so many ids and weights, where it should have four each."""
 
@@ -338,6 +339,7 @@ MADE_ANEW: dict[str, Callable[[KeyedJaggedTensor], KeyedJaggedTensor]] = {
     ),
     "copied": lambda kjt: copy.deepcopy(kjt),
     "pickled": lambda kjt: pickle.loads(pickle.dumps(kjt)),
+    "pickled and hashed": lambda kjt: _in_place(pickle.loads(pickle.dumps(kjt))),
     "hashed in place": _in_place,
     "hashed in place and pickled": lambda kjt: pickle.loads(pickle.dumps(_in_place(kjt))),
     "assigned": _assigned,

@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.drop_in.dedup import Counted, Dedup, _decide
 from recd_plugins.drop_in.stored import Stored
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT, unique_rows
@@ -96,6 +96,21 @@ def test_one_id_a_row_is_left_alone_without_a_network(
     stored = Dedup(cases.Model()).batch([kjt])[0]
     assert (stored is kjt) == (ranks_here == "2")
     assert ("it has 1.0 ids a row and feature" in caplog.text) == (ranks_here == "2")
+
+
+@pytest.mark.parametrize(
+    ("length", "factor", "rows", "pays"),
+    [(24, 5.7, 10_240, True), (80, 4, 4_096, True), (10, 8, 4_096, False), (20, 2, 10_240, False)]
+    + [(ids, 8, 32_768, False) for ids in (1, 2, 3)],
+)
+def test_what_pays_on_one_machine(length: int, factor: float, rows: int, pays: bool) -> None:
+    """As measured: lists of one to three ids are never faster, whatever repeats."""
+    ids = length * rows
+    counted = {"batch": {"f0": Counted(ids, round(ids / factor), rows)}}
+    decision = _decide([(counted, {})], frozenset(["f0"]))
+    assert ("batch" in decision.features) == pays
+    assert ("with all ranks on the processors of one machine" in str(decision)) != pays
+    assert "batch" in _decide([(counted, {})], frozenset()).features, "over a network"
 
 
 def test_a_loader_is_what_it_was_but_for_its_batches() -> None:

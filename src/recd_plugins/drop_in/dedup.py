@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -217,7 +217,12 @@ class Dedup:
                 "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
                 "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
             )
-        look = _Look(self.pooled, self._takes_plain())
+        alone = _on_one_machine()
+        look = _Look(
+            self.pooled,
+            self._takes_plain(),
+            self.pooled.names - self.pooled.sequences if alone else frozenset(),
+        )
         try:
             replace_kjts(batch, look)
         except Exception as error:
@@ -225,9 +230,9 @@ class Dedup:
             raise
         step, group = "the first batch of dedup(loader)", self._group or self._sharded_over()
         told = tell_all(
-            step, (failed, batch is not None, look.counted, look.left, _on_one_machine()), group
+            step, (failed, batch is not None, look.counted, look.left, look.looked_up), group
         )
-        failures, has_batch, counted, left, alone = zip(*told, strict=True)
+        failures, has_batch, counted, left, looked_up = zip(*told, strict=True)
         for rank, failure in enumerate(failures):
             if failure:
                 raise SetupError(f"rank {rank} has no first batch: {failure}")
@@ -235,7 +240,7 @@ class Dedup:
             return None
         self.decision = _decide(
             list(zip(counted, left, strict=True)),
-            self.pooled.names - self.pooled.sequences if all(alone) else frozenset(),
+            frozenset.intersection(*looked_up),
         )
         self._model = None
         if not dist.is_initialized() or dist.get_rank(group) == 0:
@@ -314,6 +319,7 @@ class _Look:
 
     pooled: PooledFeatures
     takes_plain: Mapping[str, str]
+    looked_up: frozenset[str]
     counted: dict[str, dict[str, Counted]] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
@@ -331,21 +337,22 @@ class _Look:
             self.left[path] = "; ".join(dict.fromkeys(reasons))
         else:
             check_lengths(path, kjt)
+            num_ids = dict(zip(kjt.keys(), kjt.length_per_key(), strict=True))
+            plain = {name: Counted(num_ids[name], num_ids[name], kjt.stride()) for name in names}
+            # Kernels that count unique rows take seconds to compile when they are first used.
+            if self.looked_up.issuperset(names) and not _may_pay(sum(plain.values(), _NONE), 1):
+                self.counted[path] = plain
+                return kjt
             found = deduplicate(kjt, [[name] for name in names])
             self.counted[path] = {
-                name: Counted(ids, unique.values.numel(), kjt.stride())
-                for name, unique, ids in zip(names, found, _num_ids(kjt, names), strict=True)
+                name: replace(plain[name], stored=unique.values.numel())
+                for name, unique in zip(names, found, strict=True)
             }
         return kjt
 
     def _names(self, kjt: KeyedJaggedTensor) -> list[str]:
         wanted = self.pooled.names - self.takes_plain.keys()
         return [key for key in kjt.keys() if key in wanted]  # noqa: SIM118
-
-
-def _num_ids(kjt: KeyedJaggedTensor, names: Iterable[str]) -> list[int]:
-    num_ids = dict(zip(kjt.keys(), kjt.length_per_key(), strict=True))
-    return [num_ids[name] for name in names]
 
 
 def _weights_learn(kjt: KeyedJaggedTensor) -> bool:
@@ -370,6 +377,15 @@ def _pays(whole: Counted, ranks: int) -> bool:
     """Whether unique rows are cheaper on processors that no network separates."""
     cost = _IDS_PER_UNIQUE_ID * whole.stored + _IDS_PER_ROW * whole.rows + _IDS_PER_BATCH * ranks
     return whole.ids - cost > _MARGIN * whole.ids
+
+
+def _may_pay(whole: Counted, ranks: int) -> bool:
+    """Whether it would pay if all rows were equal."""
+    return _pays(replace(whole, stored=0), ranks)
+
+
+def _ids_a_row(whole: Counted) -> str:
+    return f"{whole.ids / whole.rows if whole.rows else 0:.1f} ids a row and feature"
 
 
 def _decide(
@@ -400,13 +416,19 @@ def _decide(
     left, chosen = dict(left), dict[str, frozenset[str]]()
     for path, features in total.items():
         whole = sum(features.values(), _NONE)
-        if whole.factor < WORTHWHILE:
+        costs_more = (
+            "with all ranks on the processors of one machine, deduplication would cost more than "
+            "the lookups that it saves"
+        )
+        here = features.keys() <= looked_up
+        if here and not _may_pay(whole, len(seen)):
+            left[path] = f"it has {_ids_a_row(whole)}: {costs_more}"
+        elif whole.factor < WORTHWHILE:
             left[path] = f"it has {whole.factor:.2f} ids for one that would be stored"
-        elif features.keys() <= looked_up and not _pays(whole, len(seen)):
+        elif here and not _pays(whole, len(seen)):
             left[path] = (
-                f"it has {whole.ids / whole.rows:.1f} ids a row and feature, {whole.factor:.1f} for "
-                "one that would be stored: with all ranks on the processors of one machine, "
-                "deduplication would cost more than the lookups that it saves"
+                f"it has {_ids_a_row(whole)}, {whole.factor:.1f} for one that would be stored: "
+                + costs_more
             )
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)
