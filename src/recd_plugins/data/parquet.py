@@ -201,16 +201,13 @@ class ParquetTable:
         return kept
 
     def _check_same(self, first_file: Location, file: Location, schema: pa.Schema) -> None:
-        first = self.schema
-        for name in dict.fromkeys([*first.names, *schema.names]):
-            types = [
-                _kind(each.field(name)) if name in each.names else "missing"
-                for each in (first, schema)
-            ]
-            if types[0] != types[1]:
+        first, other = ({each.name: _kind(each) for each in of} for of in (self.schema, schema))
+        for name in {**first, **other}:
+            one, two = first.get(name, "missing"), other.get(name, "missing")
+            if one != two:
                 raise DataError(
-                    f"files of one table differ: column {name} is {types[0]} in {first_file} "
-                    f"and {types[1]} in {file}"
+                    f"files of one table differ: column {name} is {one} in {first_file} "
+                    f"and {two} in {file}"
                 )
 
 

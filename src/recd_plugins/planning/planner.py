@@ -35,7 +35,12 @@ from recd_plugins.distributed.sharders import (
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import Choice, TablePart
-from recd_plugins.model_tables import left_modules, sharded_modules, tables_of
+from recd_plugins.model_tables import (
+    all_tables_of,
+    left_modules,
+    sharded_modules,
+    tables_of,
+)
 from recd_plugins.planning.collectives import variable_bags
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.decided import decided
@@ -225,7 +230,7 @@ class RegistryPlanner(ShardingPlanner):
             NoPlanError: no plan fits into memory; names the largest tables.
             SetupError: plugins and tables do not go together.
         """
-        tried = few_proposers() if haste else proposers(self._topology.world_size)
+        tried = few_proposers() if haste else self._proposers(module)
         return self._search(module, sharders, tried)
 
     def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
@@ -235,7 +240,7 @@ class RegistryPlanner(ShardingPlanner):
             RecdError: plugins and tables do not go together.
         """
         try:
-            self._search(module, sharders, [UntilOneFits(proposers(self._topology.world_size))])
+            self._search(module, sharders, [UntilOneFits(self._proposers(module))])
         except NoPlanError:
             return False
         return True
@@ -251,6 +256,9 @@ class RegistryPlanner(ShardingPlanner):
         """
         wanted = self._constraints_of(module, sharders)
         return with_ranks(wanted, self._groups(module), self._topology)
+
+    def _proposers(self, module: nn.Module) -> list[Proposer]:
+        return proposers(self._topology.world_size, len(all_tables_of(module)))
 
     def _groups(self, module: nn.Module) -> tuple[TableGroup, ...]:
         tables = [table.name for table in tables_of(module)]

@@ -27,6 +27,8 @@ from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
 _Group = dict[str, FeatureProfile]
 # One small batch may have few sessions, and far fewer distinct ids than the next.
 _LEAST_ROWS, _MOST_BATCHES = 4096, 64
+# Of hundreds of columns fewer batches do: each takes time for each column.
+_MOST_COLUMNS, _FEW_BATCHES = 16_384, 8
 
 
 def measure_profile(
@@ -49,7 +51,8 @@ def measure_profile(
         num_embeddings: rows of the table of each feature; ids of others are not checked.
         coalesced: tables whose ids are made unique before they are sent.
         others: whose rows are counted as well that a batch reads.
-        least_rows: to look at, in batches; but no more than 64 of these.
+        least_rows: to look at, in batches; but no more than 64 of these, and no more than 8 of
+            tables with thousands of columns.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -64,7 +67,8 @@ def measure_profile(
     transforms = Transforms.of(registry, Placement(), num_embeddings)  # nothing is lowered
     pipeline = RowPipeline(registry, transforms)
     batch = pipeline.batch(rows)
-    count = min(-(-least_rows // len(rows)), _MOST_BATCHES)
+    most = max(_FEW_BATCHES, min(_MOST_BATCHES, _MOST_COLUMNS // rows.data.num_columns))
+    count = min(-(-least_rows // len(rows)), most)
     looked_at = [rows, *first.batches(count)]
     batches = [batch, *map(pipeline.batch, looked_at[1:])]
     tables = list({table.name: table for table in (*coalesced, *others)}.values())
@@ -178,10 +182,10 @@ def _shifted(feature: FeatureStatistics) -> float:
 
 def _growth(profile: FeatureProfile, looked_at: Sequence[Rows], name: str) -> float:
     """What preprocessing makes of the length of a feature: 1 where it keeps it."""
-    stored = 0.0
+    stored, num_rows = 0.0, sum(map(len, looked_at))
     for rows in looked_at:
         _, offsets = sparse_column(rows, name)
-        stored += float(offsets[-1] - offsets[0]) / sum(map(len, looked_at))
+        stored += float(offsets[-1] - offsets[0]) / num_rows
     return profile.length / stored if stored else 1.0
 
 

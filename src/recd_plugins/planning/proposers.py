@@ -13,23 +13,29 @@ from recd_plugins.planning.quick_proposers import Greedy, Uniform, every_shard, 
 
 # TorchRec tries every proposal, each of which places a shard of each table on each rank. From so
 # many ranks on it is told to give up an order of trying after so many plans that are no better.
+# The same goes for many tables, as there are proposals for each of them.
 _MANY_RANKS = 64
+_MANY_TABLES = 256
 _PATIENCE = 32
 _HASTE = 8
 
 
-def proposers(world_size: int) -> list[Proposer]:
-    """TorchRec's own, with less patience on many ranks; always the same ones for as many."""
-    if world_size <= _MANY_RANKS:
+def proposers(world_size: int, num_tables: int) -> list[Proposer]:
+    """Return TorchRec's own, with less patience for many ranks or tables.
+
+    For the same numbers they are always the same.
+    """
+    if world_size <= _MANY_RANKS and num_tables <= _MANY_TABLES:
         return _with_quickest(
             GridSearchProposer(),
             Greedy(slowest_shard),
             Greedy(every_shard),
             Uniform(),
         )
+    patience = min(_PATIENCE, max(_HASTE, _PATIENCE * _MANY_TABLES // num_tables))
     return _with_quickest(
-        Greedy(slowest_shard, patience=_PATIENCE),
-        Greedy(every_shard, patience=_PATIENCE),
+        Greedy(slowest_shard, patience=patience),
+        Greedy(every_shard, patience=patience),
         Uniform(),
     )
 
