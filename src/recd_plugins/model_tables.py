@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import nn
 from torchrec.distributed.types import ModuleSharder
@@ -72,12 +73,22 @@ class EmbeddingModule:
         )
 
 
-def rows_by_feature(tables: Iterable[Table]) -> dict[str, int]:
-    """How many ids a feature may have: the rows of the smallest table that it looks up."""
+def rows_by_feature(
+    tables: Iterable[Table], limits: Mapping[str, int | None] = MappingProxyType({})
+) -> dict[str, int]:
+    """How many ids a feature may have: the rows of the smallest table that it looks up.
+
+    Args:
+        tables: of a model.
+        limits: by table, a bound of ids in place of its rows; None for any id.
+    """
     rows: dict[str, int] = {}
     for table in tables:
+        limit = limits.get(table.name, table.num_embeddings)
+        if limit is None:
+            continue
         for feature in table.features:
-            rows[feature] = min(rows.get(feature, table.num_embeddings), table.num_embeddings)
+            rows[feature] = min(rows.get(feature, limit), limit)
     return rows
 
 

@@ -16,6 +16,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins import Registry, load_registry, wrap
 from recd_plugins.errors import PluginError, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, LookupKernels, Setting, Sharding, Table, TablePart
+from recd_plugins.model_tables import embedding_modules
+from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.registry import Entry
 from recd_plugins.training.calibration_file import write_topology
@@ -141,6 +143,40 @@ def test_a_rewrite_that_loses_tables_names_its_plugin(tmp_path: Path) -> None:
     registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
     with pytest.raises(PluginError, match=r"acme\.inner: rewrite .* without tables t_x; expected"):
         registry.prepare(model(build("bags")))
+
+
+class OwnRows(Sharding):
+    """Maps ids to rows by itself."""
+
+    name = "acme.mapping"
+    limit: ClassVar[Any] = None
+
+    def id_limit(self, table: Table) -> int | None:
+        return self.limit
+
+
+@pytest.mark.parametrize(
+    ("limit", "checked", "rows"),
+    [(None, {}, {}), (100, {"x": 100}, {}), (9, {"x": 9}, {"x": 9}), (1 << 63, {"x": 1 << 63}, {})],
+)
+def test_a_sharding_that_maps_ids_says_their_limit(
+    tmp_path: Path, limit: int | None, checked: dict[str, int], rows: dict[str, int]
+) -> None:
+    plugin = type("Own", (OwnRows,), {"limit": limit})
+    entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
+    registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
+    made = model(build("managed bags"))
+    assert rows_looked_up(registry, list(embedding_modules(made))) == rows
+    assert registry.prepare(made).num_embeddings == checked
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5, "9", True, 1 << 64])
+def test_a_limit_of_ids_is_a_whole_number(tmp_path: Path, limit: Any) -> None:
+    plugin = type("Own", (OwnRows,), {"limit": limit})
+    entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
+    registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
+    with pytest.raises(PluginError, match=r"acme\.mapping: id_limit of table t_x is .*; expected"):
+        registry.prepare(model(build("managed bags")))
 
 
 class Parted(Sharding):

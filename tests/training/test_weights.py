@@ -1,12 +1,18 @@
 """Weights of sharded modules, set from whole tables."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.training import checkpoint_weights
 from recd_plugins.training.weights import copy_weights
 
 
@@ -33,3 +39,18 @@ def test_a_table_of_another_name_is_refused() -> None:
             copy_weights({"embeddings.other.weight": table}, {})
     finally:
         dist.destroy_process_group()
+
+
+def test_what_a_sharding_keeps_beside_its_tables_is_no_weight(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=3, feature_names=["f"])
+    model = nn.ModuleDict({"bags": EmbeddingBagCollection([config]), "top": nn.Linear(4, 1)})
+    kept = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+    kept["bags.reads"] = torch.arange(3)
+    monkeypatch.setattr(checkpoint_weights, "read_weights", lambda *_, **__: kept)
+    checkpoint_weights.load_weights(tmp_path, model)
+    assert all(bool((value == 1).all()) for value in model.state_dict().values())
+    kept["top.scale"] = torch.ones(1)
+    with pytest.raises(RecdError, match=r"top\.scale is there, and the model .* no such parameter"):
+        checkpoint_weights.load_weights(tmp_path, model)

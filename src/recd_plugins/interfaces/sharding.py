@@ -83,6 +83,14 @@ class Sharding(Plugin, ABC):
         """
         return False
 
+    def id_limit(self, table: Table) -> int | None:
+        """Return the bound that ids of a table must stay below; None allows any 64-bit id.
+
+        A plugin whose ``rewrite`` maps ids to rows by itself widens it. Ids are checked where
+        batches are made.
+        """
+        return table.num_embeddings
+
     def rewrite(
         self,
         model: nn.Module,

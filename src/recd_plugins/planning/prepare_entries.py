@@ -29,6 +29,7 @@ from recd_plugins.model_tables import (
     tables_of,
 )
 from recd_plugins.planning.optimizer_entries import apply_optimizers
+from recd_plugins.planning.setting import id_limits
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_check import check_implements
 from recd_plugins.registry import Entry, Registry, at_entry
@@ -58,7 +59,8 @@ def prepare_entries(
     _refuse_claims(registry, modules)
     refuse_ids_apart(registry, tables)
     num_embeddings = rows_by_feature(
-        table for module in modules if module.takes_rows for table in module.tables
+        (table for module in modules if module.takes_rows for table in module.tables),
+        id_limits(registry, tables),
     )
     claims = registry.claim("sharding", [table.name for table in tables])
     for kind in ("cache", "optimizer"):

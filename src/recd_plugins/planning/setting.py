@@ -14,13 +14,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.distributed.wire import scalar_bytes
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Setting, Table, TrainingData
-from recd_plugins.model_tables import embedding_modules, rows_by_feature
+from recd_plugins.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
 from recd_plugins.planning.distinct import distinct_reads
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import Registry
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Registry, at_entry
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 
@@ -36,11 +38,8 @@ class RegistryData(TrainingData):
 
     def __init__(self, registry: Registry, model: nn.Module | None = None) -> None:
         self._registry = registry
-        modules = [] if model is None else list(embedding_modules(model))
-        self._tables = [table for module in modules if module.ours for table in module.tables]
-        self._num_embeddings = rows_by_feature(
-            table for module in modules if module.takes_rows for table in module.tables
-        )
+        self._modules = [] if model is None else list(embedding_modules(model))
+        self._tables = [table for module in self._modules if module.ours for table in module.tables]
         self._distinct: dict[tuple[Table, ...], Mapping[str, DistinctIds]] = {}
         self._access: dict[tuple[tuple[Table, ...], int | None, bool], AccessProfile] = {}
 
@@ -49,7 +48,7 @@ class RegistryData(TrainingData):
         with off_meta():
             return measure_profile(
                 self._registry,
-                num_embeddings=self._num_embeddings,
+                num_embeddings=rows_looked_up(self._registry, self._modules),
                 coalesced=coalesced_tables(self._registry, self._tables),
                 others=self._tables,
             )
@@ -99,6 +98,41 @@ def coalesced_tables(registry: Registry, tables: Sequence[Table]) -> list[Table]
     return [
         table for table in tables if table.name in claims and claims[table.name].plugin.coalesces
     ]
+
+
+def id_limits(registry: Registry, tables: Sequence[Table]) -> dict[str, int | None]:
+    """Return the bound of ids of each table that a sharding entry claims; None for any id.
+
+    Raises:
+        PluginError: a plugin fails, or returns no whole number above 0.
+        RegistryError: a pattern matches no table, or two entries claim one.
+    """
+    claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
+    limits: dict[str, int | None] = {}
+    for table in tables:
+        if (entry := claims.get(table.name)) is None:
+            continue
+        with at_entry(registry.path, entry), plugin_call(entry.plugin, "id_limit"):
+            limit = entry.plugin.id_limit(table)
+        if limit is not None and not (type(limit) is int and 0 < limit <= 1 << 63):
+            raise PluginError(
+                f"{entry.plugin.title}: id_limit of table {table.name} is {limit!r:.80}; expected "
+                "a whole number from 1 to 2**63, or None"
+            )
+        limits[table.name] = limit
+    return limits
+
+
+def rows_looked_up(registry: Registry, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
+    """Return how many ids a feature may have, without features that a module or sharding maps."""
+    limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
+    return rows_by_feature(
+        table
+        for module in modules
+        if module.takes_rows
+        for table in module.tables
+        if limits.get(table.name, table.num_embeddings) == table.num_embeddings
+    )
 
 
 def setting_of(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from recd_plugins.errors import RecdError
+from recd_plugins.model_tables import embedding_modules
 from recd_plugins.training.checkpoint_files.errors import damaged
 from recd_plugins.training.checkpoint_files.former_names import as_named_now
 from recd_plugins.training.checkpoint_files.manifest import problems
@@ -82,15 +83,20 @@ def table_weights(checkpoint: Path, table: str) -> Tensor:
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Load the weights of a checkpoint into a model in one piece.
 
+    Tensors that a sharding's modules keep beside the tables are left out: they hold no weights.
+
     Raises:
         RecdError: the model has other parameters; names one.
     """
     own = model.state_dict()
     weights = read_weights(checkpoint, model=own)
+    kept = tuple(f"{module.path}." for module in embedding_modules(model) if module.path)
     for name in own.keys() ^ weights.keys():
+        if name not in own and name.startswith(kept):
+            continue
         raise RecdError(
             f"{checkpoint}: {name} is {'not ' if name in own else ''}there, and the model of the "
             f"registry has {'it' if name in own else 'no such parameter'}; take the registry that "
             "it was trained by"
         )
-    model.load_state_dict(weights)
+    model.load_state_dict({name: weights[name] for name in own})

@@ -9,10 +9,12 @@ import click
 from torch import nn
 
 from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.errors import SetupError
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.planning.setting import id_limits
 from recd_plugins.planning.topologies import MACHINE
 from recd_plugins.training.checkpoint_weights import check_whole, load_weights
 from recd_plugins.training.fitted import load_fitted
@@ -72,6 +74,14 @@ def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
 
 def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> bool:
     """Load the weights; whether the data is what they were trained on."""
-    same_data = check_scores(checkpoint, registry, tables_of(model))
+    tables = tables_of(model)
+    same_data = check_scores(checkpoint, registry, tables)
+    rows = {table.name: table.num_embeddings for table in tables}
+    for name, limit in id_limits(registry, tables).items():
+        if limit != rows[name]:
+            raise SetupError(
+                f"{registry.path}: the sharding of table {name} maps ids to rows, and a model in "
+                "one piece does not; score with recd predict or recd evaluate"
+            )
     load_weights(checkpoint, model)
     return same_data

@@ -29,13 +29,14 @@ from recd_plugins.errors import (
 )
 from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import Choice, Chooser, Setting, Table, TablePart
-from recd_plugins.model_tables import embedding_modules, names_of_several, rows_by_feature
+from recd_plugins.model_tables import embedding_modules, names_of_several
 from recd_plugins.planning.choosing.check_offers import check_offers
 from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
 from recd_plugins.planning.choosing.entries import chooser_of, with_offers
 from recd_plugins.planning.choosing.question import RegistryQuestion
 from recd_plugins.planning.decided import document
 from recd_plugins.planning.performance import collective_seconds
+from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_call
 from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, Registry, at_entry
@@ -171,9 +172,7 @@ def _find(
         _warn_of_unloaded(chooser.plugin.name, registry.unloaded)
     costs = _costs(setting, chooser.plugin.name)
     modules = list(embedding_modules(model))
-    rows = rows_by_feature(
-        table for module in modules if module.takes_rows for table in module.tables
-    )
+    rows = rows_looked_up(registry, modules)
     ours = [table for module in modules if module.ours for table in module.tables]
     profile = profile_of_choices(registry, tables, ours, setting.data, rows)
     known = replace(setting, data=DataOfChoices(setting.data, tables, profile))
