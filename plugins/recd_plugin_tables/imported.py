@@ -11,12 +11,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from recd_plugin_tables.columns import Columns
+from recd_plugin_tables.columns import Columns, feature_name
+from recd_plugin_tables.imports.histories import HistoryOptions
 from recd_plugin_tables.imports.note import ImportNote
 from recd_plugin_tables.imports.policy import OnNan
 from recd_plugin_tables.imports.splits import SplitOptions
 from recd_plugin_tables.kinds import is_text
-from recd_plugin_tables.plan import ColumnPlan, Others, plan_columns
+from recd_plugin_tables.plan import OF_IMPORT, ColumnPlan, Others, key_name, plan_columns
 from recd_plugin_tables.sources import (
     AsTrained,
     Source,
@@ -50,6 +51,11 @@ class ImportOptions(PluginOptions):
     implicit: bool = Field(
         default=False, description="Every row is a positive, label 1: a log without a label."
     )
+    histories: dict[str, HistoryOptions] = Field(
+        default={},
+        description="Features to build of a log without a label, by name: the ids that a column "
+        "had in earlier rows of the session.",
+    )
     on_nan: OnNan = Field(
         default="error",
         description="What becomes of numbers that are missing or infinite: error, drop the row, or "
@@ -79,6 +85,30 @@ class ImportOptions(PluginOptions):
                 f"split by: {by} needs a column that is {by}, and columns has none; mark one, or "
                 "choose by: row"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _histories_suit(self) -> Self:
+        roles = {role for use in self.columns.values() for role in use.roles}
+        taken = {"label", *OF_IMPORT}
+        for column, use in self.columns.items():
+            taken |= {use.name or feature_name(column), key_name(column, use)}
+        for name, history in self.histories.items():
+            where = f"histories.{name}"
+            if not re.fullmatch(r"\w+", name) or name in taken:
+                raise ValueError(f"{where}: choose a name of letters that no column has")
+            use = self.columns.get(history.of)
+            if use is None or use.feature != "id":
+                raise ValueError(f"{where}: of names {history.of}, and no column of ids is so")
+            if not self.implicit:
+                raise ValueError(f"{where} takes every earlier row; that needs implicit: true")
+            if not roles & {"session", "request"}:
+                raise ValueError(f"{where} needs a column that is session: whose rows they are")
+            if self.split is not None and self.split.by == "row":
+                raise ValueError(
+                    f"{where}: with split by: row, histories of training hold rows of the test; "
+                    "choose by: time or session"
+                )
         return self
 
 
@@ -187,6 +217,7 @@ class ImportPlace:
             explode=options.explode,
             implicit=options.implicit,
             labelled=not self.scoring,
+            needed=("session", "request", "time") if options.histories else (),
             folder_keys=self.trained.folder_keys if self.trained is not None else (),
         )
 
@@ -213,6 +244,7 @@ class ImportPlace:
             clustered=options.order == "session" and bool(grouped),
             widths=self.widths,
             scoring=self.scoring,
+            histories=options.histories,
         )
         with progress_bars() as add_bar:
             bar = add_bar(f"importing {source.location}", source.num_rows)

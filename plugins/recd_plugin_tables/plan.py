@@ -98,6 +98,7 @@ def plan_columns(
     explode: Sequence[str] = (),
     implicit: bool = False,
     labelled: bool = True,
+    needed: Collection[Role] = (),
     folder_keys: Collection[str] = (),
 ) -> ColumnPlan:
     """Which leaf is what.
@@ -111,6 +112,7 @@ def plan_columns(
         implicit: every row is a positive; there is no label.
         labelled: False where all but the features may be missing, and no label is looked at, as
             in a table to score.
+        needed: roles whose columns have to be there even so.
         folder_keys: columns that names of folders say in the table that is trained on.
 
     Raises:
@@ -146,7 +148,7 @@ def plan_columns(
             if roles != {"unused"}:
                 problem = f"column {name} is a struct: name its fields: {', '.join(fields)}"
                 problems.append((("columns", name), problem))
-        elif labelled or options.feature is not None:
+        elif labelled or options.feature is not None or roles & set(needed):
             near = get_close_matches(name, by_name, n=1)
             meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(by_name)}"
             if name in folder_keys:

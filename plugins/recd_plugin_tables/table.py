@@ -122,7 +122,7 @@ class Table(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Features in the order of ``columns``.
+        """Features in the order of ``columns``, and then histories.
 
         Raises:
             DataError: a list of numbers has no ``width``, and the table is missing or wrong.
@@ -137,6 +137,7 @@ class Table(Dataset):
             elif use.feature == "numbers":
                 width = use.width or self.widths[name]
                 dense += [f"{name}_{index}" for index in range(width)]
+        sparse += self.options.histories
         return FeatureSchema(tuple(sparse), tuple(dense), self._label)
 
     def left_out(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugin_tables.imports.converter import Converter
+from recd_plugin_tables.imports.histories import HistoryOptions
 from recd_plugin_tables.imports.note import ImportNote
 from recd_plugin_tables.imports.policy import OnNan
 from recd_plugin_tables.imports.spill import Spill
@@ -45,6 +46,7 @@ class Importer:
         clustered: session by session, else as they are stored.
         widths: of features that are lists of numbers, where they are known.
         scoring: every row is kept, and labels may be missing.
+        histories: to build, by name; ``of`` names a column.
     """
 
     def __init__(
@@ -58,8 +60,14 @@ class Importer:
         clustered: bool,
         widths: dict[str, int] | None = None,
         scoring: bool = False,
+        histories: Mapping[str, HistoryOptions] | None = None,
     ) -> None:
         self._source, self._plan, self._label = source, plan, label
+        features = {use.leaf.name: use.name for use in plan.features}
+        self._histories = {
+            name: each.model_copy(update={"of": features[each.of]})
+            for name, each in (histories or {}).items()
+        }
         self._on_nan: OnNan = on_nan
         self._split, self._clustered, self._scoring = split, clustered, scoring
         self._widths = widths or {}
@@ -97,7 +105,10 @@ class Importer:
         )
         splitter = Splitter(self._split, plan.time.options.unit if plan.time else None)
         shutil.rmtree(scratch, ignore_errors=True)
-        spill = Spill(scratch, converter.schema, MEMORY, clustered=self._clustered)
+        order = "session" if self._clustered or self._histories else "added"
+        spill = Spill(
+            scratch, converter.schema, MEMORY, order=order, histories=self._histories
+        )
         num_rows = 0
         files: Counter[str] = Counter()
         for rows in self._rows():
@@ -109,7 +120,15 @@ class Importer:
             spill.add(batch)
             progress(len(rows))
         texts.close()
-        counts, times = self._write_splits(folder, spill, splitter, converter.schema)
+        schema = converter.schema
+        for name in self._histories:
+            schema = schema.append(pa.field(name, pa.list_(pa.int64())))
+        if self._histories and not self._clustered:
+            by_session = spill
+            spill = Spill(scratch / "rows", schema, MEMORY, order="row", num_rows=num_rows)
+            for batch in by_session.rows():
+                spill.add(batch.cast(schema))
+        counts, times = self._write_splits(folder, spill, splitter, schema)
         if not num_rows and not self._scoring:
             raise DataError(f"{self._source.location}: the table has no rows")
         note = ImportNote(
@@ -181,7 +200,8 @@ class Importer:
 
     @property
     def _id_features(self) -> list[str]:
-        return [use.name for use in self._plan.features if use.options.feature in ("id", "ids")]
+        ids = [use.name for use in self._plan.features if use.options.feature in ("id", "ids")]
+        return [*ids, *self._histories]
 
     def _check(self, note: ImportNote, counts: dict[str, int]) -> None:
         """Refuse an import that nothing can be learnt from."""
@@ -204,6 +224,13 @@ class Importer:
                 raise DataError(
                     f"{where}: column {use.leaf.name} has no value in any of {note.rows:,} rows; "
                     "mark it unused"
+                )
+        for name in self._histories:
+            if not counts[f"ids of {name}"]:
+                raise DataError(
+                    f"{where}: history {name} is empty in all of {note.rows:,} rows: no row of a "
+                    "session has an earlier time than another; set ties: stored of it to take "
+                    "rows in the order of the table, or leave it out"
                 )
         label = self._plan.label
         given = label and (label.options.positive or label.options.positive_from is not None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 from numpy.typing import NDArray
 
+from recd_plugin_tables.imports.histories import Histories, HistoryOptions
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values.hashing import mixed
 from recd_plugins.api import DataError
@@ -22,7 +24,7 @@ _ROWS = 16_384
 
 
 class Spill:
-    """Rows that are added in any order and come back session by session, or as they were added.
+    """Rows that are added in any order and come back sorted, or as they were added.
 
     Sessions come in the order of a hash, which no table has beforehand: the same in every run, and
     as good as drawn. The rows of one go by time, then by request, and then as they were added.
@@ -31,12 +33,23 @@ class Spill:
         folder: for what does not fit into memory.
         schema: of the rows.
         memory: bytes that may stay in memory. A part, 1/64 of the rows, is sorted in memory.
-        clustered: False keeps the order.
+        order: "session", "row" for the order of the table, or "added" to keep the order.
+        num_rows: of the table; needed for "row".
+        histories: to build by session, by name; needs the order "session".
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, memory: int, *, clustered: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        schema: pa.Schema,
+        memory: int,
+        *,
+        order: Literal["session", "row", "added"],
+        num_rows: int = 0,
+        histories: Mapping[str, HistoryOptions] | None = None,
+    ) -> None:
         self._folder, self._schema, self._memory = folder, schema, memory
-        self._clustered = clustered
+        self._order, self._num_rows, self._histories = order, num_rows, histories or {}
         self._waiting: list[list[pa.RecordBatch]] = [[] for _ in range(1 << _BITS)]
         self._writers: dict[int, ipc.RecordBatchFileWriter] = {}
         self._bytes = 0
@@ -49,10 +62,10 @@ class Spill:
         """
         if not batch.num_rows:
             return
-        if not self._clustered:
+        if self._order == "added":
             self._waiting[0].append(batch)
         else:
-            parts = (_order_of(batch[SESSION]) >> np.uint64(64 - _BITS)).astype(np.int64)
+            parts = self._parts(batch)
             order = np.argsort(parts, kind="stable")
             batch = batch.take(pa.array(order))
             ends = np.searchsorted(parts[order], np.arange(1, (1 << _BITS) + 1))
@@ -69,14 +82,27 @@ class Spill:
         """All rows in their order, once."""
         for part in range(1 << _BITS):
             batches = self._read(part)
-            if not self._clustered:
+            if self._order == "added":
                 yield from batches
                 continue
             table = pa.Table.from_batches(batches, self._schema).combine_chunks()
-            order = _sorted(table)
+            order = _sorted(table, self._order)
+            histories = None
+            if self._histories:
+                used = [SESSION, TIME, ROW, *(each.of for each in self._histories.values())]
+                in_order = table.select(dict.fromkeys(used)).take(pa.array(order))
+                histories = Histories(in_order, self._histories)
             for start in range(0, len(order), _ROWS):
                 taken = table.take(pa.array(order[start : start + _ROWS]))
+                if histories is not None:
+                    taken = histories.add_to(taken, start)
                 yield from taken.combine_chunks().to_batches()
+
+    def _parts(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """Return the part of each row."""
+        if self._order == "row":
+            return (batch[ROW].to_numpy() << _BITS) // self._num_rows
+        return (_order_of(batch[SESSION]) >> np.uint64(64 - _BITS)).astype(np.int64)
 
     def _read(self, part: int) -> Iterator[pa.RecordBatch]:
         if part in self._writers:
@@ -107,7 +133,9 @@ class Spill:
         self._bytes = 0
 
 
-def _sorted(table: pa.Table) -> NDArray[np.int64]:
+def _sorted(table: pa.Table, order: str) -> NDArray[np.int64]:
+    if order == "row":
+        return np.lexsort([table[name].to_numpy() for name in (CANDIDATE, ROW)])
     keys = [table[name].to_numpy() for name in (CANDIDATE, ROW, REQUEST, TIME)]
     return np.lexsort((*keys, _order_of(table[SESSION])))
 

@@ -13,7 +13,7 @@ from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.kinds import holds_text
 from recd_plugin_tables.start.guesses import Guess, Guesses
 from recd_plugin_tables.start.shared import Shared, shared
-from recd_plugin_tables.start.towers import Towers, towers
+from recd_plugin_tables.start.towers import BuiltHistory, Towers, towers
 from recd_plugins.api import DataError
 
 _WIDTH = 100
@@ -21,6 +21,8 @@ _WIDTH = 100
 _SESSIONS = 20
 # Of a row, where there is no label; batches are multiples of one more.
 _NEGATIVES = 4
+# Items of a history that is built.
+_LAST = 20
 _INDENT = " " * 6
 # Characters of a column's name: keys of a registry take 255, and its table's has t_ in front.
 _LONGEST = 253
@@ -41,7 +43,7 @@ dataset:
     # id, ids, number, numbers, session, time, request, key, label or unused.
     columns:
 {columns}
-{infinite}{split}{negatives}
+{histories}{infinite}{split}{negatives}
 # Keeps each value once: rows of a {group} repeat most of their features.
 converter:
   use: recd.ikjt
@@ -125,15 +127,20 @@ def registry_text(
                 f"{len(column.name):,} characters, too long for a registry file: rename it"
             )
     survey = guesses.survey
+    sides = towers(guesses)
+    built = sides.built if sides else None
     alike = shared(guesses)
     rows = _table_rows(guesses, alike)
+    if built:
+        rows[built.name] = rows[feature_name(built.of)]
+        alike = _with_history(alike, built, guesses)
     all_rows = survey.all_rows or survey.rows
     candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)
     samples = all_rows * candidates // survey.rows
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
+    histories += [built.name] if built else []
     numbers = guesses.features("number", "numbers")
-    sides = towers(guesses)
     whole = "all rows" if survey.is_whole else f"the first {survey.rows:,} rows"
     return _TEXT.format(
         head=_head(guesses, sides, location, file),
@@ -152,6 +159,7 @@ def registry_text(
         ),
         sample=whole,
         columns="\n".join(_columns(guesses.columns)),
+        histories=_histories(built) if built else "",
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
         split=_split(guesses, test),
         negatives=_negatives(guesses.item, sides) if guesses.implicit else "",
@@ -230,6 +238,28 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
             yield line
         else:
             yield line + comment
+
+
+def _histories(built: BuiltHistory) -> str:
+    options: dict[str, Any] = {"of": built.of, "last": _LAST}
+    order = "by time"
+    if built.ties == "stored":
+        options["ties"], order = "stored", "in the order of the table, as times do not tell"
+    return (
+        f"    # What came before in the session, {order}: a feature.\n"
+        f"    histories:\n      {built.name}: {_flow(options)}\n"
+    )
+
+
+def _with_history(
+    alike: Sequence[Shared], built: BuiltHistory, guesses: Guesses
+) -> list[Shared]:
+    """Number a history that the import builds as its item is."""
+    same = next((each for each in alike if built.of in each.names), None)
+    if same is None:
+        same = Shared((built.of,), guesses.survey[built.of].distinct)
+    longer = Shared((*same.names, built.name), same.distinct)
+    return [*(each for each in alike if built.of not in each.names), longer]
 
 
 _INFINITE = """\
@@ -320,7 +350,7 @@ def _preprocessing(
     for size, names in by_rows.items():
         lines += _entry("tables.vocabulary", names, {"rows": size})
     for names in together:
-        lines.append("  # Most texts of the lists are values of the id: numbered alike.")
+        lines.append("  # Most ids of the lists are values of the column: numbered alike.")
         lines += _entry("tables.vocabulary", names, {"rows": rows[names[0]], "shared": True})
     tails = [name for each in numbers if each.long_tail for name in _dense_names(each)]
     if tails:

@@ -186,16 +186,16 @@ class Survey:
         if self[key].unique:
             return False
         keys = _values(self.sample, self[key].leaf)
-        return self._pairs(key, name) == pc.count_distinct(keys, "all").as_py()
+        return self.pairs(key, name) == pc.count_distinct(keys, "all").as_py()
 
     def tells_apart(self, name: str, key: str) -> bool:
         """Whether rows of one value of the key differ in a column, in the sample.
 
         False of lists, and where every row has a key of its own, which tells nothing.
         """
-        return not self[key].unique and self._pairs(key, name) == self[key].rows
+        return not self[key].unique and self.pairs(key, name) == self[key].rows
 
-    def _pairs(self, key: str, name: str) -> int | None:
+    def pairs(self, key: str, name: str) -> int | None:
         """How many there are of two columns; None of lists, or where one is of candidates."""
         columns = [self[key].leaf, self[name].leaf]
         if any(is_list(plain(leaf.type)) for leaf in columns):
