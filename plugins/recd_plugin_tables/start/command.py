@@ -177,6 +177,7 @@ def _guess(found: Survey, wanted: Wanted) -> Guesses:
 
 
 def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
+    from recd_plugin_tables.start.sequence import sequence
     from recd_plugin_tables.start.towers import towers
 
     columns = guesses.columns
@@ -198,11 +199,20 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
             f"{label.name}: from {label.options['positive_from']:g} on it counts as 1, below as 0; "
             "--positive-from says another border"
         )
-    if guesses.implicit:
+    items = sequence(guesses)
+    ranked = items or towers(guesses)
+    if items:
+        click.echo(f"every row is a positive; {items.history} holds the items before it")
+    elif guesses.implicit:
         item = guesses.item
         drawn = f"negatives are other values of {item.name}" if item else "there are no negatives"
         click.echo(f"every row is a positive; {drawn}")
     name = shlex.quote(str(file))
     click.echo(f"{file}: change what is wrong, then recd run {name}")
-    if sides := towers(guesses):
-        click.echo(f"and recd rank {name}{sides.rank_options}")
+    if ranked:
+        click.echo(f"and recd rank {name}{ranked.rank_options}")
+    elif guesses.implicit:
+        click.echo(
+            "recd rank cannot rank by this model: no column tells users or sessions apart; "
+            "--session COLUMN names one"
+        )

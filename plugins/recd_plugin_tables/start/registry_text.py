@@ -12,8 +12,9 @@ from typing import Any
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.kinds import holds_text
 from recd_plugin_tables.start.guesses import Guess, Guesses
+from recd_plugin_tables.start.sequence import ItemSequence, sequence
 from recd_plugin_tables.start.shared import Shared, shared
-from recd_plugin_tables.start.towers import BuiltHistory, Towers, towers
+from recd_plugin_tables.start.towers import Towers, towers
 from recd_plugins.api import DataError
 
 _WIDTH = 100
@@ -95,6 +96,15 @@ model:
 
 """
 
+_SASREC = """\
+# The next item of a session by those before it: `recd rank` ranks all items. Other columns are not
+# used.
+model:
+  use: ranking.sasrec
+  options: {options}
+
+"""
+
 
 def registry_text(
     guesses: Guesses,
@@ -127,23 +137,22 @@ def registry_text(
                 f"{len(column.name):,} characters, too long for a registry file: rename it"
             )
     survey = guesses.survey
-    sides = towers(guesses)
-    built = sides.built if sides else None
+    items = sequence(guesses)
+    sides = None if items else towers(guesses)
     alike = shared(guesses)
     rows = _table_rows(guesses, alike)
-    if built:
-        rows[built.name] = rows[feature_name(built.of)]
-        alike = _with_history(alike, built, guesses)
+    if items:
+        rows[items.history] = rows[feature_name(items.item)]
+        alike = _with_history(alike, items, guesses)
     all_rows = survey.all_rows or survey.rows
     candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)
     samples = all_rows * candidates // survey.rows
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
-    histories += [built.name] if built else []
     numbers = guesses.features("number", "numbers")
     whole = "all rows" if survey.is_whole else f"the first {survey.rows:,} rows"
     return _TEXT.format(
-        head=_head(guesses, sides, location, file),
+        head=_head(guesses, items or sides, location, file),
         path=_word(location),
         source=f"    source: {_flow(source)}\n" if source else "",
         explode=(
@@ -159,16 +168,16 @@ def registry_text(
         ),
         sample=whole,
         columns="\n".join(_columns(guesses.columns)),
-        histories=_histories(built) if built else "",
+        histories=_histories(items, guesses.the("time")) if items else "",
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
-        split=_split(guesses, test),
-        negatives=_negatives(guesses.item, sides) if guesses.implicit else "",
+        split=_split(guesses, test, whole_sessions=items is not None),
+        negatives=_negatives(guesses.item, sides) if guesses.implicit and not items else "",
         group="session" if guesses.the("session") else "request",
         preprocessing=_preprocessing(rows, alike, numbers),
         pooling=_pooling(histories),
         sharding=_SHARDING if rows else "",
-        model=_model(rows, sides),
-        evaluate="  evaluate: false # recd rank measures\n" if sides else "",
+        model=_sasrec(items, rows) if items else _model(rows, sides),
+        evaluate="  evaluate: false # recd rank measures\n" if items or sides else "",
         batch_size=batch_size(samples) // 16 * 20 if guesses.implicit else batch_size(samples),
         checkpoints=_word(f"checkpoints/{file.stem}"),
     )
@@ -197,13 +206,13 @@ def _room(distinct: int, whole: bool) -> int:
     return math.ceil(wanted / digits) * digits
 
 
-def _head(guesses: Guesses, sides: Towers | None, location: str, file: Path) -> str:
+def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str, file: Path) -> str:
     survey = guesses.survey
     rows = f"{survey.all_rows:,} rows" if survey.all_rows is not None else "a table"
     lines = [
         f"# {location}: {rows}, {len(guesses.columns)} columns.",
         f"#   recd run {file}",
-        *([f"#   recd rank {file}{sides.rank_options}"] if sides else []),
+        *([f"#   recd rank {file}{ranked.rank_options}"] if ranked else []),
         f"#   recd predict {file} TABLE -o scores.parquet",
         "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
     ]
@@ -240,26 +249,31 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
             yield line + comment
 
 
-def _histories(built: BuiltHistory) -> str:
-    options: dict[str, Any] = {"of": built.of, "last": _LAST}
-    order = "by time"
-    if built.ties == "stored":
-        options["ties"], order = "stored", "in the order of the table, as times do not tell"
+def _histories(items: ItemSequence, time: Guess | None) -> str:
+    options: dict[str, Any] = {"of": items.item, "last": _LAST}
+    order = "by time" if time else "in the order of the table"
+    if items.ties == "stored":
+        options["ties"] = "stored"
+        order = "in the order of the table where times are equal"
     return (
-        f"    # What came before in the session, {order}: a feature.\n"
-        f"    histories:\n      {built.name}: {_flow(options)}\n"
+        f"    # The items before in the session, {order}.\n"
+        f"    histories:\n      {items.history}: {_flow(options)}\n"
     )
 
 
-def _with_history(
-    alike: Sequence[Shared], built: BuiltHistory, guesses: Guesses
-) -> list[Shared]:
-    """Number a history that the import builds as its item is."""
-    same = next((each for each in alike if built.of in each.names), None)
+def _with_history(alike: Sequence[Shared], items: ItemSequence, guesses: Guesses) -> list[Shared]:
+    """Number the history as its item."""
+    same = next((each for each in alike if items.item in each.names), None)
     if same is None:
-        same = Shared((built.of,), guesses.survey[built.of].distinct)
-    longer = Shared((*same.names, built.name), same.distinct)
-    return [*(each for each in alike if built.of not in each.names), longer]
+        same = Shared((items.item,), guesses.survey[items.item].distinct)
+    longer = Shared((*same.names, items.history), same.distinct)
+    return [*(each for each in alike if items.item not in each.names), longer]
+
+
+def _sasrec(items: ItemSequence, rows: Mapping[str, int]) -> str:
+    item = feature_name(items.item)
+    options = {"history": items.history, "item": item, "num_embeddings": rows[item]}
+    return _SASREC.format(options=_flow({**options, "embedding_dim": 32, "max_length": _LAST}))
 
 
 _INFINITE = """\
@@ -291,12 +305,12 @@ def _rounded(number: float) -> float:
     return int(short) if short.is_integer() else short
 
 
-def _split(guesses: Guesses, test: float) -> str:
+def _split(guesses: Guesses, test: float, *, whole_sessions: bool) -> str:
     if not test:
         return ""
     session = guesses.the("session")
     # Of fewer sessions a hash may leave none to the test.
-    whole = session is not None and session.seen.distinct * test >= _SESSIONS
+    whole = whole_sessions or (session is not None and session.seen.distinct * test >= _SESSIONS)
     by = "time" if guesses.the("time") else "session" if whole else "row"
     what = {
         "time": "The last rows by time",

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_tables.imports import make, spill
-from recd_plugin_tables.tests.helpers import by_row, table, write
+from recd_plugin_tables.tests.helpers import by_row, rows_of, table, write
 from recd_plugin_tables.values.hashing import text_id
 from recd_plugins.errors import DataError
 
@@ -56,19 +56,14 @@ def test_a_history_holds_earlier_rows_of_the_session(tmp_path, monkeypatch, orde
     assert by_row(whole)["before"] == expected(given, 3, ties)
     # Rows of the test may have rows of training in their histories; a table to score has its own.
     parted = table(path, **options, split={"by": "time", "test": 0.3})
-    both = [by_row(parted, split) for split in ("train", "test")]
-    found = dict(zip(sum((e["_row"] for e in both), []), sum((e["before"] for e in both), [])))
+    found = {}
+    for split in ("train", "test"):
+        rows = by_row(parted, split)
+        found |= zip(rows["_row"], rows["before"], strict=True)
     assert [found[row] for row in range(400)] == expected(given, 3, ties)
     assert by_row(parted.to_score(str(path)))["before"] == expected(given, 3, ties)
     if order == "stored":
-        assert [r for r in rows_in_order(whole)] == list(range(400))
-
-
-def rows_in_order(dataset) -> list[int]:
-    """Rows of the table as the import has them."""
-    from recd_plugin_tables.tests.helpers import rows_of
-
-    return rows_of(dataset)["_row"]
+        assert rows_of(whole)["_row"] == list(range(400))
 
 
 def test_candidates_of_one_row_are_in_no_history_of_each_other(tmp_path):

@@ -24,6 +24,7 @@ from recd_plugins import load_registry
 from recd_plugins.api import DataError
 from recd_plugins.api.columns import sparse_column
 from recd_plugins.cli import main
+from recd_plugins.model.build import build_model
 from recd_plugins.registry.loader import read_yaml
 
 ROWS = 400
@@ -507,6 +508,46 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.M
     ids, offsets = sparse_column(rows, "product")
     products = ids[offsets[:-1]].reshape(-1, 5)
     assert (products[:, 1:] != products[:, :1]).all()
+
+
+SESSIONS = np.repeat(np.arange(80), 5)
+SECONDS = 1_700_000_000 + 10_000 * SESSIONS + 60 * (np.arange(ROWS) % 5)
+
+
+@pytest.mark.parametrize(
+    ("session", "columns", "history"),
+    [
+        ("session_id", {}, {"of": "item_id", "last": 20}),
+        ("request_id", {"ts": SECONDS}, {"of": "item_id", "last": 20}),
+        ("visit", {"ts": SECONDS, "user_id": SESSIONS % 9}, {"of": "item_id", "last": 20}),
+        # A day is the same for all rows of a session: their order in the table tells.
+        (
+            "session_id",
+            {"at": pa.array(SECONDS // 86_400, pa.int32()).cast(pa.date32())},
+            {"of": "item_id", "last": 20, "ties": "stored"},
+        ),
+    ],
+)
+def test_clicks_of_sessions_without_users_are_ranked_by_what_came_before(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    session: str,
+    columns: dict[str, Any],
+    history: dict[str, Any],
+) -> None:
+    pytest.importorskip("recd_plugin_ranking")
+    monkeypatch.chdir(tmp_path)
+    items = np.random.default_rng(2).integers(0, 50, ROWS)
+    write(Path("t.parquet"), {session: SESSIONS, "item_id": items, **columns})
+    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--implicit"])
+    assert result.exit_code == 0, result.output
+    assert "and recd rank my.yaml --seen history" in result.output
+    registry = load_registry(Path("my.yaml"))
+    options = YAML(typ="safe").load(Path("my.yaml"))["dataset"]["options"]
+    assert options["histories"] == {"history": history}
+    registry.dataset.prepare()
+    model = build_model(registry, registry.dataset.schema())
+    assert hasattr(model, "user_vectors")
 
 
 @pytest.mark.slow
