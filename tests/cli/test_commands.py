@@ -201,6 +201,8 @@ def test_validate_counts_enabled_entries(folder):
 
 
 def test_validate_answers_without_torch(folder):
+    with (folder / "registry.yaml").open("a") as file:
+        file.write("training: {topology: ndv4}\n")
     code = (
         "import sys\nfrom recd_plugins.cli import main\n"
         "try: main(['--plugins-dir', 'plugins', 'validate'])\nexcept SystemExit: pass\n"

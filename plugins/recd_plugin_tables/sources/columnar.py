@@ -72,6 +72,7 @@ class ArrowFormat(FileFormat):
     ) -> Iterator[pa.RecordBatch]:
         with file.open() as source:
             reader = _open(source)
+            batches: Iterator[pa.RecordBatch]
             if isinstance(reader, ipc.RecordBatchFileReader):
                 batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
             else:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     type=click.Choice([".", ","]),
     help="Before the fraction of numbers in text.  [default: .]",
 )
-@click.option("--query", help="A query in SQL for a DuckDB file, whose result is the table.")
+@click.option("--query", help="One SELECT over a DuckDB file, whose result is the table.")
 @click.option("--of", "table_name", metavar="NAME", help="The table in a DuckDB file or a catalog.")
 @click.option("--force", is_flag=True, help="Replace FILE where it exists.")
 def init(

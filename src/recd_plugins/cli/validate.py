@@ -10,6 +10,7 @@ import click
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.planning.prepared import Registry, load_registry
+from recd_plugins.planning.topologies import load_topology
 from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.registry.loader import read_yaml
 
@@ -51,9 +52,6 @@ def _problems(registry: Registry) -> list[Problem]:
         problems += error.problems
     if registry.training.topology is None:
         return problems
-    # It takes torch, which no other check of a file does.
-    from recd_plugins.planning.topologies import load_topology
-
     try:
         load_topology(registry.training.topology)
     except RegistryError as error:  # of its file

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import torch
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -18,14 +17,6 @@ from pydantic import (
     ValidationError,
     create_model,
     model_validator,
-)
-from torchrec.distributed.planner import Topology
-from torchrec.distributed.planner.types import (
-    BasicCommsBandwidths,
-    HardwareConfig,
-    KernelConfig,
-    TopologyFactory,
-    TrainerConfig,
 )
 
 from recd_plugins.errors import RecdError, RegistryError
@@ -36,6 +27,10 @@ from recd_plugins.registry.resolve import schema_problems
 from recd_plugins.values import stage_costs
 from recd_plugins.values.collective_rates import CollectiveRates
 from recd_plugins.words import did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+    from torchrec.distributed.planner import Topology
 
 #: The name of the topology that is the machine at hand.
 MACHINE = "machine"
@@ -161,7 +156,16 @@ class TopologySpec(BaseModel):
         return _model().model_validate({**dict(self), name: section})
 
     def to_torchrec(self) -> Topology:
-        """What TorchRec's planner takes; its bandwidths are bytes a millisecond."""
+        """Return the topology for TorchRec's planner. Its bandwidths are bytes a millisecond."""
+        # `recd validate` reads topologies without the seconds that these imports take.
+        from torchrec.distributed.planner.types import (
+            BasicCommsBandwidths,
+            HardwareConfig,
+            KernelConfig,
+            TopologyFactory,
+            TrainerConfig,
+        )
+
         return TopologyFactory.create_topology(
             TrainerConfig(world_size=self.world_size, local_world_size=self.ranks_per_node),
             HardwareConfig(
@@ -206,6 +210,8 @@ def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = No
             inter_node_bandwidth=_GLOO,
             flops=cores * _CPU_FLOPS,
         )
+    import torch
+
     return TopologySpec(
         device="cuda",
         ranks_per_node=ranks,
@@ -248,7 +254,12 @@ def load_topology(
         RecdError: there is no topology of that name, or its nodes have no room for the ranks.
     """
     if name == MACHINE:
-        return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=torch.device(device))
+        where = None
+        if device != "cpu":
+            import torch
+
+            where = torch.device(device)
+        return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=where)
     spec = read_topology(_path_of(name))
     if (
         ranks_per_node is not None
