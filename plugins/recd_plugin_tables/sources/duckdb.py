@@ -65,9 +65,12 @@ class DuckDbSource(BatchSource):
 
     @cached_property
     def num_rows(self) -> int | None:
-        _ = self.schema  # a wrong query is refused there
-        with self._connect() as database:
-            return int(database.execute(f"SELECT count(*) FROM (\n{self._query}\n)").fetchone()[0])
+        counted = f"SELECT count(*) FROM (\n{self._query}\n)"
+        try:
+            with self._connect() as database:
+                return int(database.execute(counted).fetchone()[0])
+        except self._duckdb.Error as error:
+            raise self._damaged(error) from error
 
     def identity(self) -> dict[str, Any]:
         # What was committed last stands in a file of its own until DuckDB moves it.

@@ -264,6 +264,8 @@ def test_a_duckdb_query_or_view_reads_no_other_file(rows, tmp_path):
     for options in ({"query": f"SELECT * FROM {rows}"}, {"table": "v"}):
         with pytest.raises(DataError, match=r"query or view reads other files, .*as Parquet"):
             read(path, **options)
+        with pytest.raises(DataError, match=r"query or view reads other files, .*as Parquet"):
+            _ = open_source(path, options=SourceOptions(**options)).num_rows
     assert read(path, table="t") == ROWS
 
 
