@@ -158,7 +158,9 @@ def plan_columns(
                 )
             problems.append((("columns", name), f"no column {name}; {meant}"))
     named = {use.leaf.name for use in uses} | {
-        name for name in by_name for group in columns if name.startswith(f"{group}.")
+        name
+        for name in by_name
+        if any(name[:end] in columns for end, letter in enumerate(name) if letter == ".")
     }
     left = [name for name in by_name if name not in named]
     if left and others == "error":
@@ -182,6 +184,7 @@ def plan_columns(
     problems += [(("columns",), each) for each in _clashes(uses)]
     if problems:
         raise PlanError(where, problems)
+    used = {use.leaf.name for use in uses if "unused" not in use.options.roles}
     return ColumnPlan(
         features=tuple(use for use in uses if use.options.feature),
         label=_the(uses, "label") if labelled else None,
@@ -189,11 +192,7 @@ def plan_columns(
         request=_the(uses, "request"),
         time=_the(uses, "time"),
         keys=tuple(use for use in uses if use.key),
-        unused=tuple(
-            leaf
-            for leaf in found
-            if leaf.name not in {u.leaf.name for u in uses if "unused" not in u.options.roles}
-        ),
+        unused=tuple(leaf for leaf in found if leaf.name not in used),
         explode=tuple(explode),
     )
 
