@@ -316,7 +316,7 @@ def made_anew(rank: int, world_size: int, deduplicated: bool) -> list[float]:
 
 
 def _in_place(kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    kjt.values().remainder_(7)
+    kjt.values().remainder_(kjt.values().max() or 1)  # another one each time
     return kjt
 
 
@@ -342,6 +342,8 @@ MADE_ANEW: dict[str, Callable[[KeyedJaggedTensor], KeyedJaggedTensor]] = {
     "pickled and hashed": lambda kjt: _in_place(pickle.loads(pickle.dumps(kjt))),
     "hashed in place": _in_place,
     "hashed in place and pickled": lambda kjt: pickle.loads(pickle.dumps(_in_place(kjt))),
+    "hashed in place by a copy": lambda kjt: _in_place(copy.copy(kjt)) and kjt,
+    "hashed in place by key": lambda kjt: kjt["f1"].values().remainder_(5) is None or kjt,
     "assigned": _assigned,
 }
 

@@ -246,7 +246,7 @@ def refuse_inverse_indices(
             "an EmbeddingCollection got a KeyedJaggedTensor with stride_per_key_per_rank or "
             "inverse_indices, which loses its gradient or its inverse. Feed it a plain one, or "
             "have recd_plugins.PooledSequences pool its sequences. In a model of recd run, feed it "
-            "batch.sequence_features, pool those rows, and repeat the results with "
+            "batch.sequence_features, pool those unique rows, and repeat the results with "
             "index_select(0, batch.inverse_lookup[feature])"
         )
 

@@ -10,7 +10,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.sparse.index_select import jagged_index_select
 
-_TENSORS = ("_values", "_lengths", "_offsets", "_weights")
+# Places in ``_tensors``.
+_LENGTHS, _OFFSETS = 1, 2
 
 
 class DeduplicatedKJT(KeyedJaggedTensor):
@@ -28,20 +29,27 @@ class DeduplicatedKJT(KeyedJaggedTensor):
 
     def __init__(self, unique: KeyedJaggedTensor, plain: KeyedJaggedTensor | None = None) -> None:
         self._unique = unique
-        self._seen: dict[str, tuple[Tensor | None, int]] = {}
+        # The tensors of the plain batch as they were, once it is here.
+        self._seen: list[tuple[Tensor | None, int]] = []
         if plain is not None:
             self._fill(plain)
 
     def _fill(self, plain: KeyedJaggedTensor) -> None:
         self.__dict__.update(plain.__dict__)
-        self._seen = {name: _state(self.__dict__[name]) for name in _TENSORS}
+        self._seen = [_state(tensor) for tensor in _tensors(plain)]
 
     def __getattr__(self, name: str) -> Any:
         """Repeat the unique rows if a field of the plain batch is read for the first time."""
-        if name.startswith("__") or name == "_unique" or "_values" in self.__dict__:
+        if name.startswith("__") or name in ("_unique", "_seen") or self._seen:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self._fill(repeat_rows(self._unique))
         return getattr(self, name)
+
+    def __copy__(self) -> DeduplicatedKJT:
+        """Share all tensors, as a copy of a plain batch does."""
+        other = DeduplicatedKJT.__new__(DeduplicatedKJT)
+        other.__dict__.update(self.__dict__)
+        return other
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the unique rows, which are fewer."""
@@ -52,7 +60,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
 
     def stride(self) -> int:
         """Return the number of all rows."""
-        return self._unique.stride() if "_values" not in self.__dict__ else super().stride()
+        return super().stride() if self._seen else self._unique.stride()
 
     def device(self) -> torch.device:
         """Return the device of the ids."""
@@ -61,7 +69,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until ``stream`` is done with it."""
         self._unique.record_stream(stream)
-        if "_values" in self.__dict__:
+        if self._seen:
             super().record_stream(stream)
 
     def pin_memory(self) -> KeyedJaggedTensor:
@@ -77,7 +85,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
     ) -> KeyedJaggedTensor:
         """Return a copy on ``device``; ``dtype`` is that of the weights."""
         unique = unique_rows(self)
-        stays = "_values" in self.__dict__ and torch.device(device) == self.device()
+        stays = bool(self._seen) and torch.device(device) == self.device()
         plain = super().to(device, non_blocking, dtype) if stays or unique is self else None
         if unique is self:
             return plain
@@ -96,12 +104,13 @@ def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """
     if not isinstance(features, DeduplicatedKJT):
         return features
-    for name, (tensor, version) in features._seen.items():
-        now = features.__dict__[name]
-        # Lengths and offsets are filled in from one another when they are first read.
-        if tensor is None and name in ("_lengths", "_offsets"):
-            continue
-        if now is not tensor or _state(now)[1] != version:
+    if not features._seen:
+        return features._unique
+    now = [_state(tensor) for tensor in _tensors(features)]
+    for place, (before, after) in enumerate(zip(features._seen, now, strict=True)):
+        # Lengths and offsets are computed from one another when they are first read.
+        computed = before[0] is None and place in (_LENGTHS, _OFFSETS)
+        if not computed and (after[0] is not before[0] or after[1] != before[1]):
             return features
     return features._unique
 
@@ -129,6 +138,10 @@ def repeat_rows(unique: KeyedJaggedTensor) -> KeyedJaggedTensor:
         lengths=every_row.lengths(),
         stride=inverse.shape[1],
     )
+
+
+def _tensors(kjt: KeyedJaggedTensor) -> tuple[Tensor | None, ...]:
+    return kjt.values(), kjt.lengths_or_none(), kjt.offsets_or_none(), kjt.weights_or_none()
 
 
 def _state(tensor: Tensor | None) -> tuple[Tensor | None, int]:
