@@ -97,8 +97,8 @@ class ImportOptions(PluginOptions):
             where = f"histories.{name}"
             if not re.fullmatch(r"\w+", name) or name in taken:
                 raise ValueError(f"{where}: choose a name of letters that no column has")
-            use = self.columns.get(history.of)
-            if use is None or use.feature != "id":
+            items = self.columns.get(history.of)
+            if items is None or items.feature != "id":
                 raise ValueError(f"{where}: of names {history.of}, and no column of ids is so")
             if not self.implicit:
                 raise ValueError(f"{where} takes every earlier row; that needs implicit: true")

@@ -40,7 +40,7 @@ class Histories:
         new_session = _changes(session)
         # Candidates of one row of the table are never in each other's history.
         later = {"apart": _changes(time), "stored": _changes(row)}
-        self._spans: dict[str, tuple[pa.Array, NDArray[np.int64], NDArray[np.int64]]] = {}
+        self._spans: dict[str, tuple[pa.Array, NDArray[np.int32], NDArray[np.int32]]] = {}
         for name, option in options.items():
             offsets, ids, _ = list_parts(rows[option.of].combine_chunks())
             stops = _last_true(new_session | later[option.ties])
