@@ -101,7 +101,7 @@ def _holds_flags(seen: Seen) -> bool:
 
 def label_of(survey: Survey, label: Seen, positive_from: float) -> NDArray[np.float64]:
     """Return the label of each row of the sample: 0, 1 or NaN, ``[rows]``."""
-    numbers = _numbers(survey.column(label.leaf.name))
+    numbers = _numbers(survey.values(label.leaf.name))
     return np.where(np.isneginf(numbers), np.nan, numbers >= positive_from)
 
 
@@ -118,7 +118,7 @@ def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> st
     comparable = seen.largest is not None or pt.is_boolean(kind) or timed or seen.is_text
     if seen.is_list or seen.separator is not None or not comparable:
         return ""
-    values = survey.column(seen.leaf.name)
+    values = survey.values(seen.leaf.name)
     if len(values) != len(label):
         return ""  # one of the two has a value for each candidate of a request
     rows = np.flatnonzero(~np.isnan(label))

@@ -12,6 +12,7 @@ from typing import Any
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.kinds import holds_text
 from recd_plugin_tables.start.guesses import Guess, Guesses
+from recd_plugin_tables.start.repeats import repeats_pay
 from recd_plugin_tables.start.sequence import ItemSequence, sequence
 from recd_plugin_tables.start.shared import Shared, shared
 from recd_plugin_tables.start.towers import Towers, towers
@@ -45,11 +46,7 @@ dataset:
     columns:
 {columns}
 {histories}{infinite}{split}{negatives}
-# Keeps each value once: rows of a {group} repeat most of their features.
-converter:
-  use: recd.ikjt
-  options: {{groups: auto, min_dedupe_factor: 1.5}}
-
+{converter}
 {preprocessing}{pooling}{sharding}{model}training:
   batch_size: {batch_size} # rows in a batch of one rank
   ranks: 1 # processes; more of them, or torchrun, share the work
@@ -66,6 +63,20 @@ _SHARDING = """\
 sharding:
   - {use: auto, tables: ["t_*"]}
 
+"""
+
+_IKJT = """\
+# Keeps each value once: rows of a {group} repeat most of their features.
+converter:
+  use: recd.ikjt
+  options: {{groups: auto, min_dedupe_factor: 1.5}}
+"""
+
+_KJT = """\
+# Rows repeat too little, or too short lists, for recd.ikjt, which stores equal rows once, to be
+# faster on one machine.
+converter:
+  use: recd.kjt
 """
 
 _MODEL = """\
@@ -147,6 +158,10 @@ def registry_text(
     all_rows = survey.all_rows or survey.rows
     candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)
     samples = all_rows * candidates // survey.rows
+    rows_of_batch = batch_size(samples)
+    if guesses.implicit:
+        rows_of_batch = rows_of_batch // 16 * 20
+    copies = 1 + _NEGATIVES if guesses.implicit and guesses.item and not items else 1
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
     numbers = guesses.features("number", "numbers")
@@ -172,13 +187,15 @@ def registry_text(
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
         split=_split(guesses, test, whole_sessions=items is not None),
         negatives=_negatives(guesses.item, sides) if guesses.implicit and not items else "",
-        group="session" if guesses.the("session") else "request",
+        converter=_IKJT.format(group="session" if guesses.the("session") else "request")
+        if repeats_pay(guesses, rows_of_batch, copies)
+        else _KJT,
         preprocessing=_preprocessing(rows, alike, numbers),
         pooling=_pooling(histories),
         sharding=_SHARDING if rows else "",
         model=_sasrec(items, rows) if items else _model(rows, sides),
         evaluate="  evaluate: false # recd rank measures\n" if items or sides else "",
-        batch_size=batch_size(samples) // 16 * 20 if guesses.implicit else batch_size(samples),
+        batch_size=rows_of_batch,
         checkpoints=_word(f"checkpoints/{file.stem}"),
     )
 

@@ -212,9 +212,10 @@ class Survey:
         found = pc.is_in(values, value_set=pc.unique(known))
         return float(pc.mean(found.cast(pa.float32())).as_py() or 0)
 
-    def column(self, name: str) -> pa.Array:
+    def values(self, name: str) -> pa.Array:
         """Return the values of a column in the sample; of candidates, one for each of them."""
-        return _values(self.sample, self[name].leaf)
+        found = _values(self.sample, self[name].leaf)
+        return found.dictionary_decode() if pt.is_dictionary(found.type) else found
 
     def elements(self, name: str) -> pa.Array:
         """The values of a column that are there; of lists, and of texts of several, their parts."""
