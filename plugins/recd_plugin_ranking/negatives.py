@@ -74,6 +74,10 @@ class Negatives(DatasetWrapper):
         """A row and its negatives."""
         return 1 + self.options.negatives
 
+    def label_mean(self) -> float:
+        """Return the share of positive rows among those of training."""
+        return 1 / self.rows_together
+
     def prepare(self) -> None:
         """What the inner dataset does, and a look at its columns.
 

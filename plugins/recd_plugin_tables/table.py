@@ -165,6 +165,13 @@ class Table(Dataset):
     def statistics(self) -> TableStatistics | None:
         return read_footers(self._table_of("train").locations)
 
+    def label_mean(self) -> float | None:
+        try:
+            found = self._place.find()
+        except RecdError:  # a table that is gone, of a trained model
+            return None
+        return None if found is None else found.note.train_positives / found.note.train
+
     def session_keys(self) -> SessionKeys | None:
         """None where no column is the session or the request, and no row has candidates."""
         roles = {role for use in self.options.columns.values() for role in use.roles}

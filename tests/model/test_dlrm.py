@@ -184,6 +184,30 @@ def test_a_target_that_the_model_lacks_is_refused_with_its_line(registry: Regist
         put_poolings(load_registry(registry.path), model)
 
 
+@pytest.mark.parametrize("mean", [0.001, 0.5, 0.9, 0.0, 1.0, None])
+@pytest.mark.parametrize("architecture", ["dlrm", "dcn"])
+def test_training_starts_at_the_mean_label(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, architecture: str, mean: float | None
+) -> None:
+    text = registry.path.read_text().replace(
+        "{embedding_dim", f"{{architecture: {architecture}, embedding_dim"
+    )
+    registry.path.write_text(text)
+    registry = load_registry(registry.path)
+    schema = FeatureSchema(("a", "b"), ("x",), "label")
+    torch.manual_seed(0)
+    drawn = build_model(registry, schema).state_dict()
+    monkeypatch.setattr(type(registry.dataset), "label_mean", lambda _: mean)
+    torch.manual_seed(0)
+    state = build_model(registry, schema).state_dict()
+    differ = [name for name in state if not torch.equal(state[name], drawn[name])]
+    if mean in (0.0, 1.0, None):  # no logit, or not known
+        assert differ == []
+    else:
+        (bias,) = differ
+        assert torch.sigmoid(state[bias]).item() == pytest.approx(mean)
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

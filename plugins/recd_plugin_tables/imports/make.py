@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from recd_plugin_tables.imports.converter import Converter
 from recd_plugin_tables.imports.histories import HistoryOptions
@@ -105,9 +104,13 @@ class Importer:
         )
         splitter = Splitter(self._split, plan.time.options.unit if plan.time else None)
         shutil.rmtree(scratch, ignore_errors=True)
-        order = "session" if self._clustered or self._histories else "added"
+        by_session = self._clustered or bool(self._histories)
         spill = Spill(
-            scratch, converter.schema, MEMORY, order=order, histories=self._histories
+            scratch,
+            converter.schema,
+            MEMORY,
+            order="session" if by_session else "added",
+            histories=self._histories,
         )
         num_rows = 0
         files: Counter[str] = Counter()
@@ -124,9 +127,9 @@ class Importer:
         for name in self._histories:
             schema = schema.append(pa.field(name, pa.list_(pa.int64())))
         if self._histories and not self._clustered:
-            by_session = spill
+            built = spill
             spill = Spill(scratch / "rows", schema, MEMORY, order="row", num_rows=num_rows)
-            for batch in by_session.rows():
+            for batch in built.rows():
                 spill.add(batch.cast(schema))
         counts, times = self._write_splits(folder, spill, splitter, schema)
         if not num_rows and not self._scoring:
@@ -136,6 +139,7 @@ class Importer:
             train=counts["train"],
             test=counts["test"],
             positives=counts["positives"],
+            train_positives=counts["train_positives"],
             scoring=self._scoring,
             without_candidates=converter.without_candidates,
             dropped=dict(+converter.dropped),
@@ -166,7 +170,7 @@ class Importer:
             Counts of rows, positives and ids of each feature; first and last time of each split.
         """
         times: dict[str, tuple[int, int]] = {}
-        counts = {"train": 0, "test": 0, "positives": 0}
+        counts = {"train": 0, "test": 0, "positives": 0, "train_positives": 0}
         ids = dict.fromkeys(self._id_features, 0)
         with ExitStack() as files:
             train = files.enter_context(self._writer(folder / "train", schema))
@@ -175,7 +179,9 @@ class Importer:
                 test = files.enter_context(self._writer(folder / "test", schema))
             for batch in spill.rows():
                 in_test = splitter.test_rows(batch)
-                counts["positives"] += int(pc.sum(batch[self._label]).as_py())
+                labels = batch[self._label].to_numpy()
+                counts["positives"] += int(labels.sum())
+                counts["train_positives"] += int(labels[~in_test].sum())
                 for name in ids:
                     ids[name] += len(batch[name].flatten())
                 for split, writer, chosen in (("train", train, ~in_test), ("test", test, in_test)):

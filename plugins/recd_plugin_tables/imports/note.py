@@ -18,7 +18,7 @@ class ImportNote:
     Attributes:
         rows: of the table.
         train, test: rows of the splits.
-        positives: rows of both with label 1.
+        positives, train_positives: rows with label 1, of both splits and of training.
         scoring: whether it is a table to score, of which every row stays.
         without_candidates: rows of the table that had no candidate to make a row of.
         dropped: rows that were left out for a value, by column.
@@ -33,6 +33,7 @@ class ImportNote:
     train: int
     test: int
     positives: int
+    train_positives: int
     scoring: bool
     without_candidates: int
     dropped: Mapping[str, int]

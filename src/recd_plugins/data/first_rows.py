@@ -53,7 +53,7 @@ def read_first_rows(registry: Registry) -> FirstRows:
     """
     for count in range(len(registry.wrappers), 0, -1):
         inner = replace(registry, wrappers=registry.wrappers[:count])
-        dataset = inner.wrap_dataset(_NoLookups())
+        dataset = inner.wrap_dataset(UnknownLookups())
         try:
             return FirstRows(_read(registry, dataset), dataset, registry.wrappers[count:])
         except _AskedTooEarly:
@@ -89,7 +89,7 @@ class _AskedTooEarly(SetupError):
     """A wrapper asks for what is known when the model is prepared."""
 
 
-class _NoLookups(Lookups):
+class UnknownLookups(Lookups):
     """The lookups of a model that nobody knows yet."""
 
     @property

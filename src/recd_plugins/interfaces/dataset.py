@@ -34,6 +34,7 @@ _GUARDED = (
     "scan",
     "keys",
     "texts",
+    "label_mean",
     "kinds",
     "storage",
     "to_score",
@@ -231,6 +232,13 @@ class Dataset(Plugin, ABC):
         """
         return None
 
+    def label_mean(self) -> float | None:
+        """Return the mean label of the training split, None if it is not known without reading it.
+
+        The built-in model starts at it: the bias of its last layer is the logit.
+        """
+        return None
+
     def session_keys(self) -> SessionKeys | None:
         """The columns of session and time that ``scan`` yields; None where it cannot scan."""
         return None
@@ -370,6 +378,10 @@ class DatasetWrapper(Dataset):
     def statistics(self) -> TableStatistics | None:
         """The inner dataset's."""
         return self.inner.statistics()
+
+    def label_mean(self) -> float | None:
+        """Return the inner dataset's; override it in a wrapper that adds rows."""
+        return self.inner.label_mean() if self.rows_together == 1 else None
 
     def session_keys(self) -> SessionKeys | None:
         """The inner dataset's."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugins.data.feature_steps import num_dense_inputs
+from recd_plugins.data.first_rows import UnknownLookups
 from recd_plugins.data.placement import plan_placement
 from recd_plugins.data.positive_counts import positive_counts
 from recd_plugins.errors import PluginError, RecdError, RegistryError
@@ -55,7 +56,11 @@ def build_model(registry: Registry, schema: FeatureSchema) -> nn.Module:
     num_dense = num_dense_inputs(registry, schema)
     placement = plan_placement(registry, schema)
     bag_order = [feature for feature in schema.sparse if feature not in placement.sequence]
-    return DLRM(registry.model, num_dense, placement, bag_order)
+    model = DLRM(registry.model, num_dense, placement, bag_order)
+    mean = registry.wrap_dataset(UnknownLookups()).label_mean()
+    if mean is not None and 0 < mean < 1:
+        model.start_at(mean)
+    return model
 
 
 def _built(registry: Registry, schema: FeatureSchema, entry: Entry[Model]) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -69,6 +70,10 @@ class DLRM(nn.Module):
             else None
         )
         self.top = _Top(spec, num_dense, placement, bag_order)
+
+    def start_at(self, mean: float) -> None:
+        """Set the last bias so that the first predictions are about ``mean``, in (0, 1)."""
+        nn.init.constant_(self.top.over_arch.model[-1].bias, math.log(mean / (1 - mean)))
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
         """The mean loss of the batch, and detached (loss, logits ``[B]``, labels ``[B]``)."""
