@@ -63,7 +63,7 @@ class Scorer:
             rows[name] = once if shared else every
         dense = torch.tensor(
             [[{**request, **each}[name] for name in self._dense] for each in candidates],
-            dtype=torch.float32,
+            dtype=torch.float64,
         )
         with torch.inference_mode(), self._lock:
             scores: list[float] = self._model(dense, values, lengths, rows).tolist()

@@ -163,7 +163,7 @@ def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
         {name: sparse_column(rows, name) for name in schema.sparse}, len(rows)
     ).to_dict()
     return (
-        dense_features(rows, schema.dense),
+        dense_features(rows, schema.dense).double(),
         {name: kjt[name].values() for name in schema.sparse},
         {name: kjt[name].lengths().long() for name in schema.sparse},
         {name: torch.arange(len(rows)) for name in schema.sparse},
@@ -176,7 +176,7 @@ def signature(schema: FeatureSchema) -> dict[str, Any]:
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
         "inputs": {
-            "dense": "float32 [B, dense]: the numbers of each row, in the order of dense",
+            "dense": "float64 [B, dense]: the numbers of each row, in the order of dense",
             "values": "by sparse feature: int64 [num_values], the raw ids of its stored rows",
             "lengths": "by sparse feature: int64 [num_stored], how many ids each of them has",
             "rows": "by sparse feature: int64 [B], the stored row of each row",
@@ -196,7 +196,8 @@ def _example(schema: FeatureSchema) -> tuple[Any, ...]:
         lengths[name] = torch.full((num_stored,), 2)
         values[name] = torch.arange(2 * num_stored) % 2
         rows[name] = torch.arange(batch_size)
-    return torch.zeros(batch_size, len(schema.dense)), values, lengths, rows
+    dense = torch.zeros(batch_size, len(schema.dense), dtype=torch.float64)
+    return dense, values, lengths, rows
 
 
 @contextmanager

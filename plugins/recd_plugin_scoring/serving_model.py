@@ -40,7 +40,7 @@ class ServingModel(nn.Module):
         """Probabilities, float32 ``[B]``.
 
         Args:
-            dense: numbers of each row, float32 ``[B, num_dense]``, in the order of the schema.
+            dense: numbers of each row, float64 ``[B, num_dense]``, in the order of the schema.
             values: by sparse feature, raw ids of its stored rows, int64 ``[num_values]``.
             lengths: of those rows, int64 ``[num_stored]``.
             rows: the stored row of each row, int64 ``[B]``; 0 to B - 1 where none is shared.
@@ -51,8 +51,9 @@ class ServingModel(nn.Module):
             for step in self.steps.get(name, ()):
                 ids, offsets = step.transform(ids, offsets)
             features[name] = StoredRows(ids, offsets.diff(), rows[name])
+        dense = self._dense(dense).float()
         batch = ModelInput(
-            dense_features=self._dense(dense),
+            dense_features=dense,
             sparse_features=features,
             labels=dense.new_zeros(dense.shape[0]),
             replicated_features=features,

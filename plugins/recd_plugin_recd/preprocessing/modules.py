@@ -56,7 +56,7 @@ class Bucketize(nn.Module):
     """TorchArrow's ``functional.bucketize``: how many borders are below each value.
 
     Ids are compared as integers, whatever the borders: an id is at most 2.5 where it is at most 2.
-    Numbers are compared with the borders as float32.
+    Numbers are compared with the borders in the dtype of the numbers.
     """
 
     id_borders: Tensor
@@ -66,11 +66,13 @@ class Bucketize(nn.Module):
         super().__init__()
         whole = [_within_int64(border) for border in borders]
         self.register_buffer("id_borders", torch.tensor(whole))
-        numbers = torch.tensor([float(border) for border in borders], dtype=torch.float32)
+        numbers = torch.tensor([float(border) for border in borders], dtype=torch.float64)
         self.register_buffer("number_borders", numbers)
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        borders = self.number_borders if values.is_floating_point() else self.id_borders
+        borders = self.id_borders
+        if values.is_floating_point():
+            borders = self.number_borders.to(values.dtype)
         if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
             return kernels.count_below(values, borders), offsets
         return torch.bucketize(values, borders).to(values.dtype), offsets

@@ -55,7 +55,7 @@ def test_scores_of_programs_are_those_of_models(name: str, tmp_path: Path) -> No
         histories = [feature for feature in schema.sparse if feature != "item"]
         ids = {feature: torch.randint(50, (sum(lengths),)) for feature in histories}
         inputs = (
-            torch.randn(len(rows), len(schema.dense)),
+            torch.randn(len(rows), len(schema.dense), dtype=torch.float64),
             {"item": torch.randint(50, (len(rows),)), **ids},
             {"item": torch.ones(len(rows), dtype=torch.int64)}
             | dict.fromkeys(histories, torch.tensor(lengths)),

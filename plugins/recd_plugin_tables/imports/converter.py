@@ -19,7 +19,7 @@ from recd_plugin_tables.values.cells import Cells, nulls
 from recd_plugin_tables.values.hashing import mixed
 from recd_plugin_tables.values.ids import id_lists, ids_of, missing_id
 from recd_plugin_tables.values.labels import labels_of
-from recd_plugin_tables.values.numbers import number_rows, numbers_of
+from recd_plugin_tables.values.numbers import number_rows, number_type, numbers_of
 from recd_plugin_tables.values.texts import Texts
 from recd_plugin_tables.values.times import microseconds
 from recd_plugins.api import DataError, Rows
@@ -123,7 +123,7 @@ class Converter:
     def _fields(self, use: Use) -> list[tuple[str, pa.DataType]]:
         if use.options.feature in ("id", "ids"):
             return [(use.name, _LISTS)]
-        return [(name, pa.float32()) for name in self._names(use)]
+        return [(name, number_type(use.leaf.type)) for name in self._names(use)]
 
     def _names(self, use: Use) -> list[str]:
         return number_names(use.name, use.options, self._widths)
@@ -150,9 +150,9 @@ class Converter:
             kept = finite(cells, numbers, options, self._on_nan, scoring=self._scoring)
             dropped, num_nulls = kept.dropped, kept.num_filled
             values = kept.values if kept.values.ndim == 2 else kept.values[:, np.newaxis]
-            columns = values.astype(np.float32)
             for index, name in enumerate(self._names(use)):
-                arrays[name] = exploded.spread_array(pa.array(columns[:, index]), use.leaf)
+                column = pa.array(values[:, index]).cast(number_type(use.leaf.type), safe=False)
+                arrays[name] = exploded.spread_array(column, use.leaf)
         self.filled[use.leaf.name] += num_nulls
         drop(use, dropped)
 

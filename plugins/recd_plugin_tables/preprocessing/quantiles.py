@@ -34,10 +34,10 @@ class Quantiles(FittedPreprocessing):
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
         import torch
 
-        kept, num_kept, step, seen = [torch.empty(0)], 0, 1, 0
+        kept, num_kept, step, seen = [torch.empty(0, dtype=torch.float64)], 0, 1, 0
         for values, _ in rows:
             # Every step-th number of all, wherever batches begin.
-            kept.append(values[-seen % step :: step].float())
+            kept.append(values[-seen % step :: step].double())
             seen += values.numel()
             num_kept += kept[-1].numel()
             while num_kept > _MOST:
@@ -51,5 +51,5 @@ class Quantiles(FittedPreprocessing):
         import torch
 
         borders = self.state["borders"].to(values.device)
-        buckets = torch.searchsorted(borders, values.float().contiguous(), right=True)
+        buckets = torch.searchsorted(borders, values.double().contiguous(), right=True)
         return (buckets / (self.options.buckets - 1)).to(values.dtype), offsets

@@ -24,6 +24,7 @@ class Standardise(FittedPreprocessing):
 
         # Chan, Golub and LeVeque's sum of squares, which large means do not cancel.
         count, mean, squares = 0, 0.0, 0.0
+        least, largest = math.inf, -math.inf
         for values, _ in rows:
             if not values.numel():
                 continue
@@ -33,9 +34,11 @@ class Standardise(FittedPreprocessing):
             squares += (part_mean - mean) ** 2 * count * num / (count + num)
             mean += (part_mean - mean) * num / (count + num)
             count += num
+            least, largest = min(least, float(part.min())), max(largest, float(part.max()))
         deviation = math.sqrt(squares / count) if count else 0.0
         # A number that never changes becomes 0, whatever rounding left of its deviation.
-        constant = deviation <= 1e-7 * abs(mean)
+        constant = least >= largest
+        mean = least if count and constant else mean
         self._state = {
             "mean": torch.tensor([mean], dtype=torch.float64),
             "deviation": torch.tensor([1.0 if constant else deviation], dtype=torch.float64),

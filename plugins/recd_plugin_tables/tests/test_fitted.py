@@ -24,7 +24,7 @@ def made(cls, **options):
 
 
 def batches(values, size=7):
-    for part in torch.tensor(values).split(size):
+    for part in torch.as_tensor(values).split(size):
         yield part, torch.arange(len(part) + 1)
 
 
@@ -118,6 +118,26 @@ def test_features_without_an_id_in_common_are_told(capsys, ids, apart):
         plugin.fit(feature, iter([(values, torch.tensor([0, len(given)]))]))
     said = "no id of history is one of the features before it" in capsys.readouterr().err
     assert said == apart
+
+
+@pytest.mark.parametrize("offset", [1e8, -1e8, 1e12, 2.0**52])
+@pytest.mark.parametrize("kind", [Standardise, Quantiles])
+def test_numbers_far_from_0_are_transformed_before_they_are_rounded(kind, offset):
+    values = torch.arange(40, dtype=torch.float64).repeat(5)
+    options = {"buckets": 40} if kind is Quantiles else {}
+    near, far = (fitted(made(kind, **options), given) for given in (values, values + offset))
+    expected = apply(near, values).float()
+    assert len(expected.unique()) == 40
+    found = apply(far, values + offset).float()
+    assert len(found.unique()) == 40
+    rounding = max(1e-6, abs(offset) * 2**-52)  # of the mean
+    torch.testing.assert_close(found, expected, rtol=0, atol=rounding)
+
+
+def test_a_number_that_never_changes_becomes_0():
+    for number in (0.1, 1e8 + 0.3, -5.0):
+        values = torch.full((1000,), number, dtype=torch.float64)
+        assert not apply(fitted(made(Standardise), values), values).any()
 
 
 ONE_TABLE = """version: 1

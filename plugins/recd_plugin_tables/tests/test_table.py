@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from recd_plugin_tables.imports import make
 from recd_plugin_tables.sources import opening
 from recd_plugin_tables.table import Table
-from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
+from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table, write
 from recd_plugin_tables.tests.writers import ROWS, WRITERS
 from recd_plugin_tables.values.hashing import text_id
 from recd_plugins.api.tables import Location
@@ -53,6 +53,34 @@ def test_every_row_and_value_is_there(path):
     assert found["history"] == [[text_id(item) for item in items] for items in given["history"]]
     assert found["price"] == [price or 0 for price in given["price"]]
     assert found["clicked"] == given["clicked"]
+
+
+def test_the_mean_label_is_that_of_training(path):
+    data = table(path, split={"by": "row", "test": 0.3})
+    assert data.label_mean() is None  # nothing is imported yet
+    data.prepare()
+    labels = rows_of(data)["clicked"]
+    assert data.label_mean() == pytest.approx(sum(labels) / len(labels))
+    assert sum(labels) / len(labels) != sum(clicks()["clicked"].to_pylist()) / 60
+
+
+def test_numbers_that_float32_would_merge_stay_apart(tmp_path):
+    values = {
+        "cents": 100_000_000 + np.arange(60),
+        "far": 1e12 + np.arange(60.0),
+        "small": np.arange(60, dtype=np.float32),
+        "lists": [[1e9 + row, 0.5] for row in range(60)],
+    }
+    path = write(tmp_path / "t.parquet", {**values, "label": [0, 1] * 30})
+    uses = {"cents": "number", "far": "number", "small": "number", "lists": "numbers"}
+    found = by_row(table(path, columns={**uses, "label": "label"}))
+    assert found["cents"] == values["cents"].tolist()
+    assert found["far"] == values["far"].tolist()
+    assert found["lists_0"] == [first for first, _ in values["lists"]]
+    stored = table(path, columns={**uses, "label": "label"})
+    stored.prepare()
+    schema = next(iter(stored.scan())).data.schema
+    assert schema.field("small").type == pa.float32()
 
 
 def test_sessions_stand_together_in_the_order_of_time(path):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_tables.columns import ColumnOptions
 from recd_plugin_tables.kinds import is_span
-from recd_plugin_tables.leaves import list_parts
+from recd_plugin_tables.leaves import is_list, list_parts, plain
 from recd_plugin_tables.values.cells import Cells, as_numpy
 from recd_plugin_tables.values.times import microseconds, part
 
@@ -22,6 +22,15 @@ _FLOAT_BITS = {16: 11, 32: 24, 64: 53}
 def largest_whole(kind: pa.DataType) -> int:
     """Return the largest whole number below which a float of this type tells all apart."""
     return int(2 ** _FLOAT_BITS[kind.bit_width] - 1)
+
+
+def number_type(kind: pa.DataType) -> pa.DataType:
+    """Return float32 if it holds every value of a type, or of lists of it; else float64."""
+    kind = plain(kind)
+    if is_list(kind):
+        return number_type(kind.value_type)
+    small = (pa.float32(), pa.float16(), pa.int16(), pa.uint16(), pa.int8(), pa.uint8(), pa.bool_())
+    return pa.float32() if kind in small else pa.float64()
 
 
 def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
@@ -40,7 +49,7 @@ def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     if pt.is_decimal(kind):
         # By their text, as Arrow's own cast rounds twice: 0.70 would be less than 0.7.
         values = values.cast(pa.string())
-    # Integers beyond 2^53 are rounded, as they are once more to float32.
+    # Integers beyond 2^53 are rounded.
     return as_numpy(values.cast(pa.float64(), safe=False), np.nan)
 
 

@@ -95,7 +95,9 @@ def apply_step(
             "values and offsets"
         )
     new_values, new_offsets = result
-    if new_values.dtype != values.dtype or new_values.dim() != 1 or _elsewhere(new_values, values):
+    numbers = (torch.float32, torch.float64)
+    dtypes = numbers if values.dtype in numbers else (values.dtype,)
+    if new_values.dtype not in dtypes or new_values.dim() != 1 or _elsewhere(new_values, values):
         what = "ids" if values.dtype == torch.int64 else "numbers"
         raise PluginError(
             f"{step.title}: transform {of} returned values as {_form(new_values)}; expected "

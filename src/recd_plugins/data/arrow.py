@@ -102,17 +102,21 @@ def broken_list(rows: Rows, name: str) -> DataError:
 
 
 def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
-    """Columns of numbers as float32 ``[B, len(names)]``.
+    """Return columns of numbers as ``[B, len(names)]``.
+
+    float32, or float64 if float32 cannot hold every value of a column's type: preprocessing may
+    bring numbers close to one another before they are rounded.
 
     Raises:
         DataError: a column is missing or not of numbers, or has a null.
     """
     import torch
 
-    features = np.empty((len(rows), len(names)), np.float32)
-    with np.errstate(over="ignore"):  # infinite then, which is refused where batches are made
-        for index, name in enumerate(names):
-            features[:, index] = _numbers(rows, name)
+    columns = [_numbers(rows, name) for name in names]
+    dtype = np.result_type(np.float32, *(each.dtype for each in columns))
+    features = np.empty((len(rows), len(names)), dtype)
+    for index, column in enumerate(columns):
+        features[:, index] = column
     return torch.from_numpy(features)
 
 

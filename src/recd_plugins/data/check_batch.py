@@ -45,7 +45,8 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
             f"{converter.title}: convert returned {type(batch).__name__}, "
             "which is no recd_plugins.values.batch.Batch"
         )
-    _check(converter, "dense_features", batch.dense_features, (num_rows, len(schema.dense)))
+    shape = num_rows, len(schema.dense)
+    _check(converter, "dense_features", batch.dense_features, shape, torch.float64)
     _check(converter, "labels", batch.labels, (num_rows,))
     features: list[str] = []
     plain = () if batch.kjt is None else (batch.kjt,)
@@ -85,11 +86,14 @@ def _check_lengths(
         )
 
 
-def _check(converter: Converter, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+def _check(
+    converter: Converter, name: str, tensor: Tensor, shape: tuple[int, ...], *wider: torch.dtype
+) -> None:
+    dtypes = (torch.float32, *wider)
+    if tuple(tensor.shape) != shape or tensor.dtype not in dtypes:
         raise PluginError(
             f"{converter.title} returned {name} as {tensor.dtype} {list(tensor.shape)}; expected "
-            f"torch.float32 {list(shape)}"
+            f"{' or '.join(map(str, dtypes))} {list(shape)}"
         )
     if tensor.requires_grad:
         raise PluginError(f"{converter.title} returned {name} that require a gradient: detach them")

@@ -31,7 +31,7 @@ def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
     Raises:
         DataError: says file, row, column and value.
     """
-    dense = batch.dense_features
+    dense = batch.dense_features.float()
     if not all_finite(dense):
         row, column = (~dense.isfinite()).nonzero()[0].tolist()
         name = schema.dense[column]

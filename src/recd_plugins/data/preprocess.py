@@ -165,11 +165,11 @@ class Preprocess:
 
     def _transform_dense(self, dense: Tensor, rows: Rows | None) -> Tensor:
         if self._steps.keys().isdisjoint(self._dense):
-            return dense
+            return dense.float()
         parts, first = [], 0
         for features, steps in self._runs(self._dense):
             part = dense[:, first : first + len(features)]
-            parts.append(_transform_columns(steps, features, part, rows) if steps else part)
+            parts.append(_transform_columns(steps, features, part, rows) if steps else part.float())
             first += len(features)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -177,7 +177,10 @@ class Preprocess:
 def _transform_columns(
     steps: Sequence[Preprocessing], features: Sequence[str], columns: Tensor, rows: Rows | None
 ) -> Tensor:
-    """Steps over dense features, each a jagged feature with one number in each row."""
+    """Apply steps to dense features, each a jagged feature with one number in each row.
+
+    Steps compute in the dtype of ``columns``; what they make is rounded to float32.
+    """
     num_rows, num_features = columns.shape
     width = 1
     values = columns.t().flatten()
@@ -192,6 +195,7 @@ def _transform_columns(
                 f"other lengths than {width}; its width is {step.width}: a number becomes so many"
             )
         stages.append(values)
+    values = stages[-1] = values.float()
     if not all_finite(values):
         shape = (num_features, num_rows, -1)
         raise _not_finite(steps, features, [each.view(shape) for each in stages], rows)

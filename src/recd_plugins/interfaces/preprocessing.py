@@ -24,7 +24,8 @@ class Preprocessing(Plugin, ABC):
         scope: ``"id"`` where each value becomes one value that depends on nothing else, so that
             rows which share values can go on sharing them; ``"row"`` for all other transforms.
         takes: the features it is for: ``"ids"`` are sparse features, int64; ``"numbers"`` are
-            dense ones, float32, one in each row. An instance may take less than its class.
+            dense ones, float32 or float64, one in each row. An instance may take less than its
+            class.
         width: how many numbers one number of a dense feature becomes.
         fit_rows: how many first rows of the training split ``fit`` is shown; None: all.
         fits_together: whether one instance is fitted to all features of an entry, and transforms
@@ -94,12 +95,13 @@ class Preprocessing(Plugin, ABC):
         """One feature in jagged form to the same number of rows in jagged form.
 
         Args:
-            values: ids of all rows, int64 ``[num_values]``, or numbers, float32.
+            values: ids of all rows, int64 ``[num_values]``, or numbers, float32 or, if the stored
+                type has more digits, float64.
             offsets: where rows start and end in ``values``, integer ``[num_rows + 1]``, from 0.
 
         Returns:
-            New values of the same dtype, and new offsets. ``values`` and ``offsets`` themselves
-            are left as they are.
+            New values of the same dtype (of numbers float32 or float64), and new offsets.
+            ``values`` and ``offsets`` themselves are left as they are.
         """
 
     def original_values(self) -> Sequence[Any] | None:

@@ -18,7 +18,7 @@ class Batch(Pipelineable):
     """One batch of B rows. Every sparse feature stands in it once.
 
     Attributes:
-        dense_features: float32 ``[B, num_dense]``.
+        dense_features: ``[B, num_dense]``, float32; before preprocessing maybe float64.
         labels: float32 ``[B]``.
         kjt: the features that are not deduplicated, or None where all are.
         ikjts: deduplicated features, one entry a group that shares its inverse lookup.

@@ -110,6 +110,16 @@ class PreprocessingContract(PluginContract):
         results = _apply(plugin, [[0.5], [1.0], [2.0]])
         assert [len(result) for result in results] == [plugin.width] * 3
 
+    def test_takes_numbers_of_64_bits(self, plugin: Preprocessing) -> None:
+        """Columns of float64 and of large integers are rounded to float32 after all steps."""
+        if "numbers" not in plugin.takes:
+            return
+        if _has_fit(plugin):
+            plugin = _fit(type(plugin)(plugin.options), self._rows_of("numbers"))
+        values, offsets = _jagged([[0.5], [1.0], [2.0]])
+        result, _ = plugin.transform(values.double(), offsets)
+        assert result.dtype in (torch.float32, torch.float64), "numbers stay numbers"
+
     def test_gives_the_same_twice(self, plugin: Preprocessing, rows: Rows) -> None:
         assert _apply(plugin, rows) == _apply(plugin, rows)
 
