@@ -7,16 +7,21 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.table import Table as RichTable
 
 from recd_plugins.byte_sizes import bytes_text
+from recd_plugins.data.arrow import dense_features
 from recd_plugins.data.feature_steps import feature_steps
+from recd_plugins.data.training_rows import training_rows
 from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.prepared import Registry
 from recd_plugins.training.evaluation import splits_of
+from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.words import shortened
 
 
@@ -108,6 +113,15 @@ class DryRun:
         return table
 
 
+#: Rows in which distinct values are counted, and the share of them that float32 has to keep.
+_ROWS_ROUNDED, _MERGED = 65_536, 0.9
+
+
+#: Ids a row that deduplication has to save of a feature to pay on one rank: of one that a pooling
+#: entry names, which is pooled once for equal rows, and of another.
+_SAVED_IF_POOLED, _SAVED = 2.0, 6.0
+
+
 def unused_line(registry: Registry) -> str:
     """Which columns feed no model, in a line; empty where all do, or nobody knows."""
     left_out = registry.dataset.left_out()
@@ -115,6 +129,47 @@ def unused_line(registry: Registry) -> str:
         return ""
     named = shortened([f"{name} ({why})" for name, why in left_out.items()])
     return f"columns that feed nothing: {named}"
+
+
+def rounded_line(registry: Registry) -> str:
+    """Name dense columns without preprocessing whose values float32 merges; empty if none."""
+    schema = registry.dataset.schema()
+    plain = [name for name in schema.dense if not feature_steps(registry, schema).get(name)]
+    seen: dict[str, list[NDArray[np.float64]]] = {}
+    for rows in training_rows(registry, _ROWS_ROUNDED) if plain else ():
+        for name in plain:
+            numbers = dense_features(rows, (name,))
+            if numbers.dtype == torch.float64:
+                seen.setdefault(name, []).append(numbers[:, 0].numpy())
+        if not seen:
+            break
+    merged = []
+    for name, parts in seen.items():
+        values = np.unique(np.concatenate(parts))
+        kept = len(np.unique(values.astype(np.float32)))
+        if kept < _MERGED * len(values):
+            merged.append(f"{name} ({kept:,} of {len(values):,} values are left)")
+    if not merged:
+        return ""
+    return (
+        f"float32 merges values of {shortened(merged)}: give such a column preprocessing that "
+        "centres it, such as tables.standardise"
+    )
+
+
+def converter_line(registry: Registry, profile: DataProfile, ranks: int) -> str:
+    """Advise against deduplication that saves too few ids on one rank; empty if it pays."""
+    factors = registry.converter.dedupe_factors()
+    if ranks > 1 or not factors:
+        return ""
+    pooled = registry.claim("pooling", registry.dataset.schema().sparse)
+    saved = {name: profile.of(name).length * (1 - 1 / of) for name, of in factors.items()}
+    if any(ids >= (_SAVED_IF_POOLED if name in pooled else _SAVED) for name, ids in saved.items()):
+        return ""
+    return (
+        f"{registry.converter.name} saves at most {max(saved.values()):.1f} ids of a feature and "
+        "row here: on one rank, `converter: {use: recd.kjt}` is faster"
+    )
 
 
 def rest_line(registry: Registry, steps: int, rows_of_step: int) -> str:

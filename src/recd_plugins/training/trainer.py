@@ -28,7 +28,7 @@ from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.dense_gradients import EveryGradient
-from recd_plugins.training.dry_run import rest_line, unused_line
+from recd_plugins.training.dry_run import converter_line, rest_line, rounded_line, unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.first_choice import resume_choice
@@ -196,7 +196,13 @@ class _Run:
         if self._own and self._rank == 0:
             rest = rest_line(self._registry, len(self._loader), self._step_samples)
             chosen = self._parts.prepared.chosen
-            for line in filter(None, (unused_line(self._registry), rest, chosen)):
+            converter, setting = "", self._parts.setting
+            if setting is not None:
+                profile = setting.data.profile()
+                converter = converter_line(self._registry, profile, self._world_size)
+            unused, rounded = unused_line(self._registry), rounded_line(self._registry)
+            lines = unused, rounded, converter, rest, chosen
+            for line in filter(None, lines):
                 self._say(str(line))
             self._say(str(describe_tables(self._parts.dmp)))
         if self._first_step:
