@@ -510,6 +510,35 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.M
     assert (products[:, 1:] != products[:, :1]).all()
 
 
+@pytest.mark.parametrize(
+    ("length", "same", "options", "converter"),
+    [
+        (0, True, [], "recd.kjt"),  # ids alone, however often they repeat
+        (3, True, [], "recd.kjt"),
+        (12, True, [], "recd.ikjt"),
+        (12, False, [], "recd.kjt"),
+        (12, False, ["--implicit"], "recd.ikjt"),  # a row and its negatives share the list
+    ],
+)
+def test_equal_rows_are_stored_once_where_that_is_faster(
+    tmp_path: Path, length: int, same: bool, options: list[str], converter: str
+) -> None:
+    draw = np.random.default_rng(3)
+    of = draw.integers(0, 500, (ROWS, length))
+    lists = of[SESSIONS if same else slice(None)].tolist()
+    columns = {
+        "user_id": SESSIONS,
+        "item_id": draw.integers(0, 9, ROWS),
+        **({"seen": lists} if length else {}),
+        **({} if options else {"click": draw.integers(0, 2, ROWS)}),
+    }
+    path = write(tmp_path / "t.parquet", columns)
+    result = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml"), *options])
+    assert result.exit_code == 0, result.output
+    written = YAML(typ="safe").load(tmp_path / "my.yaml")
+    assert written["converter"]["use"] == converter
+
+
 SESSIONS = np.repeat(np.arange(80), 5)
 SECONDS = 1_700_000_000 + 10_000 * SESSIONS + 60 * (np.arange(ROWS) % 5)
 
