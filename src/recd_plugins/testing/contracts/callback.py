@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
@@ -67,7 +68,7 @@ class CallbackContract(PluginContract):
     @pytest.fixture
     def process_group(self) -> Iterator[None]:
         """A process group of one rank: callbacks may make collective calls."""
-        dist.init_process_group(backend_of_tests(1), store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend_of_tests(1), store=HashStore(), rank=0, world_size=1)
         yield
         dist.destroy_process_group()
 
