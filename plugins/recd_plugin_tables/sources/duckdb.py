@@ -56,9 +56,10 @@ class DuckDbSource(BatchSource):
 
     def _damaged(self, error: Exception) -> Exception:
         if isinstance(error, self._duckdb.PermissionException):
+            what = str(error).partition("\n")[0]  # its place in the query follows
             return DataError(
                 f"{self.location}: the query or view reads other files, which is not allowed "
-                f"({error}); copy their rows into a table of this file (CREATE TABLE ... AS "
+                f"({what}); copy their rows into a table of this file (CREATE TABLE ... AS "
                 "SELECT ...), or write the result as Parquet"
             )
         return super()._damaged(error)
