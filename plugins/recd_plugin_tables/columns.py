@@ -180,7 +180,7 @@ RULES = ("error", "drop", "empty")
 
 
 def unescaped(separator: Any) -> Any:
-    r"""Return the character that a separator names where it was written as \\t or \\x01.
+    r"""Return the character that a separator names where it was written as \t or \x01.
 
     Shells and YAML's single quotes keep the backslash.
     """

@@ -86,7 +86,7 @@ class ArrowFormat(FileFormat):
 def _whole_stream(
     file: Location, source: pa.NativeFile, reader: ipc.RecordBatchStreamReader
 ) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream, which must end with its end mark: Arrow takes any end for one."""
+    """Yield the batches of a stream. A missing end mark is an error here, but not for Arrow."""
     end, num_rows = source.tell(), 0
     for batch in reader:
         end, num_rows = source.tell(), num_rows + batch.num_rows

@@ -267,7 +267,7 @@ class JsonLinesFormat(FileFormat):
 
 
 class _Extended(io.RawIOBase):
-    """The bytes of a stream, and then some more."""
+    """A readable file: the bytes of a stream, followed by ``more``."""
 
     def __init__(self, source: pa.NativeFile, more: bytes) -> None:
         self._source, self._more = source, more
@@ -350,7 +350,7 @@ def _any(texts: pa.Array, pattern: str) -> bool:
 
 
 def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch in which no text is empty."""
+    """Return the batch with nulls in place of empty texts."""
     return pa.RecordBatch.from_arrays(
         [_without_gaps(column) for column in batch.columns], batch.schema.names
     )

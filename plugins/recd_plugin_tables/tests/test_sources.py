@@ -265,7 +265,7 @@ def test_a_duckdb_query_or_view_reads_no_other_file(rows, tmp_path):
         with pytest.raises(DataError, match=r"query or view reads other files, .*as Parquet"):
             read(path, **options)
         with pytest.raises(DataError, match=r"query or view reads other files, .*as Parquet"):
-            _ = open_source(path, options=SourceOptions(**options)).num_rows
+            _ = open_source(path, options=SourceOptions.model_validate(options)).num_rows
     assert read(path, table="t") == ROWS
 
 
