@@ -67,6 +67,14 @@ def test_of_small_batches_it_is_the_mean_of_some(make_registry, converter) -> No
     assert measure_profile(tiny).source == "the first 128 rows"
 
 
+def test_of_many_columns_fewer_batches_are_looked_at(
+    make_registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recd_plugins.planning.profile._MOST_COLUMNS", 1)
+    registry = make_registry(converter=CONVERTERS[0], training={"batch_size": 2})
+    assert measure_profile(registry).source == "the first 16 rows"
+
+
 def test_preprocessing_changes_lengths(make_registry) -> None:
     plain = measure_profile(make_registry()).features
     short = measure_profile(
