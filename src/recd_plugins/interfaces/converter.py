@@ -17,6 +17,8 @@ class Converter(Plugin, ABC):
     """Turns Arrow columns into jagged tensors: the form of a feature changes, never a value."""
 
     kind: ClassVar[str] = "converter"
+    #: Name of a converter that keeps every row, to advise where deduplication does not pay.
+    plain: ClassVar[str] = ""
     #: Whether ``fit`` was called; who calls it sets it.
     is_fitted: bool = False
 

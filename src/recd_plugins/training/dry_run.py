@@ -153,14 +153,15 @@ def rounded_line(registry: Registry) -> str:
         return ""
     return (
         f"float32 merges values of {shortened(merged)}: give such a column preprocessing that "
-        "centres it, such as tables.standardise"
+        "centres it"
     )
 
 
 def converter_line(registry: Registry, profile: DataProfile, ranks: int) -> str:
     """Advise against deduplication that saves too few ids on one rank; empty if it pays."""
     factors = registry.converter.dedupe_factors()
-    if ranks > 1 or not factors:
+    plain = registry.converter.plain
+    if ranks > 1 or not factors or not plain:
         return ""
     pooled = registry.claim("pooling", registry.dataset.schema().sparse)
     saved = {name: profile.of(name).length * (1 - 1 / of) for name, of in factors.items()}
@@ -168,7 +169,7 @@ def converter_line(registry: Registry, profile: DataProfile, ranks: int) -> str:
         return ""
     return (
         f"{registry.converter.name} saves at most {max(saved.values()):.1f} ids of a feature and "
-        "row here: on one rank, `converter: {use: recd.kjt}` is faster"
+        f"row here: on one rank, {plain} is faster"
     )
 
 
