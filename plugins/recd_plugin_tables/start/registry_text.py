@@ -182,7 +182,7 @@ def registry_text(
             else ""
         ),
         sample=whole,
-        columns="\n".join(_columns(guesses.columns)),
+        columns="\n".join(_columns(guesses.columns, guesses.item if guesses.implicit else None)),
         histories=_histories(items, guesses.the("time")) if items else "",
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
         split=_split(guesses, test, whole_sessions=items is not None),
@@ -236,7 +236,8 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
     return "\n".join(map(_printable, lines))
 
 
-def _columns(columns: Iterable[Guess]) -> Iterable[str]:
+def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
+    """Write a line for each column; rows without the item that a user chose say nothing."""
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}
@@ -247,7 +248,7 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
         ):
             options["texts"] = True
         if each.seen.nulls and not each.unused:
-            options |= _missing(each)
+            options |= {"missing": "drop"} if each is chosen else _missing(each)
         value = _flow(roles) if len(options) == 1 else _flow(options)
         line = f"{_INDENT}{_word(each.name)}: {value}"
         why = each.why

@@ -579,6 +579,16 @@ def test_clicks_of_sessions_without_users_are_ranked_by_what_came_before(
     assert hasattr(model, "user_vectors")
 
 
+def test_rows_without_an_item_are_left_out_of_a_log_of_positives(tmp_path: Path) -> None:
+    items = [None if row % 10 == 0 else row % 37 for row in range(ROWS)]
+    path = write(tmp_path / "t.parquet", {"session_id": SESSIONS, "item_id": items})
+    file = tmp_path / "my.yaml"
+    result = CliRunner().invoke(main, ["init", str(path), str(file), "--implicit"])
+    assert result.exit_code == 0, result.output
+    columns = YAML(typ="safe").load(file)["dataset"]["options"]["columns"]
+    assert columns["item_id"] == {"as": "id", "missing": "drop"}
+
+
 @pytest.mark.slow
 def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
