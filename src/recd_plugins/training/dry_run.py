@@ -134,7 +134,8 @@ def unused_line(registry: Registry) -> str:
 def rounded_line(registry: Registry) -> str:
     """Name dense columns without preprocessing whose values float32 merges; empty if none."""
     schema = registry.dataset.schema()
-    plain = [name for name in schema.dense if not feature_steps(registry, schema).get(name)]
+    steps = feature_steps(registry, schema)
+    plain = [name for name in schema.dense if not steps.get(name)]
     seen: dict[str, list[NDArray[np.float64]]] = {}
     for rows in training_rows(registry, _ROWS_ROUNDED) if plain else ():
         for name in plain:
