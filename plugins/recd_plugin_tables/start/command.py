@@ -188,8 +188,8 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     for each in columns:
         if each.suspicious:
             click.echo(
-                f"{each.name} is {each.suspicious}: if it is known only after the label, mark it "
-                "unused, or the figures will be too good"
+                f"{each.name} may leak the label ({each.suspicious}). Mark it unused if it is "
+                "known only after the label."
             )
     if guesses.survey.explode:
         click.echo(f"each element of {', '.join(guesses.survey.explode)} is a row")
@@ -212,7 +212,9 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     if ranked:
         click.echo(f"and recd rank {name}{ranked.rank_options}")
     elif guesses.implicit:
-        click.echo(
-            "recd rank cannot rank by this model: no column tells users or sessions apart; "
-            "--session COLUMN names one"
+        why = (
+            "no column tells users or sessions apart; --session COLUMN names one"
+            if guesses.item
+            else "no column is an id, so there is no item to rank"
         )
+        click.echo(f"recd rank cannot rank by this model: {why}")

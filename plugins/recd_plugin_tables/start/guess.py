@@ -274,7 +274,7 @@ def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) 
         ("unused", "", {}, False, False) if why_unused else _feature(seen)
     )
     if outcome and not why_unused:
-        why_unused = f"{outcome}; write {role} if it is known before the label"
+        why_unused = f"{outcome}; set `as: {role}` if it is known before the label"
     if why_unused:
         if keys:
             return Guess(seen, tuple(keys), " and ".join(keys))
@@ -301,8 +301,10 @@ def _with_dominant_value(found: Guess) -> Guess:
     named = named_so([seen], (*SESSION, *USER, *REQUEST), "session")
     if not seen.dominant_share or not (grouping or named):
         return found
-    share = f"{seen.most_frequent[:24]!r} has {seen.dominant_share:.0%} of the rows"
-    meaning = "which become one session" if grouping else "so it is no session"
+    share = f"{seen.most_frequent[:24]!r} is in {seen.dominant_share:.0%} of the rows"
+    meaning = (
+        "which are grouped as one session" if grouping else "so the column cannot identify sessions"
+    )
     return replace(found, why=f"{found.why}; {share}, {meaning}")
 
 
@@ -338,7 +340,7 @@ def _why_unused(seen: Seen) -> str:
 
 
 def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -> dict[str, str]:
-    """Return why columns are outcomes, which a model cannot know when it predicts, by name."""
+    """Return, for each outcome, why a model cannot know it when it predicts."""
     reasons = {
         seen.leaf.name: "an outcome, by its name" for seen in free if is_outcome(survey, seen)
     }
@@ -350,7 +352,7 @@ def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -
 
 
 def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[str, str]:
-    """Return why columns may be known only after the label, by name."""
+    """Return, for each suspicious column, why it may be known only after the label."""
     if label is None:
         return {}
     labels = label_of(survey, label.seen, label.options.get("positive_from", 1))

@@ -20,7 +20,8 @@ _LEAST_ROWS = 20
 # Columns of so few values are compared by the mean label of each value.
 _FEW_VALUES = 50
 _SUSPICIOUS_AUC = 0.99
-# Logarithm of the chance that rows with a value are all positive.
+# A column is suspicious if the log-probability that all its non-empty rows are positive by chance
+# is below this.
 _UNLIKELY = -14.0
 
 # What a user does with an item, as a flag.
@@ -70,7 +71,7 @@ _LATER_EVENT = re.compile(
 def is_outcome(survey: Survey, seen: Seen) -> bool:
     """Return whether a column is an outcome by its name.
 
-    A column with one value for each item or user describes that item or user: it is none.
+    A column that is constant per item or per user is an attribute, not an outcome.
     """
     name = words_of(seen.leaf.path[-1])
     if _holds_flags(seen):
@@ -143,7 +144,7 @@ def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> st
         return ""
     area = _auc(scores, positive)
     found = max(area, 1 - area)
-    return f"enough to tell the label (AUC {found:.3f})" if found > _SUSPICIOUS_AUC else ""
+    return f"its AUC alone is {found:.3f}" if found > _SUSPICIOUS_AUC else ""
 
 
 def _numbers(values: pa.Array) -> NDArray[np.float64]:

@@ -73,8 +73,7 @@ converter:
 """
 
 _KJT = """\
-# Rows repeat too little, or too short lists, for recd.ikjt, which stores equal rows once, to be
-# faster on one machine.
+# Too few equal rows, or lists too short: deduplication (recd.ikjt) would be slower on one machine.
 converter:
   use: recd.kjt
 """
@@ -108,8 +107,8 @@ model:
 """
 
 _SASREC = """\
-# The next item of a session by those before it: `recd rank` ranks all items. Other columns are not
-# used.
+# Predicts the next item of a session from the earlier ones. `recd rank` ranks all items. Other
+# columns are not used.
 model:
   use: ranking.sasrec
   options: {options}
@@ -256,7 +255,8 @@ def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
             why += f"; {each.seen.nulls / each.seen.rows:.1%} missing"
             why += ": they become the median" if _is_number(each) else ""
         if each.suspicious:
-            yield f"{_INDENT}# Is it known only after the label? It is {each.suspicious}."
+            yield f"{_INDENT}# May leak the label ({each.suspicious})."
+            yield f"{_INDENT}# Mark it unused if it is known only after the label."
         if _is_infinite(each):
             why += f"; {each.seen.infinite:,} infinite"
         comment = f"  # {_plain(why)}"
@@ -382,7 +382,7 @@ def _preprocessing(
     for size, names in by_rows.items():
         lines += _entry("tables.vocabulary", names, {"rows": size})
     for names in together:
-        lines.append("  # Most ids of the lists are values of the column: numbered alike.")
+        lines.append("  # Most ids of the lists occur in the column, so they share a vocabulary.")
         lines += _entry("tables.vocabulary", names, {"rows": rows[names[0]], "shared": True})
     tails = [name for each in numbers if each.long_tail for name in _dense_names(each)]
     if tails:

@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from recd_plugin_tables.start.guesses import Guesses
 
-#: Ids a row that have to be saved on one rank: of a history, which is pooled once for equal rows,
-#: and of another feature.
+#: Ids per row that deduplication must save to pay on one rank: first for a history (pooled once per
+#: unique row), then for other features.
 _SAVED_OF_HISTORY, _SAVED = 2.0, 6.0
 # Rows that are looked at.
 _ROWS = 20_000

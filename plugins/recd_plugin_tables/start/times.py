@@ -15,7 +15,10 @@ _IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
 def time_column(found: list[Seen]) -> str | None:
-    """Return the time of the rows: by its name, or the first column of times."""
+    """Return the name of the time column.
+
+    One with a matching name, else the first that holds times.
+    """
     hourly = [seen for seen in found if not seen.daily]
     return (
         named_so(hourly, TIME, "time", _is_time)

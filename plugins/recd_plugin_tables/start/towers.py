@@ -36,7 +36,7 @@ class Towers:
 
 
 def towers(guesses: Guesses) -> Towers | None:
-    """The sides of a log; None where it has no item, or nothing is of a user."""
+    """Return the sides of a log; None if it has no item, or neither a user id nor a history."""
     item, session = guesses.item, guesses.the("session")
     if not guesses.implicit or item is None:
         return None
@@ -55,7 +55,7 @@ def towers(guesses: Guesses) -> Towers | None:
     ]
     if user_id is not None:
         of_user = [user_id, *(each for each in of_user if each is not user_id)]
-    if not of_user:
+    if user_id is None and not any(each.history for each in of_user):
         return None
     places: dict[str, list[int]] = {"item": [], "user": []}
     numbers, place = [], 0

@@ -117,7 +117,7 @@ def test_an_id_with_a_dominant_value_is_no_session(
     path = write(tmp_path / "t.parquet", columns)
     found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
     assert found["device_id"].roles == ("id",)
-    assert f"{str(value)!r} has {unknown.mean():.0%} of the rows" in found["device_id"].why
+    assert f"{str(value)!r} is in {unknown.mean():.0%} of the rows" in found["device_id"].why
     assert roles(path, session="device_id")["device_id"] == "session, id"
     few = draw.integers(0, 7, 5000)
     numbered = np.where(draw.random(5000) < 0.03, 0, draw.integers(1, 500, 5000))
@@ -154,7 +154,7 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
     found = {e.name: e for e in guess(survey(open_source(path)), Wanted(label="is_click")).columns}
     assert [name for name in OUTCOMES if not found[name].unused] == []
     assert [name for name in FEATURES if found[name].unused] == []
-    kept = "an outcome, by its name; write id if it is known before the label"
+    kept = "an outcome, by its name; set `as: id` if it is known before the label"
     assert found["is_like"].why == kept
     assert roles(path, label="is_like")["is_click"] == "unused"
 
@@ -162,8 +162,8 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        (lambda y, noise: y + noise, "enough to tell the label (AUC 1.000)"),
-        (lambda y, noise: np.where(y, 4, noise * 3 // 1), "enough to tell the label (AUC 1.000)"),
+        (lambda y, noise: y + noise, "its AUC alone is 1.000"),
+        (lambda y, noise: np.where(y, 4, noise * 3 // 1), "its AUC alone is 1.000"),
         (lambda y, noise: y * (noise < 0.2), "missing or 0 in every row of label 0"),
         (lambda y, noise: y + 2 * noise, ""),
     ],
@@ -178,11 +178,10 @@ def test_a_feature_that_tells_the_label_is_told(tmp_path: Path, values: Any, why
     }
     path = write(tmp_path / "t.parquet", columns)
     done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
-    said = f"x is {why}: if it is known only after the label, mark it unused"
+    said = f"x may leak the label ({why}). Mark it unused if it is known only after the label."
     assert (said in done.output) is bool(why)
-    assert (
-        f"Is it known only after the label? It is {why}." in (tmp_path / "my.yaml").read_text()
-    ) is bool(why)
+    written = (tmp_path / "my.yaml").read_text()
+    assert (f"# May leak the label ({why})." in written) is bool(why)
 
 
 def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
@@ -508,6 +507,27 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.M
     ids, offsets = sparse_column(rows, "product")
     products = ids[offsets[:-1]].reshape(-1, 5)
     assert (products[:, 1:] != products[:, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ("item_id", "no column tells users or sessions apart; --session COLUMN names one"),
+        ("price", "no column is an id, so there is no item to rank"),
+    ],
+)
+def test_a_log_that_cannot_be_ranked_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, why: str
+) -> None:
+    pytest.importorskip("recd_plugin_ranking")
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(1)
+    values = draw.integers(0, 50, ROWS) if column == "item_id" else draw.random(ROWS)
+    write(Path("t.parquet"), {column: values, "ts": SECONDS})
+    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--implicit"])
+    assert result.exit_code == 0, result.output
+    assert f"recd rank cannot rank by this model: {why}" in result.output
+    load_registry(Path("my.yaml"))
 
 
 @pytest.mark.parametrize(
