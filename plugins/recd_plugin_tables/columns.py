@@ -58,8 +58,8 @@ class ColumnOptions(PluginOptions):
     )
     unit: Unit | None = Field(
         default=None,
-        description="Of a time that is stored as a number: s, ms, us or ns since 1970, or the "
-        "digits of a date, as YYYYMMDD of 20240501; null: seconds.",
+        description="Unit of a numeric time: s (default), ms, us or ns since 1970, or date digits "
+        "such as YYYYMMDD.",
     )
     by: Literal["hour", "weekday", "day"] | None = Field(
         default=None,
@@ -180,9 +180,9 @@ RULES = ("error", "drop", "empty")
 
 
 def unescaped(separator: Any) -> Any:
-    r"""Return the character that a separator names where it was written as \t or \x01.
+    r"""Decode a separator written as ``\t`` or ``\x01``.
 
-    Shells and YAML's single quotes keep the backslash.
+    Shells and YAML's single quotes keep the backslash. Other values are returned unchanged.
     """
     if isinstance(separator, str) and re.fullmatch(r"\\(t|x[0-9a-fA-F]{2})", separator):
         return codecs.decode(separator, "unicode_escape")

@@ -96,18 +96,22 @@ class ImportOptions(PluginOptions):
         for name, history in self.histories.items():
             where = f"histories.{name}"
             if not re.fullmatch(r"\w+", name) or name in taken:
-                raise ValueError(f"{where}: choose a name of letters that no column has")
+                raise ValueError(
+                    f"{where}: choose a name of letters, digits and _ that no column has"
+                )
             items = self.columns.get(history.of)
             if items is None or items.feature != "id":
-                raise ValueError(f"{where}: of names {history.of}, and no column of ids is so")
+                raise ValueError(
+                    f"{where}.of: {history.of!r} is not a column used as id; name one that is"
+                )
             if not self.implicit:
-                raise ValueError(f"{where} takes every earlier row; that needs implicit: true")
+                raise ValueError(f"{where} works only for logs without a label; set implicit: true")
             if not roles & {"session", "request"}:
-                raise ValueError(f"{where} needs a column that is session: whose rows they are")
+                raise ValueError(f"{where} needs a session or request column; mark one")
             if self.split is not None and self.split.by == "row":
                 raise ValueError(
-                    f"{where}: with split by: row, histories of training hold rows of the test; "
-                    "choose by: time or session"
+                    f"{where}: split by: row puts test rows into training histories; choose by: "
+                    "time or session"
                 )
         return self
 

@@ -19,7 +19,9 @@ class HistoryOptions(PluginOptions):
     """A feature that lists the ids of a column in earlier rows of the session."""
 
     of: str = Field(description="Column of the ids; columns uses it as id.")
-    last: PositiveInt = Field(default=50, description="Length of a history, the latest rows.")
+    last: PositiveInt = Field(
+        default=50, description="Maximum number of rows; the latest are kept."
+    )
     ties: Literal["apart", "stored"] = Field(
         default="apart",
         description="Rows of a session with equal times. apart: neither is in the history of the "

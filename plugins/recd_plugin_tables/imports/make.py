@@ -34,18 +34,18 @@ _CANDIDATE_ROWS = 2_048
 
 
 class Importer:
-    """Makes an import.
+    """Imports a table into the cache.
 
     Args:
         source: the table.
-        plan: which leaf of it is what.
-        label: name of the column of the label.
-        on_nan: what becomes of dense values that are no finite number.
+        plan: the use of each column.
+        label: name of the label column.
+        on_nan: rule for missing or infinite numbers.
         split: into training and test; None: all rows are for training.
-        clustered: session by session, else as they are stored.
-        widths: of features that are lists of numbers, where they are known.
-        scoring: every row is kept, and labels may be missing.
-        histories: to build, by name; ``of`` names a column.
+        clustered: whether to sort rows by session.
+        widths: known list lengths of features that are lists of numbers.
+        scoring: whether to keep every row, also without a label.
+        histories: options by feature name; ``of`` names a column.
     """
 
     def __init__(
@@ -167,7 +167,8 @@ class Importer:
         """Write both splits.
 
         Returns:
-            Counts of rows, positives and ids of each feature; first and last time of each split.
+            Row and positive counts by split, id counts by feature; the first and last time of each
+            split.
         """
         times: dict[str, tuple[int, int]] = {}
         counts = {"train": 0, "test": 0, "positives": 0, "train_positives": 0}
@@ -234,9 +235,8 @@ class Importer:
         for name in self._histories:
             if not counts[f"ids of {name}"]:
                 raise DataError(
-                    f"{where}: history {name} is empty in all of {note.rows:,} rows: no row of a "
-                    "session has an earlier time than another; set ties: stored of it to take "
-                    "rows in the order of the table, or leave it out"
+                    f"{where}: history {name} is empty in all of {note.rows:,} rows: no session "
+                    "has rows with different times. Set its option ties: stored, or remove it"
                 )
         label = self._plan.label
         given = label and (label.options.positive or label.options.positive_from is not None)

@@ -14,7 +14,7 @@ from recd_plugins.api import DataError
 from recd_plugins.api.tables import Location, int96_columns
 
 _FILE_MAGIC = b"ARROW1"
-#: What a writer puts behind the last batch of a stream; before Arrow 0.15 it was the second half.
+#: End-of-stream mark of Arrow IPC. Before Arrow 0.15 it was only the last four bytes.
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -95,10 +95,9 @@ def _whole_stream(
     rest = source.read(len(STREAM_END) + 1)
     if rest not in (STREAM_END, STREAM_END[4:]):
         longer = rest.startswith((STREAM_END, STREAM_END[4:]))
-        what = "other data follows it" if longer else "it was cut"
+        what = "has data after its end mark," if longer else "is truncated"
         raise DataError(
-            f"{file}: the Arrow stream ends after {num_rows:,} rows, but {what}, so rows would be "
-            "missing; write the file anew"
+            f"{file}: the Arrow stream {what} after {num_rows:,} rows; write the file again"
         )
 
 

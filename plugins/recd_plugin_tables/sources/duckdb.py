@@ -58,9 +58,8 @@ class DuckDbSource(BatchSource):
         if isinstance(error, self._duckdb.PermissionException):
             what = str(error).partition("\n")[0]  # its place in the query follows
             return DataError(
-                f"{self.location}: the query or view reads other files, which is not allowed "
-                f"({what}); copy their rows into a table of this file (CREATE TABLE ... AS "
-                "SELECT ...), or write the result as Parquet"
+                f"{self.location}: the query or view reads other files ({what}), which is not "
+                "allowed; copy them with CREATE TABLE ... AS SELECT, or export to Parquet"
             )
         return super()._damaged(error)
 

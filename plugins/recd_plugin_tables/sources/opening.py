@@ -58,7 +58,7 @@ def open_source(
 
 
 def has_local_files(location: str | Path, options: SourceOptions) -> bool:
-    """Return whether a location is local files that no library but Arrow reads.
+    """Return whether a location holds local files in a format that Arrow reads.
 
     Opens no file: only names are looked at.
 

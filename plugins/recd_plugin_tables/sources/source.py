@@ -85,12 +85,9 @@ class SourceOptions(PluginOptions):
             kinds = [statement.type.name for statement in duckdb.extract_statements(query)]
         except duckdb.Error as error:
             what = str(error).partition("\n")[0]
-            raise ValueError(f"is no SQL that DuckDB can parse: {what}") from error
+            raise ValueError(f"DuckDB cannot parse it: {what}") from error
         if kinds != ["SELECT"]:
-            raise ValueError(
-                f"holds the statements {', '.join(kinds) or 'none'}; write one SELECT, whose "
-                "result is the table"
-            )
+            raise ValueError(f"must be one SELECT, not {', '.join(kinds) or 'empty'}")
         return query
 
     @field_validator("types")

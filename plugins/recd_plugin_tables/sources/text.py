@@ -139,9 +139,8 @@ class CsvFormat(FileFormat):
             last = _with_nulls(last)
             if any(column[-1].as_py() not in (None, b"") for column in last.columns):
                 raise DataError(
-                    f"{file}: row {num_rows} (from 0) has a quote that is never closed, so the "
-                    "lines behind it would be its value; close it, or write the file anew if it "
-                    "was cut"
+                    f"{file}: row {num_rows} (from 0) has an unclosed quote; close it, or write "
+                    "the file again if it was truncated"
                 )
             if last.num_rows > 1:
                 yield last.slice(0, last.num_rows - 1)
@@ -231,8 +230,8 @@ class JsonLinesFormat(FileFormat):
         for row, line in enumerate(start.splitlines()):
             if (levels := _levels(line)) > _DEEPEST:
                 raise DataError(
-                    f"{file}: row {row} (from 0) has values nested {levels:,} levels deep, and "
-                    f"{_DEEPEST} is the most; write the table without them"
+                    f"{file}: row {row} (from 0) is nested {levels:,} levels deep; at most "
+                    f"{_DEEPEST} are supported; flatten it"
                 )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:

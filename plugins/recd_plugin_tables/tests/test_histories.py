@@ -100,10 +100,10 @@ def test_histories_that_would_all_be_empty_are_refused(tmp_path):
     ("changes", "said"),
     [
         ({"implicit": False}, "implicit: true"),
-        ({"histories": {"before": {"of": "user"}}}, "no column of ids"),
+        ({"histories": {"before": {"of": "user"}}}, "not a column used as id"),
         ({"histories": {"item": {"of": "item"}}}, "that no column has"),
-        ({"split": {"by": "row"}}, "rows of the test"),
-        ({"columns": {**USES, "user": "key"}}, "session"),
+        ({"split": {"by": "row"}}, "puts test rows into"),
+        ({"columns": {**USES, "user": "key"}}, "a session or request column"),
     ],
 )
 def test_options_that_would_leak_or_mean_nothing_are_refused(tmp_path, changes, said):

@@ -242,8 +242,11 @@ def test_a_commit_that_is_still_in_the_log_of_duckdb_counts(tmp_path):
         ("SET enable_external_access = true", "SET"),
         ("EXPORT DATABASE 'out'", "EXPORT"),
         ("CREATE TABLE x AS SELECT 1", "CREATE"),
-        ("-- nothing", "none"),
-        ("SELECT * FROM t); COPY (SELECT 1) TO 'out.csv'; SELECT * FROM (SELECT 1", "no SQL"),
+        ("-- nothing", "not empty"),
+        (
+            "SELECT * FROM t); COPY (SELECT 1) TO 'out.csv'; SELECT * FROM (SELECT 1",
+            "cannot parse it",
+        ),
     ],
 )
 def test_a_query_is_one_select(query, found):
@@ -262,9 +265,9 @@ def test_a_duckdb_query_or_view_reads_no_other_file(rows, tmp_path):
     with duckdb.connect(path) as database:
         database.execute(f"CREATE VIEW v AS SELECT * FROM {rows}")
     for options in ({"query": f"SELECT * FROM {rows}"}, {"table": "v"}):
-        with pytest.raises(DataError, match=r"query or view reads other files, .*as Parquet"):
+        with pytest.raises(DataError, match=r"query or view reads other files \(.*to Parquet"):
             read(path, **options)
-        with pytest.raises(DataError, match=r"query or view reads other files, .*as Parquet"):
+        with pytest.raises(DataError, match=r"query or view reads other files \(.*to Parquet"):
             _ = open_source(path, options=SourceOptions.model_validate(options)).num_rows
     assert read(path, table="t") == ROWS
 
@@ -345,11 +348,11 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "a quote that is never closed": (
         lambda p: written(p, "t.csv", lambda f: f.write_text('a,b\n0,x\n0,"y\n0,z\n')),
-        r"t.csv: row 1 \(from 0\) has a quote that is never closed",
+        r"t.csv: row 1 \(from 0\) has an unclosed quote",
     ),
     "a quote that is never closed, in one column": (
         lambda p: written(p, "t.csv", lambda f: f.write_text('a\nx\n"y\nz\n')),
-        r"t.csv: row 1 \(from 0\) has a quote that is never closed",
+        r"t.csv: row 1 \(from 0\) has an unclosed quote",
     ),
     "another separator": (
         lambda p: written(p, "t.csv", lambda f: f.write_text("a;b\n1;2\n")),
@@ -379,7 +382,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
             "t.jsonl",
             lambda f: f.write_text('{"a": "[{"}\n{"a": ' + "[" * 10**5 + "]" * 10**5 + "}\n"),
         ),
-        r"t.jsonl: row 1 \(from 0\) has values nested 100,001 levels deep, and 64 is the most",
+        r"t.jsonl: row 1 \(from 0\) is nested 100,001 levels deep; at most 64 are supported",
     ),
     "a column twice": (
         lambda p: written(
@@ -439,12 +442,10 @@ def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
         with pytest.raises(DataError, match=r"t.arrows: "):
             read(path)
     path.write_bytes(whole[: ends[4]])
-    with pytest.raises(
-        DataError, match=r"t.arrows: the Arrow stream ends after 48 rows, but it wa"
-    ):
+    with pytest.raises(DataError, match=r"t.arrows: the Arrow stream is truncated after 48 rows"):
         read(path)
     path.write_bytes(whole + whole)
-    with pytest.raises(DataError, match=r"ends after 72 rows, but other data follows it"):
+    with pytest.raises(DataError, match=r"data after its end mark, after 72 rows"):
         read(path)
 
 

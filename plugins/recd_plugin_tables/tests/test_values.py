@@ -182,7 +182,7 @@ def test_digits_of_a_date_are_a_time(given, unit, text):
     expected = microseconds(cells([text]), None).to_pylist()
     assert microseconds(cells([given, None]), unit).to_pylist() == [*expected, None]
     assert microseconds(cells([float(given), np.nan]), unit).to_pylist() == [*expected, None]
-    with pytest.raises(DataError, match=f"row 1: the value is .*no date in digits as {unit}"):
+    with pytest.raises(DataError, match=f"row 1: the value is .*not a date of the form {unit}"):
         microseconds(cells([given, given * 10]), unit)
 
 

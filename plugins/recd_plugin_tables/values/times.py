@@ -65,7 +65,7 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
         times = _of_digits(values, unit)
         wrong = nulls(times) & ~empty
         if wrong.any():
-            raise cells.wrong(int(wrong.argmax()), f"this is no date in digits as {unit}")
+            raise cells.wrong(int(wrong.argmax()), f"not a date of the form {unit}")
         return times
     per_second = _PER_SECOND[unit or "s"]
     if numbers is not None:
@@ -103,7 +103,7 @@ def possible_unit(numbers: NDArray[np.float64]) -> Unit | None:
 
 
 def is_plausible(least: float, largest: float, unit: Unit) -> bool:
-    """Return whether these numbers since 1970 are between 2000 and 2040, as dates of logs are."""
+    """Return whether Unix times in ``unit`` lie between 2000 and 2040."""
     first, last = (each * _PER_SECOND[unit] for each in _PLAUSIBLE)
     return bool(first <= least and largest < last)
 
