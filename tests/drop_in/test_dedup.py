@@ -39,7 +39,7 @@ def test_losses_are_those_of_stock_with_plain_batches(sessions: bool, sequence: 
     said = ranks[0][2]
     assert ranks[1][2] == "", "one rank says it"
     if sessions:
-        assert "batch.sparse: 4.0 ids for one that is stored, in f0, f1, f2" in said
+        assert "batch.sparse: 4.0 ids per stored id, in f0, f1, f2" in said
     else:
         assert "batch.sparse: left alone, as it has 1.0" in said
     assert (
@@ -95,7 +95,7 @@ def test_one_id_a_row_is_left_alone_without_a_network(
     )
     stored = Dedup(cases.Model()).batch([kjt])[0]
     assert (stored is kjt) == (ranks_here == "2")
-    assert ("it has 1.0 ids a row and feature" in caplog.text) == (ranks_here == "2")
+    assert ("it has 1.0 ids per row and feature" in caplog.text) == (ranks_here == "2")
 
 
 @pytest.mark.parametrize(

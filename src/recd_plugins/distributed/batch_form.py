@@ -243,11 +243,9 @@ def refuse_inverse_indices(
         return
     if variable or features.inverse_indices_or_none() is not None:
         raise ExactnessError(
-            "an EmbeddingCollection got a KeyedJaggedTensor with stride_per_key_per_rank or "
-            "inverse_indices, which loses its gradient or its inverse. Feed it a plain one, or "
-            "have recd_plugins.PooledSequences pool its sequences. In a model of recd run, feed it "
-            "batch.sequence_features, pool those unique rows, and repeat the results with "
-            "index_select(0, batch.inverse_lookup[feature])"
+            "an EmbeddingCollection got a deduplicated KeyedJaggedTensor and would lose its "
+            "gradient or inverse. Pass all rows, or use recd_plugins.PooledSequences. In a model "
+            "of recd run, pass batch.sequence_features"
         )
 
 

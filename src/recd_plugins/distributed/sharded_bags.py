@@ -222,9 +222,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # Coalescing looks for those of each feature.
             if variable and self._groups is None and features.inverse_indices_or_none() is None:
                 raise ExactnessError(
-                    f"{self.form.name}: the batch has stride_per_key_per_rank without "
-                    f"inverse_indices of features {shortened(features.keys())}, which say what its "
-                    "B rows are: give it both, or neither"
+                    f"{self.form.name}: the batch has stride_per_key_per_rank but no "
+                    f"inverse_indices for {shortened(features.keys())}; pass both, or neither"
                 )
             if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)

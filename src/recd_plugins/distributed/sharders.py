@@ -361,13 +361,14 @@ def _warn_of_unsharded(prepared: Prepared, types: Collection[type[nn.Module]]) -
         named = [table.name for table in module.tables if table.name in entries]
         if module.ours and named:
             logger.warning(
-                "entries name %s of %s, which stays unsharded: base has no sharder of %s",
+                "registry entries name tables %s, but %s stays unsharded; add a sharder of %s to "
+                "base",
                 *(shortened(named), path, kind.__name__),
             )
         if not module.ours and any(type(child) in types for child in module.shardable.modules()):
             logger.warning(
-                "%s is a %s, and base shards only the tables inside it, so each rank remaps or "
-                "weighs ids by itself: add the sharder of %s to base",
+                "base shards only the tables inside %s (%s), so each rank keeps its own id map or "
+                "weights; add a sharder of %s to base",
                 *(path, kind.__name__, kind.__name__),
             )
 

@@ -89,14 +89,14 @@ class Decision:
         for path, features in self.features.items():
             total = sum((self.counted[path][name] for name in sorted(features)), _NONE)
             names = shortened(sorted(features))
-            lines.append(f"{path}: {total.factor:.1f} ids for one that is stored, in {names}")
+            lines.append(f"{path}: {total.factor:.1f} ids per stored id, in {names}")
             rest = self.counted[path].keys() - features
             if rest:
                 lines.append(f"{path}: hardly any duplicates in {shortened(sorted(rest))}")
         lines += [f"{path}: left alone, as {why}" for path, why in self.left.items()]
         if not lines:
             return (
-                "deduplication of batches: none, as the first batch has no KeyedJaggedTensor in an "
+                "deduplication of batches: none; the first batch has no KeyedJaggedTensor in an "
                 "attribute or item"
             )
         return "deduplication of batches\n" + "\n".join(f"  {line}" for line in lines)
@@ -164,7 +164,7 @@ class Dedup:
         return {**vars(self), "_model": None}
 
     def _takes_plain(self) -> dict[str, str]:
-        """Return the features whose module has no use for unique rows, each with the reason."""
+        """Return features whose module cannot use unique rows, each with the reason."""
         modules = {} if self._model is None else dict(self._model.named_modules())
         if not any(isinstance(module, ShardedModule) for module in modules.values()):
             return {}  # what becomes of them is not known
@@ -249,7 +249,7 @@ class Dedup:
 
 
 class _Wrapper:
-    """An object whose attributes are those of the loader or iterator inside."""
+    """A proxy that forwards attributes to the wrapped loader or iterator."""
 
     def __init__(self, inner: Any, dedup: Dedup) -> None:
         self._inner = inner
@@ -374,7 +374,10 @@ def _on_one_machine() -> bool:
 
 
 def _pays(whole: Counted, ranks: int) -> bool:
-    """Whether unique rows are cheaper on processors that no network separates."""
+    """Return whether deduplication saves more CPU work than it costs.
+
+    For ranks that are all on one machine.
+    """
     cost = _IDS_PER_UNIQUE_ID * whole.stored + _IDS_PER_ROW * whole.rows + _IDS_PER_BATCH * ranks
     return whole.ids - cost > _MARGIN * whole.ids
 
@@ -385,7 +388,7 @@ def _may_pay(whole: Counted, ranks: int) -> bool:
 
 
 def _ids_a_row(whole: Counted) -> str:
-    return f"{whole.ids / whole.rows if whole.rows else 0:.1f} ids a row and feature"
+    return f"{whole.ids / whole.rows if whole.rows else 0:.1f} ids per row and feature"
 
 
 def _decide(
@@ -416,19 +419,15 @@ def _decide(
     left, chosen = dict(left), dict[str, frozenset[str]]()
     for path, features in total.items():
         whole = sum(features.values(), _NONE)
-        costs_more = (
-            "with all ranks on the processors of one machine, deduplication would cost more than "
-            "the lookups that it saves"
-        )
+        costs_more = "on CPUs of one machine, deduplication costs more than it saves"
         here = features.keys() <= looked_up
         if here and not _may_pay(whole, len(seen)):
             left[path] = f"it has {_ids_a_row(whole)}: {costs_more}"
         elif whole.factor < WORTHWHILE:
-            left[path] = f"it has {whole.factor:.2f} ids for one that would be stored"
+            left[path] = f"it has {whole.factor:.2f} ids per stored id"
         elif here and not _pays(whole, len(seen)):
             left[path] = (
-                f"it has {_ids_a_row(whole)}, {whole.factor:.1f} for one that would be stored: "
-                + costs_more
+                f"it has {_ids_a_row(whole)}, {whole.factor:.1f} ids per stored id: " + costs_more
             )
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)

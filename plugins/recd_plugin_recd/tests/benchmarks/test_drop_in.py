@@ -53,11 +53,9 @@ def test_losses_are_those_of_stock() -> None:
 def test_it_says_what_is_left_alone() -> None:
     notes = tiny("drop_in")["notes"]
     assert any(
-        note.startswith("golden: ") and "1.0 ids a row and feature" in note for note in notes
+        note.startswith("golden: ") and "1.0 ids per row and feature" in note for note in notes
     )
-    assert any(
-        note.startswith("dlrm_main: ") and "ids for one that is stored" in note for note in notes
-    )
+    assert any(note.startswith("dlrm_main: ") and "ids per stored id" in note for note in notes)
     assert any("batch.histories: left alone" in note for note in notes)
     assert any(
         note.startswith("nothing_to_dedup: ") and "left alone, as it has 1." in note
