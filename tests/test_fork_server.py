@@ -66,8 +66,8 @@ def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        ("exit 3", "ended with exit code 3; its error stands above"),
-        ("kill -KILL $$", "was killed by SIGKILL; where nobody killed it, the machine ran out of"),
+        ("exit 3", "ended with exit code 3; its error is above"),
+        ("kill -KILL $$", "was killed by SIGKILL, probably because the machine ran out of memory"),
     ],
 )
 def test_how_the_server_ended_is_told(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def starting(what: str) -> Iterator[None]:
 
 def _how_server_ended() -> str:
     """Describe how the fork server of this process ended, and leave its status to ``waitpid``."""
-    server = "the server that starts them"
+    server = "the fork server"
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     status, deadline = None, time.monotonic() + _END_SECONDS
     with suppress(ChildProcessError):
@@ -114,9 +114,9 @@ def _how_server_ended() -> str:
     if status is None:
         return f"{server} has ended"
     if status.si_code == os.CLD_EXITED:
-        return f"{server} ended with exit code {status.si_status}; its error stands above"
+        return f"{server} ended with exit code {status.si_status}; its error is above"
     name = signal.Signals(status.si_status).name
-    memory = "; where nobody killed it, the machine ran out of memory" if name == "SIGKILL" else ""
+    memory = ", probably because the machine ran out of memory" if name == "SIGKILL" else ""
     return f"{server} was killed by {name}{memory}"
 
 

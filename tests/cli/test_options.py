@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["plan", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be writ"),
         (["simulate", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be"),
         *(
-            ([*command, option, "registry.yaml"], f"registry.yaml is there, and is no {kind}; name")
+            ([*command, option, "registry.yaml"], f"registry.yaml exists and is not a {kind}; name")
             for command, option, kind in (
                 (["run", "registry.yaml"], "--json", "JSON report"),
                 (["run", "registry.yaml"], "--html", "page"),
@@ -98,7 +98,7 @@ def test_a_report_takes_the_place_of_reports_alone(folder: Path) -> None:
     path.write_text('{"user": 1, "click": 0}\n{"user": 2, "click": 1}\n')
     result = CliRunner().invoke(main, [*ZIPF, "-o", "p", "--json", "f.json"])
     assert result.exit_code == 2
-    assert "f.json is there, and is no JSON report; name another file" in result.output
+    assert "f.json exists and is not a JSON report; name another file" in result.output
     assert path.read_text().startswith('{"user": 1')
     path.unlink()
     for _ in range(2):
@@ -109,10 +109,10 @@ def test_a_report_takes_the_place_of_reports_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "kind"),
     [
-        (ZIPF, "access profile"),
-        (["report", "run.json"], "page"),
-        (["trace", "profile", "ids.txt"], "trace profile"),
-        (["trace", "generate", "profile.parquet"], "trace"),
+        (ZIPF, "an access profile"),
+        (["report", "run.json"], "a page"),
+        (["trace", "profile", "ids.txt"], "a trace profile"),
+        (["trace", "generate", "profile.parquet"], "a trace"),
     ],
 )
 @pytest.mark.parametrize("name", ["registry.yaml", "clicks.parquet", "clicks.csv", "model.pt"])
@@ -126,7 +126,7 @@ def test_force_replaces_no_file_of_another_kind(
     before = (folder / name).read_bytes()
     result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
     assert result.exit_code == 1, result.output
-    assert f"{name} is there, and is no {kind}; name another" in " ".join(result.output.split())
+    assert f"{name} exists and is not {kind}; name another" in " ".join(result.output.split())
     assert (folder / name).read_bytes() == before
 
 
@@ -144,7 +144,7 @@ def test_force_replaces_no_yaml_of_another_kind(
     (folder / "compose.yaml").write_text("version: 3\nservices: {}\n")
     result = CliRunner().invoke(main, [*command, "compose.yaml", "--force"])
     assert result.exit_code == 1, result.output
-    assert f"compose.yaml is there, and is no {kind}; name another file" in result.output
+    assert f"compose.yaml exists and is not a {kind}; name another file" in result.output
 
 
 def test_scores_replace_scores_alone(folder: Path) -> None:

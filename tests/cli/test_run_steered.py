@@ -224,7 +224,7 @@ def test_early_stopping_and_what_follows(tmp_path: Path) -> None:
     assert "step 4, 77 rows of the test split: " in said
     best = "the best calibrated of the validations was -1.00000, after step 4"
     assert f"stopped early, after step 12: {best}" in said
-    assert "validations brought none" in said
+    assert "with no improvement in the next" in said
     again = programs.recd(*arguments, "--resume")
     assert again.returncode == 0
     assert "there is nothing to train" in again.stderr

@@ -162,7 +162,7 @@ def test_worse_than_the_base_rate_is_said() -> None:
     assert said.startswith("The normalized entropy of plugins on the test split, 1.01000, is above")
     assert "Train longer" in worse_than_base_rate(1.01, "test", train=1.02)
     fits = worse_than_base_rate(1.01, "test", train=0.7)
-    assert "Training rows are predicted better (0.70000): the model overfits: give it more" in fits
+    assert "Training rows are predicted better (0.70000): the model overfits: use more" in fits
     assert "Train longer" not in fits
     assert "If training rows are predicted better, the model overfits" in said
     one_label = worse_than_base_rate(math.nan, "train")
@@ -189,9 +189,9 @@ def test_overfitting_is_said(values: list[float | None], train: float, told: boo
     said = overfitting(of_run, "ours")
     assert bool(said) == told
     assert not told or said == (
-        "log_loss of ours on the test split was best after step 2 and got worse, while training "
-        "rows are predicted better (normalized entropy 0.70000 against 0.80000): the model "
-        "overfits: give it more data, fewer epochs or regularisation"
+        "Overfitting: log_loss of ours on the test split was best at step 2; training rows are "
+        "predicted better (normalized entropy 0.70000 against 0.80000). Use more data, fewer "
+        "epochs or regularisation."
     )
     assert not overfitting(of_run | {"validation": None})
 
@@ -200,5 +200,5 @@ def test_an_auc_that_is_hardly_ever_real_is_said() -> None:
     assert [suspiciously_good(auc) for auc in (0.5, 0.99, math.nan)] == ["", "", ""]
     said = suspiciously_good(0.9987, "plugins")
     assert said.startswith(
-        "The test AUC of plugins, 0.9987, is hardly ever real: is a feature known"
+        "The test AUC of plugins, 0.9987, is suspiciously high: is a feature known"
     )

@@ -54,7 +54,7 @@ def test_a_column_whose_values_float32_merges_is_named(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "t.parquet").drop(["price"])
     price = pa.array([100_000_000.0 + row for row in range(20)])
     pq.write_table(table.append_column("price", price), tmp_path / "t.parquet")
-    assert "price (3 of 20 values are left)" in rounded_line(load_registry(path))
+    assert "price (3 of 20 values stay distinct)" in rounded_line(load_registry(path))
     scaled = REGISTRY.format(folder=tmp_path).replace(
         "pooling:", "  - {use: tables.standardise, features: [price]}\npooling:"
     )

@@ -54,7 +54,8 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert validation.stops
     assert str(validation.report()) == (
         "stopped early, after step 8: the best normalized_entropy of the validations was 0.80000, "
-        "after step 4; 2 validations brought none. Test figures are those of step 4"
+        "after step 4, with no improvement in the next 2 validations. Test figures are those of "
+        "step 4"
     )
     again = Validation(spec(patience=2), validation.curve)
     assert again.stops
@@ -132,7 +133,7 @@ def curve(*values: float | None, every: int = 2) -> ValidationCurve:
         ("{every: 2}", curve(0.8, 0.7, 0.9), 6, 4, "the best by normalized_entropy is taken"),
         ("{every: 2}", curve(0.8, 0.7, 0.9), 7, 4, "--checkpoint newest takes step-000000007"),
         ("null", curve(0.8, 0.7, 0.9), 6, 4, "the best by normalized_entropy is taken"),
-        ("null", curve(0.8, 0.7, 0.9), 9, 9, "as it was trained on after the last validation"),
+        ("null", curve(0.8, 0.7, 0.9), 9, 9, "training continued after the last validation"),
         ("{every: 2}", curve(0.8, 0.7, 0.6), 6, 6, ""),
         ("{every: 2}", None, 1, 1, "the newest is taken, as no validation has found a best"),
         ("{every: 2}", curve(None), 2, 2, "the newest is taken, as no validation has found a best"),

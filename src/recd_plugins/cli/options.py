@@ -98,7 +98,8 @@ class FileKind:
         """Return why a file must not be replaced; None where it may be, or is no regular file."""
         if not path.is_file() or not path.stat().st_size or self.matches(path):
             return None
-        return f"{path} is there, and is no {self.name}; name another file"
+        article = "an" if self.name[0] in "aeiou" else "a"
+        return f"{path} exists and is not {article} {self.name}; name another file"
 
 
 def text_kind(name: str, pattern: bytes) -> FileKind:
@@ -196,9 +197,8 @@ SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 CHECKPOINT = click.option(
     "--checkpoint",
     metavar="PATH|newest|best",
-    help="A checkpoint, or a folder of some, of which the newest is taken; newest and best are "
-    "those of training.checkpoint.path. Without it the best where training.validation measured "
-    "the run, else the newest.",
+    help="A checkpoint, or a folder whose newest is taken; or newest or best of "
+    "training.checkpoint.path. Default: best if the run was validated, else newest.",
 )
 
 

@@ -120,7 +120,10 @@ class _StoredRows:
                 advance(len(rows))
 
     def _keep(self, first: str, limit: int | None, advance: Callable[[int], None]) -> bool:
-        """Read ``first`` and others that will be asked for; return whether ``first`` fits."""
+        """Cache rows of ``first`` and of other features still needed.
+
+        Return whether ``first`` fits in memory.
+        """
         others = (
             name
             for (of, name), times in self._wanted.items()

@@ -117,8 +117,8 @@ class DryRun:
 _ROWS_ROUNDED, _MERGED = 65_536, 0.9
 
 
-#: Ids a row that deduplication has to save of a feature to pay on one rank: of one that a pooling
-#: entry names, which is pooled once for equal rows, and of another.
+#: Ids per row that deduplication must save to pay on one rank: first for a feature with a pooling
+#: entry (pooled once per unique row), then for other features.
 _SAVED_IF_POOLED, _SAVED = 2.0, 6.0
 
 
@@ -149,12 +149,12 @@ def rounded_line(registry: Registry) -> str:
         values = np.unique(np.concatenate(parts))
         kept = len(np.unique(values.astype(np.float32)))
         if kept < _MERGED * len(values):
-            merged.append(f"{name} ({kept:,} of {len(values):,} values are left)")
+            merged.append(f"{name} ({kept:,} of {len(values):,} values stay distinct)")
     if not merged:
         return ""
     return (
-        f"float32 merges values of {shortened(merged)}: give such a column preprocessing that "
-        "centres it"
+        f"float32 rounds different values to the same number in {shortened(merged)}: centre such a "
+        "column, for example by tables.standardise"
     )
 
 
@@ -169,8 +169,8 @@ def converter_line(registry: Registry, profile: DataProfile, ranks: int) -> str:
     if any(ids >= (_SAVED_IF_POOLED if name in pooled else _SAVED) for name, ids in saved.items()):
         return ""
     return (
-        f"{registry.converter.name} saves at most {max(saved.values()):.1f} ids of a feature and "
-        f"row here: on one rank, {plain} is faster"
+        f"{registry.converter.name} saves at most {max(saved.values()):.1f} ids per row in any "
+        f"feature; on one rank `converter: {{use: {plain}}}` is faster"
     )
 
 

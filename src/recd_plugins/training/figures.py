@@ -25,7 +25,7 @@ _TITLES = {
 
 # Of a test split; beyond it, a feature usually tells the label.
 _BEST_AUC = 0.99
-_OVERFITS = "the model overfits: give it more data, fewer epochs or regularisation"
+_OVERFITS = "the model overfits: use more data, fewer epochs or regularisation"
 # Validations in a row that are worse than the best: one alone may be noise.
 _WORSE_VALIDATIONS = 2
 
@@ -33,7 +33,9 @@ _WORSE_VALIDATIONS = 2
 def worse_than_base_rate(
     entropy: float, split: str, whose: str = "", train: float | None = None
 ) -> str:
-    """Return advice where predictions are worse than the base rate; else an empty string.
+    """Return advice if predictions are worse than the base rate or all labels are equal.
+
+    Else return an empty string.
 
     Args:
         entropy: normalized entropy; NaN where all labels are the same.
@@ -57,7 +59,7 @@ def worse_than_base_rate(
     elif train < 1:
         advice = f"Training rows are predicted better ({train:.5f}): {_OVERFITS}"
     else:
-        advice = f"{longer}; or what the columns say does not hold for the {split} split"
+        advice = f"{longer}; or the {split} split differs from training"
     return (
         f"The normalized entropy {whose}on the {split} split, {entropy:.5f}, is above 1: worse "
         f"than predicting the base rate, the mean label, for every row. {advice}"
@@ -80,14 +82,15 @@ def overfitting(values: Mapping[str, Any], whose: str = "") -> str:
     if stale < _WORSE_VALIDATIONS or None in better or not better[0] < better[1]:
         return ""
     return (
-        f"{curve['metric']} {f'of {whose} ' if whose else ''}on the test split was best after step "
-        f"{curve['best_step']} and got worse, while training rows are predicted better "
-        f"(normalized entropy {better[0]:.5f} against {better[1]:.5f}): {_OVERFITS}"
+        f"Overfitting: {curve['metric']} {f'of {whose} ' if whose else ''}on the test split was "
+        f"best at step {curve['best_step']}; training rows are predicted better (normalized "
+        f"entropy {better[0]:.5f} against {better[1]:.5f}). Use more data, fewer epochs or "
+        "regularisation."
     )
 
 
 def suspiciously_good(auc: float, whose: str = "") -> str:
-    """Return a warning if a test AUC is hardly ever real, else an empty text.
+    """Return a warning if a test AUC is suspiciously high, else an empty text.
 
     Args:
         auc: of the test split.
@@ -97,7 +100,7 @@ def suspiciously_good(auc: float, whose: str = "") -> str:
         return ""
     of_run = f" of {whose}" if whose else ""
     return (
-        f"The test AUC{of_run}, {auc:.4f}, is hardly ever real: is a feature known only after the "
+        f"The test AUC{of_run}, {auc:.4f}, is suspiciously high: is a feature known only after the "
         "label, or are test rows among the training rows?"
     )
 

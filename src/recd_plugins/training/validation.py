@@ -79,9 +79,9 @@ class ValidationReport:
             )
         last = curve.steps[-1]
         if self.stopped:
-            best = (
-                f"stopped early, after step {last}: {best}; {curve.stale} validations brought none"
-            )
+            best = f"stopped early, after step {last}: {best}"
+            if curve.best is not None:
+                best += f", with no improvement in the next {curve.stale} validations"
         if curve.best_step in (None, last):
             return best
         return f"{best}. Test figures are those of step {curve.best_step}"

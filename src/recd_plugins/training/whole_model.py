@@ -80,8 +80,8 @@ def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> bool:
     for name, limit in id_limits(registry, tables).items():
         if limit != rows[name]:
             raise SetupError(
-                f"{registry.path}: the sharding of table {name} maps ids to rows, and a model in "
-                "one piece does not; score with recd predict or recd evaluate"
+                f"{registry.path}: the sharding plugin of table {name} maps its ids, so the model "
+                "cannot run unsharded; use recd predict or recd evaluate"
             )
     load_weights(checkpoint, model)
     return same_data

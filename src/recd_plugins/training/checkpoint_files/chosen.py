@@ -48,8 +48,8 @@ def chosen_checkpoint(registry: Registry, wanted: str | None = None) -> Path:
     best_step = read_progress(newest).best_step
     if best_step is None:
         raise RecdError(
-            f"{newest}: its run was not validated, so none is known as the best; take the newest "
-            "with --checkpoint newest"
+            f"{newest}: its run was not validated, so there is no best checkpoint; use "
+            "--checkpoint newest"
         )
     best = newest.with_name(step_name(best_step))
     if best not in checkpoints_in(newest.parent):
@@ -73,8 +73,8 @@ def _best_or_newest(registry: Registry, newest: Path) -> tuple[Path, str]:
         return newest, ""
     if not validated and progress.step > curve.steps[-1]:
         return newest, (
-            f"the newest is taken, as it was trained on after the last validation; --checkpoint "
-            f"best takes {best.name}"
+            "the newest is taken: training continued after the last validation; --checkpoint best "
+            f"takes {best.name}"
         )
     if best not in checkpoints_in(newest.parent):
         return newest, f"the newest is taken, as the best, {best.name}, is gone"
