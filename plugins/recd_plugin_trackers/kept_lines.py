@@ -34,7 +34,7 @@ def claim(path: Path, is_first: Callable[[str], bool]) -> None:
     with path.open(encoding="utf-8", errors="replace") as file:
         if (line := file.readline()) and not is_first(line):
             release(path)
-            raise DataError(f"{path}: is there, and is no file of this tracker; name another")
+            raise DataError(f"{path}: exists and is not a file of this tracker; name another")
 
 
 def hold(path: Path) -> None:

@@ -83,7 +83,7 @@ def convert(
     click.echo(f"{target}: {done.rows:,} rows in {done.files} files, {size / 1e6:.1f} MB")
     if done.num_bad_lines:
         shown = "\n  ".join(done.bad_lines)
-        click.echo(f"bad lines left out: {done.num_bad_lines:,}, as:\n  {shown}")
+        click.echo(f"skipped {done.num_bad_lines:,} bad lines, for example:\n  {shown}")
     if json_path is not None:
         figures = {
             "rows": done.rows,

@@ -42,7 +42,7 @@ class Criteo(Dataset):
             from recd_plugins.api.commands import error_console
 
             error_console().print(
-                f"{self.options.path}: bad lines left out: {tables.num_bad_lines}, as: "
+                f"{self.options.path}: skipped {tables.num_bad_lines} bad lines, for example "
                 f"{tables.bad_lines[0]}",
                 soft_wrap=True,
                 highlight=False,

@@ -170,8 +170,8 @@ def check_sessions(rows: Rows, name: str) -> None:
         values = sessions.to_pylist()
         row = next((row for row, each in enumerate(values) if not _fits_64_bits(each)), 0)
         raise DataError(
-            f"{_place(rows, row)}, column {name!r}: {values[row]}; a session that is a "
-            "number is a whole one of 64 bits"
+            f"{_place(rows, row)}, column {name!r}: {values[row]}; numeric sessions must be "
+            "whole and fit into int64"
         ) from error
 
 

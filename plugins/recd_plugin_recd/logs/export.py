@@ -50,7 +50,10 @@ def export_log(
     consumer = Consumer(source, offsets, report)
     start = consumer.state()
     if force and destination.is_file() and provenance(destination) is None:
-        raise DataError(f"{destination} was not read from a log; name another file")
+        raise DataError(
+            f"{destination} was not exported from a log, so --force does not replace it; name "
+            "another file"
+        )
     if destination.exists() and not force:
         written = provenance(destination) if offsets is not None else None
         if written is None or written.get("from") != start:

@@ -55,7 +55,7 @@ class FirstX(nn.Module):
 class Bucketize(nn.Module):
     """TorchArrow's ``functional.bucketize``: how many borders are below each value.
 
-    Ids are compared as integers, whatever the borders: an id is at most 2.5 where it is at most 2.
+    Borders are floored for ids: a border of 2.5 counts as 2.
     Numbers are compared with the borders in the dtype of the numbers.
     """
 

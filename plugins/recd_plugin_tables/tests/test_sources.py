@@ -346,11 +346,11 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p, "t.csv", lambda f: f.write_text("a,b\n1,2\n3\n")),
         "t.csv: no readable csv file: .*Row #3: Expected 2 columns, got 1",
     ),
-    "a quote that is never closed": (
+    "an unclosed quote": (
         lambda p: written(p, "t.csv", lambda f: f.write_text('a,b\n0,x\n0,"y\n0,z\n')),
         r"t.csv: row 1 \(from 0\) has an unclosed quote",
     ),
-    "a quote that is never closed, in one column": (
+    "an unclosed quote, in one column": (
         lambda p: written(p, "t.csv", lambda f: f.write_text('a\nx\n"y\nz\n')),
         r"t.csv: row 1 \(from 0\) has an unclosed quote",
     ),

@@ -231,7 +231,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / "of" / f"run.{name}"
     path.parent.mkdir()
     path.write_text("user,item\n1,2\n")
-    with pytest.raises(DataError, match="is there, and is no file of this tracker; name another"):
+    with pytest.raises(DataError, match="exists and is not a file of this tracker; name another"):
         made(name, tmp_path).on_start(start())
     assert path.read_text() == "user,item\n1,2\n"
     path.unlink()

@@ -235,7 +235,7 @@ def test_the_command_says_what_it_did(tmp_path, monkeypatch):
     done = CliRunner().invoke(main, command)
     assert done.exit_code == 0, done.output
     assert "dst: 180 rows in 2 files" in done.output
-    assert "bad lines left out: 1, as:\n  src/day_0:51: 1 columns" in done.output
+    assert "skipped 1 bad lines, for example:\n  src/day_0:51: 1 columns" in done.output
     figures = json.loads(Path("done.json").read_text())
     assert (figures["rows"], figures["files"], figures["bad_lines"]) == (180, 2, 1)
     assert CliRunner().invoke(main, [*command, "--force"]).exit_code == 0

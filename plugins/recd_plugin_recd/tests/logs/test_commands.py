@@ -123,7 +123,9 @@ def test_a_log_is_not_overwritten_but_appended_to(folder):
     assert run("read", "log", "back.parquet", "--force").exit_code == 0
     result = run("read", "log", "rows.parquet", "--force")
     assert result.exit_code == 1
-    assert "rows.parquet was not read from a log; name another file" in result.output
+    assert (
+        "rows.parquet was not exported from a log, so --force does not replace it" in result.output
+    )
 
 
 def test_rows_are_appended_as_the_log_was_begun(folder):
