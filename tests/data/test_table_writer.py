@@ -187,7 +187,7 @@ def test_a_table_without_features(tmp_path, layout):
     assert (found.rows, found.sessions, found.features) == (3, 2, {})
 
 
-@pytest.mark.parametrize("sessions", [[[1]] * 3, [{"user": 1}] * 3, [0.5] * 3])
+@pytest.mark.parametrize("sessions", [[[1]] * 3, [{"user": 1}] * 3])
 def test_sessions_that_cannot_be_told_apart_are_an_error(tmp_path, sessions):
     batch = table([1, 1, 1]).set_column(0, "session_id", pa.array(sessions))
     with pytest.raises(DataError, match=r"t\.parquet: column session_id is .*; sessions are told"):

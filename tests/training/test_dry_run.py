@@ -80,7 +80,7 @@ def test_deduplication_that_costs_more_than_it_saves_is_told(
     monkeypatch.setattr(type(registry.converter), "plain", "acme.plain")
     profile = DataProfile({feature: FeatureProfile(length)})
     line = converter_line(registry, profile, ranks)
-    assert ("acme.plain is faster" in line) == advised
+    assert ("{use: acme.plain}` is faster" in line) == advised
 
 
 def test_what_each_column_is_for(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_poolings_are_exported_with_the_scores_of_training(model: ServingModel) 
         each, of_rows = torch.tensor(lengths), torch.tensor(rows)
         ids = {name: torch.randint(50, (sum(lengths),)) for name in POOLED}
         inputs = (
-            torch.randn(len(rows), 1),
+            torch.randn(len(rows), 1, dtype=torch.float64),
             {"item": torch.randint(50, (len(rows),)), **ids},
             {"item": one, **dict.fromkeys(POOLED, each)},
             {"item": torch.arange(len(rows)), **dict.fromkeys(POOLED, of_rows)},

@@ -154,7 +154,7 @@ def rounded_line(registry: Registry) -> str:
         return ""
     return (
         f"float32 rounds different values to the same number in {shortened(merged)}: centre such a "
-        "column, for example by tables.standardise"
+        "column by a preprocessing entry"
     )
 
 
