@@ -16,6 +16,7 @@ from tests.drop_in.forced_dedup import forced_dedup
 from tests.planning.test_planner import prepared, profile, registry
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._pytree import tree_map_only
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -339,6 +340,11 @@ MADE_ANEW: dict[str, Callable[[KeyedJaggedTensor], KeyedJaggedTensor]] = {
     ),
     "copied": lambda kjt: copy.deepcopy(kjt),
     "pickled": lambda kjt: pickle.loads(pickle.dumps(kjt)),
+    "pickled and assigned": lambda kjt: _assigned(pickle.loads(pickle.dumps(kjt))),
+    "by tree_map": lambda kjt: tree_map_only(Tensor, torch.clone, kjt),
+    "hashed by tree_map_only": lambda kjt: tree_map_only(
+        Tensor, lambda each: each % 7 if each is kjt.values() else each, kjt
+    ),
     "pickled and hashed": lambda kjt: _in_place(pickle.loads(pickle.dumps(kjt))),
     "hashed in place": _in_place,
     "hashed in place and pickled": lambda kjt: pickle.loads(pickle.dumps(_in_place(kjt))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -50,6 +52,33 @@ def test_another_place_stays_and_rows_may_be_missing() -> None:
     assert stored("elsewhere", batch) is batch
     none = KeyedJaggedTensor(KEYS, torch.zeros(0).long(), lengths=torch.zeros(0).int(), stride=0)
     assert unique_rows(stored("batch", none)).stride_per_key() == [0, 0, 0, 0]
+
+
+def test_a_changed_batch_has_no_unique_rows() -> None:
+    stored = Stored({"batch": "abcd"})
+
+    def changed(change: Callable[[KeyedJaggedTensor], object], weighted: bool = False) -> bool:
+        plain = kjt(0, torch.int64)
+        if weighted:
+            weights = torch.ones(plain.values().numel())
+            plain = KeyedJaggedTensor(KEYS, plain.values(), weights, plain.lengths())
+        batch = stored("batch", plain)
+        change(batch)
+        return unique_rows(batch) is batch
+
+    assert not changed(lambda batch: batch.offsets())
+    assert changed(lambda batch: batch.values().add_(1))
+    assert changed(lambda batch: setattr(batch, "_keys", ["d", "c", "b", "a"]))
+    assert changed(lambda batch: batch.weights().requires_grad_(), weighted=True)
+    with torch.inference_mode():
+        assert changed(lambda batch: None)
+    inference = stored("batch", plain_of_inference())
+    assert unique_rows(inference) is inference
+
+
+def plain_of_inference() -> KeyedJaggedTensor:
+    with torch.inference_mode():
+        return kjt(0, torch.int64)
 
 
 @pytest.mark.parametrize("chosen", ["abcd", "bc"])

@@ -281,7 +281,8 @@ def fit_batches(
 
     def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
-            features = unique_rows(features)
+            if not form.plain_only:
+                features = unique_rows(features)
             keep_inverse_indices(features)
             features = form.fit(form.ordered(features))
             if weights is not None:

@@ -205,7 +205,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.form.require(features)
         features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
         if isinstance(features, KeyedJaggedTensor):
-            features = unique_rows(features)
+            if not self.form.plain_only:
+                features = unique_rows(features)
             keep_inverse_indices(features)
             features = self.form.ordered(features)
             self._id_weights.check_batch(features)

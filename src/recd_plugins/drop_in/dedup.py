@@ -169,20 +169,24 @@ class Dedup:
         if not any(isinstance(module, ShardedModule) for module in modules.values()):
             return {}  # what becomes of them is not known
         found: dict[str, str] = {}
+        used: set[str] = set()
         for path, features in self.pooled.features.items():
             module = modules.get(path)
-            if module is None or any(
-                isinstance(getattr(each, "form", None), BatchForm) for each in module.modules()
-            ):
+            inner = [] if module is None else module.modules()
+            forms = [each.form for each in inner if isinstance(getattr(each, "form", 0), BatchForm)]
+            if module is None or any(not form.plain_only for form in forms):
+                used |= features
                 continue
-            name = path or "the model"
-            why = (
-                f"{name} is TorchRec's own {type(module).__name__}; shard it by ready.sharders()"
-                if isinstance(module, ShardedModule)
-                else f"{name} is not sharded"
-            )
+            why = f"{path or 'the model'} is not sharded"
+            if forms:
+                why = f"{path or 'the model'}: {forms[0].plain_only}"
+            elif isinstance(module, ShardedModule):
+                why = (
+                    f"{path or 'the model'} is TorchRec's own {type(module).__name__}; shard it by "
+                    "ready.sharders()"
+                )
             found |= dict.fromkeys(features, why)
-        return found
+        return {name: why for name, why in found.items() if name not in used}
 
     def _sharded_over(self) -> dist.ProcessGroup | None:
         """The ranks over which the model is sharded, which may be a part of all."""
@@ -330,6 +334,8 @@ class _Look:
             self.left[path] = "its weights require a gradient, of which equal rows would share one"
         elif _half_weights(kjt):
             self.left[path] = "its weights are float16, which no CPU kernel permutes by rows"
+        elif type(kjt) is not KeyedJaggedTensor:
+            self.left[path] = f"it is a {type(kjt).__name__}, not a KeyedJaggedTensor itself"
         elif why := self.pooled.why_not(kjt.keys()):
             self.left[path] = why
         elif not (names := self._names(kjt)):

@@ -76,8 +76,12 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
     pooled = ready.dedup.pooled
     return PlannedTables(
         ShardedTables(tuple(lines)),
-        tuple(sorted(pooled.names - pooled.expanded.keys() - pooled.unsharded.keys())),
-        {**pooled.expanded, **pooled.unsharded},
+        tuple(sorted(pooled.names)),
+        {
+            name: why
+            for name, why in {**pooled.expanded, **pooled.unsharded}.items()
+            if name not in pooled.names
+        },
     )
 
 

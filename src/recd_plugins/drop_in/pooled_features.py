@@ -58,6 +58,7 @@ class PooledFeatures:
             elif takes_stored_rows(module.shardable):
                 names |= features
                 sequences |= features
+                by_path[module.path] = frozenset(features)
             elif isinstance(module.shardable, EmbeddingCollection):
                 why = "as an EmbeddingCollection has rows for ids; PooledSequences pools them"
                 expanded |= dict.fromkeys(features, why)
@@ -65,7 +66,6 @@ class PooledFeatures:
                 expanded |= dict.fromkeys(features, why)
             else:
                 names |= features
-            if features <= names:
                 by_path[module.path] = frozenset(features)
         return cls(by_path, frozenset(names), frozenset(sequences), expanded, unsharded)
 

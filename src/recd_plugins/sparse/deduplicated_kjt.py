@@ -6,10 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torch.fx._pytree import register_pytree_flatten_spec
+from torch.utils._pytree import register_pytree_node
+from torchrec.sparse.jagged_tensor import (
+    JaggedTensor,
+    KeyedJaggedTensor,
+    _kjt_flatten,
+    _kjt_flatten_spec,
+    _kjt_flatten_with_keys,
+    _kjt_unflatten,
+)
 
 from recd_plugins.sparse.index_select import jagged_index_select
 
+# A tensor, how often it was changed in place, and whether it requires a gradient.
+_State = tuple[Tensor | None, int, bool]
 # Places in ``_tensors``.
 _LENGTHS, _OFFSETS = 1, 2
 
@@ -30,7 +41,7 @@ class DeduplicatedKJT(KeyedJaggedTensor):
     def __init__(self, unique: KeyedJaggedTensor, plain: KeyedJaggedTensor | None = None) -> None:
         self._unique = unique
         # The tensors of the plain batch as they were, once it is here.
-        self._seen: list[tuple[Tensor | None, int]] = []
+        self._seen: list[_State] = []
         if plain is not None:
             self._fill(plain)
 
@@ -44,6 +55,12 @@ class DeduplicatedKJT(KeyedJaggedTensor):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         self._fill(repeat_rows(self._unique))
         return getattr(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a field of the plain batch, which is made first."""
+        if name not in ("_unique", "_seen") and not self._seen:
+            self._fill(repeat_rows(self._unique))
+        super().__setattr__(name, value)
 
     def __copy__(self) -> DeduplicatedKJT:
         """Share all tensors, as a copy of a plain batch does."""
@@ -95,8 +112,9 @@ class DeduplicatedKJT(KeyedJaggedTensor):
 def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """Return the unique rows of a deduplicated batch, or the batch itself if it has none.
 
-    A batch whose ids, lengths or weights were changed in place since it was deduplicated has
-    none: its unique rows would be of the old ones.
+    A batch whose keys, ids, lengths or weights were changed since it was deduplicated has none:
+    its unique rows would be of the old ones. Neither has a batch in inference mode on CPU, where
+    some kernels do not take unique rows.
 
     Returns:
         A KeyedJaggedTensor with ``stride_per_key_per_rank`` and ``inverse_indices``, or
@@ -104,14 +122,20 @@ def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
     """
     if not isinstance(features, DeduplicatedKJT):
         return features
+    if torch.is_inference_mode_enabled() and features.device().type == "cpu":
+        return features
     if not features._seen:
         return features._unique
+    if features.keys() != features._unique.keys():
+        return features
     now = [_state(tensor) for tensor in _tensors(features)]
     for place, (before, after) in enumerate(zip(features._seen, now, strict=True)):
         # Lengths and offsets are computed from one another when they are first read.
         computed = before[0] is None and place in (_LENGTHS, _OFFSETS)
-        if not computed and (after[0] is not before[0] or after[1] != before[1]):
+        if not computed and (after[0] is not before[0] or after[1:] != before[1:]):
             return features
+        if after[0] is not None and after[0].is_inference():
+            return features  # torch does not count its changes
     return features._unique
 
 
@@ -144,12 +168,24 @@ def _tensors(kjt: KeyedJaggedTensor) -> tuple[Tensor | None, ...]:
     return kjt.values(), kjt.lengths_or_none(), kjt.offsets_or_none(), kjt.weights_or_none()
 
 
-def _state(tensor: Tensor | None) -> tuple[Tensor | None, int]:
-    """Return a tensor and how often it was changed in place, unknown for inference tensors."""
-    return tensor, 0 if tensor is None or tensor.is_inference() else tensor._version
+def _state(tensor: Tensor | None) -> _State:
+    if tensor is None or tensor.is_inference():
+        return tensor, 0, False
+    return tensor, tensor._version, tensor.requires_grad
 
 
 def _plain(fields: dict[str, Any]) -> KeyedJaggedTensor:
     plain = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
     plain.__dict__.update({n: v for n, v in fields.items() if n not in ("_unique", "_seen")})
     return plain
+
+
+# For torch a deduplicated batch is the plain one.
+register_pytree_node(
+    DeduplicatedKJT,
+    _kjt_flatten,
+    _kjt_unflatten,
+    flatten_with_keys_fn=_kjt_flatten_with_keys,
+    serialized_type_name="recd_plugins.DeduplicatedKJT",
+)
+register_pytree_flatten_spec(DeduplicatedKJT, _kjt_flatten_spec)
