@@ -60,6 +60,11 @@ def test_it_stops_where_nothing_better_came() -> None:
     again = Validation(spec(patience=2), validation.curve)
     assert again.stops
     assert Validation(spec(metric="auc"), validation.curve).curve.values == []
+    # The last step of an earlier run is validated whenever it comes, and counts for no patience.
+    ended = Validation(spec(patience=2))
+    for step, entropy in ((2, 0.8), (4, 0.9), (5, 0.9)):
+        ended.add(step, measured(entropy))
+    assert not ended.stops
     # A run that went on without validations since, and has them again, is not over.
     later = Validation(spec(patience=2), validation.curve, step=validation.curve.steps[-1] + 1)
     assert not later.stops

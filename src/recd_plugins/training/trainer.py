@@ -335,7 +335,7 @@ class _Run:
         return self._newest
 
     def _measure_checkpoint(self, step: int) -> Measured | None:
-        """Evaluate the checkpoint of a step of an earlier process; None where it is gone.
+        """Evaluate the checkpoint of a step of an earlier process; None if it is gone or damaged.
 
         The weights of the last step are loaded again afterwards.
         """
@@ -347,9 +347,16 @@ class _Run:
             return None
         # Without the identity, which was compared when the run was resumed.
         folder = Checkpoints(best.parent, keep=1)
-        folder.load_one(best, self._parts.dmp)
-        measured = self._evaluated()
+        problem = ""
+        try:
+            folder.load_one(best, self._parts.dmp)
+        except RecdError as error:
+            problem = str(error)
+        problem = next(filter(None, _from_every_rank(problem)), "")
+        measured = None if problem else self._evaluated()
         folder.load_one(last, self._parts.dmp)
+        if problem:
+            self._say(f"{problem}; test figures are of the last step")
         return measured
 
     def result(self) -> Result:

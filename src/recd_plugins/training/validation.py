@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
@@ -129,9 +129,17 @@ class Validation:
     @property
     def stops(self) -> bool:
         """Whether the run is to end here."""
-        patience = self._spec.patience
-        is_over = patience is not None and self.curve.stale >= patience
-        return is_over and self.curve.steps[-1] >= self._step
+        patience, curve = self._spec.patience, self.curve
+        if patience is None or not curve.steps or curve.steps[-1] < self._step:
+            return False
+        # The last step of an earlier run is validated, too, and does not count.
+        due = [at for at, step in enumerate(curve.steps) if step % self._spec.every == 0]
+        on_time = replace(
+            curve,
+            steps=[curve.steps[at] for at in due],
+            values=[curve.values[at] for at in due],
+        )
+        return on_time.stale >= patience
 
     def add(self, step: int, measured: Measured) -> bool:
         """What was measured after a step. Whether it is the best so far.
