@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 #: Scores this close are equal: 16 float32 roundings, relative to the score or absolute below 1.
 TOLERANCE = 16 * float(np.finfo(np.float32).eps)
 # A dense sample has chains of close scores that reach from end to end, so they are cut.
-_LONGEST = 16 * TOLERANCE
+_LONGEST = 2 * TOLERANCE
 
 
 def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
@@ -16,7 +16,7 @@ def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
 
     The logits of two equal rows differ in their last bits when the rows stand at different places
     of a batch. Neighbours in sorted order closer than ``TOLERANCE`` share a group. A chain of
-    neighbours is cut into groups of at most 16 times ``TOLERANCE``, so two close scores in a
+    neighbours is cut into groups of at most twice ``TOLERANCE``, so two close scores in a
     longer chain may be told apart.
 
     Args:
