@@ -52,7 +52,17 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_controls_become_escapes() -> None:
     assert visible(HOSTILE) == SHOWN
+    assert visible("end\r\nof\rline") == "end\r\nof\\x0dline"
     assert visible("tab\tline\nümlaut \udcff 日本") == "tab\tline\nümlaut \udcff 日本"
+
+
+def test_styles_and_progress_bars_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    for text in (click.style("bold", fg="bright_red", bold=True), "\r 50%|█", "end\r\n"):
+        click.echo(text, nl=False, color=True)
+        assert terminal.text.endswith(text)
+    click.echo("\r\x1b]0;PWN\x07", nl=False)
+    assert terminal.text.endswith(r"\x1b]0;PWN\x07")
 
 
 def test_only_colours_of_whole_messages_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,20 +20,26 @@ _ESCAPES = {
     **{code: f"\\x{code:02x}" for code in _C0},
     **{code: f"\\u{code:04x}" for code in (*_DEL_AND_C1, *_BIDI)},
 }
-# A whole message in one colour, as click.secho writes it.
-_COLORED = re.compile(r"(\x1b\[3\dm)(.*)(\x1b\[0m\n?)", re.DOTALL)
+# A whole message in one style, as click.secho writes it; or a bar, which begins its line again.
+_STYLED = re.compile(r"((?:\x1b\[(?:1|[39]\d)m)+|\r)(.*?)((?:\x1b\[0m)?\n?)", re.DOTALL)
 
 
 def visible(text: str) -> str:
-    r"""Return the text with control characters but ``\n`` and tab as escapes, such as ``\x1b``."""
-    return text if text.isprintable() else text.translate(_ESCAPES)
+    r"""Return the text with control characters as escapes, such as ``\x1b``.
+
+    Tabs and ends of lines stay.
+    """
+    if text.isprintable():
+        return text
+    return "\r\n".join(line.translate(_ESCAPES) for line in text.split("\r\n"))
 
 
 def show_controls(stream: TextIO) -> None:
     """Have a stream write control characters as escapes.
 
-    Colours of ``click.secho`` stay. So does all that a console of rich writes: those of
-    ``output_console`` escape what they are given.
+    Styles of ``click.secho`` stay, and a carriage return at the start of a text or the end of a
+    line. So does all that a console of rich writes: those of ``output_console`` escape what they
+    are given.
     """
     if not isinstance(stream, io.TextIOWrapper) or "write" in vars(stream):
         return
@@ -44,8 +50,8 @@ def show_controls(stream: TextIO) -> None:
         caller = here and here.f_back
         if caller and caller.f_globals.get("__name__") == "rich.console":
             write(text)
-        elif colored := _COLORED.fullmatch(text):
-            before, message, after = colored.groups()
+        elif styled := _STYLED.fullmatch(text):
+            before, message, after = styled.groups()
             write(f"{before}{visible(message)}{after}")
         else:
             write(visible(text))
