@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugin_recd.preprocessing import hashing, kernels
-from recd_plugins.api.batches import offsets_of, positions_of_ranges
+from recd_plugins.api.batches import offsets_of, positions_of_ranges, rounded_borders
 
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
@@ -56,7 +56,7 @@ class Bucketize(nn.Module):
     """TorchArrow's ``functional.bucketize``: how many borders are below each value.
 
     Borders are floored for ids: a border of 2.5 counts as 2.
-    Numbers are compared with the borders in the dtype of the numbers.
+    Numbers are compared with the borders in float32, or in float64 if borders would coincide.
     """
 
     id_borders: Tensor
@@ -67,15 +67,16 @@ class Bucketize(nn.Module):
         whole = [_within_int64(border) for border in borders]
         self.register_buffer("id_borders", torch.tensor(whole))
         numbers = torch.tensor([float(border) for border in borders], dtype=torch.float64)
-        self.register_buffer("number_borders", numbers)
+        self.register_buffer("number_borders", rounded_borders(numbers))
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        borders = self.id_borders
+        borders, dtype = self.id_borders, values.dtype
         if values.is_floating_point():
-            borders = self.number_borders.to(values.dtype)
+            borders = self.number_borders
+            values = values.to(borders.dtype)
         if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
-            return kernels.count_below(values, borders), offsets
-        return torch.bucketize(values, borders).to(values.dtype), offsets
+            return kernels.count_below(values, borders).to(dtype), offsets
+        return torch.bucketize(values, borders).to(dtype), offsets
 
 
 class NGram(nn.Module):

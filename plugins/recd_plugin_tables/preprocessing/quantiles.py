@@ -34,6 +34,8 @@ class Quantiles(FittedPreprocessing):
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
         import torch
 
+        from recd_plugins.api.batches import rounded_borders
+
         kept, num_kept, step, seen = [torch.empty(0, dtype=torch.float64)], 0, 1, 0
         for values, _ in rows:
             # Every step-th number of all, wherever batches begin.
@@ -45,11 +47,12 @@ class Quantiles(FittedPreprocessing):
                 num_kept, step = kept[0].numel(), 2 * step
         numbers = torch.cat(kept).sort().values
         inner = torch.arange(1, self.options.buckets) * numbers.numel() // self.options.buckets
-        self._state = {"borders": numbers[inner] if numbers.numel() else numbers}
+        borders = numbers[inner] if numbers.numel() else numbers
+        self._state = {"borders": rounded_borders(borders)}
 
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         import torch
 
         borders = self.state["borders"].to(values.device)
-        buckets = torch.searchsorted(borders, values.double().contiguous(), right=True)
+        buckets = torch.searchsorted(borders, values.to(borders.dtype).contiguous(), right=True)
         return (buckets / (self.options.buckets - 1)).to(values.dtype), offsets

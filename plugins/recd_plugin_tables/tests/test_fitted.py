@@ -195,6 +195,14 @@ def test_quantiles_hold_equally_many_rows(monkeypatch):
     assert np.abs(apply(thinned, SPREAD) - apply(plugin, SPREAD)).mean() < 0.03
 
 
+def test_a_number_has_one_bucket_however_it_is_stored():
+    numbers = torch.arange(10).repeat(3).double() / 10
+    stored = (numbers, numbers.float(), numbers.float().double())
+    plugins = [fitted(made(Quantiles, buckets=5), values) for values in stored]
+    shares = {tuple(apply(each, values).tolist()) for each in plugins for values in stored}
+    assert len({tuple(np.float32(each)) for each in shares}) == 1
+
+
 def test_log1p():
     expected = np.array([0, np.log(2), -np.log(2), np.log(1e30)])
     assert np.allclose(apply(made(Log1p), [0.0, 1.0, -1.0, 1e30]), expected)

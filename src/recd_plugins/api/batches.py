@@ -11,6 +11,7 @@ from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.data.wrappers import smallest_batch
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.borders import rounded_borders
 from recd_plugins.sparse.from_columns import (
     ikjts_from_columns,
     ikjts_from_dictionaries,
@@ -44,5 +45,6 @@ __all__ = [
     "partial_from_columns",
     "partial_from_dictionaries",
     "positions_of_ranges",
+    "rounded_borders",
     "smallest_batch",
 ]

@@ -143,6 +143,16 @@ def test_bucketize_compares_ids_as_integers_and_numbers_as_float32():
     assert apply(borders, [[0.1, 0.11]], torch.float32) == [[0, 1]]
 
 
+def test_bucketize_does_not_depend_on_how_numbers_are_stored():
+    numbers = torch.arange(10).double() / 10
+    bucketize = modules.Bucketize([0.1, 0.3, 0.7])
+    buckets = {
+        tuple(bucketize(values, torch.tensor([0, 10]))[0].tolist())
+        for values in (numbers, numbers.float(), numbers.float().double())
+    }
+    assert buckets == {(0, 0, 1, 1, 2, 2, 2, 2, 3, 3)}
+
+
 def test_bucketize_counts_what_is_no_number_above_all_borders():
     assert apply(modules.Bucketize([0, 1]), [[math.nan, math.inf]], torch.float32) == [[2, 2]]
 
