@@ -130,7 +130,7 @@ class _StoredRows:
             if of == limit and times and (of, name) not in self._kept
         )
         kept: dict[str, list[_Jagged]] = {name: [] for name in (first, *others)}
-        size = sum(map(_num_bytes, self._kept.values()))
+        size, read = sum(map(_num_bytes, self._kept.values())), 0
         for rows in training_rows(self._registry, limit):
             for name, parts in kept.items():
                 parts.append(_jagged(rows, name, self._schema))
@@ -139,8 +139,10 @@ class _StoredRows:
                 size -= _num_bytes(kept.popitem()[1])
             if not kept:
                 self._keeps = bool(self._kept)
+                advance(-read)  # they are read again
                 return False
             advance(len(rows))
+            read += len(rows)
         self._kept.update({(limit, name): parts for name, parts in kept.items()})
         return True
 
