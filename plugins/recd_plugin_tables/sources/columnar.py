@@ -95,7 +95,9 @@ def _whole_stream(
     rest = source.read(len(STREAM_END) + 1)
     if rest not in (STREAM_END, STREAM_END[4:]):
         longer = rest.startswith((STREAM_END, STREAM_END[4:]))
-        what = "has data after its end mark," if longer else "is truncated"
+        what = (
+            "has data after its end mark," if longer else "has no end mark, so it may be truncated,"
+        )
         raise DataError(
             f"{file}: the Arrow stream {what} after {num_rows:,} rows; write the file again"
         )

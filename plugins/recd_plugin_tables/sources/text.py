@@ -137,7 +137,7 @@ class CsvFormat(FileFormat):
                 last = batch
             num_rows += last.num_rows - 1
             last = _with_nulls(last)
-            if any(column[-1].as_py() not in (None, b"") for column in last.columns):
+            if any(column[-1].as_py() not in (None, b"", "") for column in last.columns):
                 raise DataError(
                     f"{file}: row {num_rows} (from 0) has an unclosed quote; close it, or write "
                     "the file again if it was truncated"

@@ -212,10 +212,16 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     binary = [seen for seen in free if seen.binary and not seen.is_list]
     named = named_so(binary, LABEL, "label")
     inside = [seen.leaf.exploded for seen in binary if named_so([seen], LABEL, "label")]
-    if named is not None and len(set(inside)) < 2:
-        return _as_label(survey, survey[named], wanted, "by its name and its two values")
     rated = named_so(free, RATING, "label", lambda seen: seen.largest is not None)
-    if rated is not None and not binary:
+    # A rating goes before a column whose name only ends in a word, as verified_purchase.
+    is_rating = (
+        rated is not None
+        and _is_named(survey[rated], RATING)
+        and (named is None or not _is_named(survey[named], LABEL))
+    )
+    if named is not None and len(set(inside)) < 2 and not is_rating:
+        return _as_label(survey, survey[named], wanted, "by its name and its two values")
+    if rated is not None and (not binary or (named is not None and is_rating)):
         return _as_label(survey, survey[rated], wanted, "by its name")
     texts = [seen for seen in free if seen.is_text and seen.distinct == 2]
     likely = [*binary, *texts, *([survey[rated]] if rated else [])]
@@ -225,6 +231,10 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     raise LabelUnknown(
         survey, [seen.leaf.name for seen in likely], survey[called] if called else None
     )
+
+
+def _is_named(seen: Seen, words: tuple[str, ...]) -> bool:
+    return words_of(seen.leaf.path[-1]) in words
 
 
 def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
@@ -274,6 +284,7 @@ def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) 
         ("unused", "", {}, False, False) if why_unused else _feature(seen)
     )
     if outcome and not why_unused:
+        role = "number" if role == "id" and seen.largest is not None and seen.distinct > 2 else role
         why_unused = f"{outcome}; set `as: {role}` if it is known before the label"
     if why_unused:
         if keys:

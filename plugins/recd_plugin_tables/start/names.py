@@ -16,11 +16,14 @@ LABEL = (
 )  # fmt: skip
 RATING = ("rating", "stars", "score")
 _UNITS = r"m?s|us|ns|(milli|micro|nano)?s(ec(ond)?s?)?|(milli|micro|nano)s|epoch|unix|utc"
+# Words in front of "time" that make it a duration.
+_NO_DURATION = r"\w*(?<!life|play|down|over)(?<!dwell)(?<!run|air)(?<!up)"
 TIME = tuple(
     rf"{word}(_?(in_)?({_UNITS}))?"
     for word in (
         "timestamp", "ts", "time", "datetime", "event_time", "created_at", "date", "at", "when",
-        "epoch", "unix", "utc", r"\w*time_?stamp", r"\w*time", "dt", "t", "created", "logged",
+        "epoch", "unix", "utc", r"\w*time_?stamp", rf"{_NO_DURATION}time", "dt", "t", "created",
+        "logged",
     )
 )  # fmt: skip
 SESSION = ("session_id", "session", "visit_id", "visit", "user_session", "sid")
@@ -41,7 +44,10 @@ ID_WORDS = re.compile(
     r"|^(c|cat|sparse)_?\d+$"  # anonymous categories, as C14
 )
 # Names of ids and codes, which are no times whatever their values are.
-KEY_WORDS = re.compile(r"(^|_)(id|ids|code|key|hash|no|number|sku|zip|phone|index)$|[a-z]id$")
+KEY_WORDS = re.compile(
+    r"(^|_)(id|ids|code|key|hash|no|number|sku|zip|phone|mobile|cell|tel|fax|index|"
+    r"barcode|ean|upc|gtin|isbn|iban|merchant|account|card)$|[a-z]id$"
+)
 NUMBER_WORDS = re.compile(
     r"(^|_)(count|num|n|number|amount|age|price|cost|qty|quantity|duration|seconds|minutes|days|"
     r"length|size|score|rating|rate|ratio|share|position|rank|total|avg|mean|sum|views|visits|"

@@ -24,6 +24,11 @@ _SUSPICIOUS_AUC = 0.99
 # is below this.
 _UNLIKELY = -14.0
 
+# In names of several labels, as label_finish.
+_EVENTS = (
+    "click|like|buy|purchase|order|pay|conversion|convert|play|view|watch|finish|follow|share|"
+    "comment|install|ctr|cvr|ctcvr|target"
+)
 # What a user does with an item, as a flag.
 _ACTIONS = (
     r"click(ed)?", r"(dis|un)?liked?", r"loved?", r"(un)?follow", r"comment(ed)?", r"shared?",
@@ -35,7 +40,8 @@ _ACTIONS = (
     r"finish(ed)?(_play)?", r"completed?", r"completion", r"skip(ped)?(_\d)?", r"watched",
     r"viewed",    r"(long|short|effective|valid|full)_?(view|play|read|watch)", r"play(ed)?",
     r"(profile|comment|author|shop)_(enter|click|visit)", r"bounced?", r"report(ed)?",
-    r"negative_feedback", r"not_interested", r"label_?\w*", r"\w+_label", r"y_?\d+",
+    r"negative_feedback", r"not_interested", r"label_?\d*", r"y_?\d+",
+rf"({_EVENTS})_label", rf"label_({_EVENTS})",
 )  # fmt: skip
 _FLAG = re.compile(
     rf"((is|has|did|was|if)_)?({'|'.join(_ACTIONS)})(_(flag|bool|ind|yn|binary|or_not))?"
@@ -57,7 +63,7 @@ _RATING = re.compile(r"(user_|my_|review_|item_)?(ratings?|stars)(_given)?|revie
 _KNOWN_BEFORE = re.compile(
     r"(^|_)(avg|average|mean|median|std|var|total|sum|cum\w*|hist|history|historical|past|prev|"
     r"previous|last|prior|recent|first|max|min|num|n|count|cnt|expected|est|estimated|pred|"
-    r"predicted|\d+[dhmw]|[dhmw]\d+|before|daily|weekly|monthly|lifetime)(_|$)"
+    r"predicted|annual|yearly|company|\d+[dhmw]|[dhmw]\d+|before|daily|weekly|monthly|lifetime)(_|$)"
 )
 
 
@@ -81,8 +87,15 @@ def is_outcome(survey: Survey, seen: Seen) -> bool:
     rating = _RATING.fullmatch(name) is not None and seen.distinct <= _FEW_VALUES
     if not (rating or _AMOUNT.fullmatch(name)):
         return False
-    keys = (named_so(list(survey.seen), words, "id") for words in (ITEM, USER))
-    return not any(key is not None and survey.determines(key, seen.leaf.name) for key in keys)
+    named = {named_so(list(survey.seen), words, "id") for words in (ITEM, USER)}
+    keys = [
+        key.leaf.name
+        for key in survey.seen
+        if key.leaf.name in named
+        # Any other id of several rows, such as hotel_id.
+        or ((key.is_text or key.whole) and seen.distinct < key.distinct < key.values / 2)
+    ]
+    return not any(survey.determines(key, seen.leaf.name) for key in keys)
 
 
 def is_later_event(seen: Seen) -> bool:

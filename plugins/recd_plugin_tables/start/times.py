@@ -24,7 +24,7 @@ def time_column(found: list[Seen]) -> str | None:
         named_so(hourly, TIME, "time", _is_time)
         or named_so(found, TIME, "time", _is_time)
         or next((seen.leaf.name for seen in found if is_timestamp(seen)), None)
-        or next((seen.leaf.name for seen in found if is_time_by_value(seen)), None)
+        or next((seen.leaf.name for seen in found if seen.rising and is_time_by_value(seen)), None)
     )
 
 

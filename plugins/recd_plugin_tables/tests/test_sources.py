@@ -442,7 +442,7 @@ def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
         with pytest.raises(DataError, match=r"t.arrows: "):
             read(path)
     path.write_bytes(whole[: ends[4]])
-    with pytest.raises(DataError, match=r"t.arrows: the Arrow stream is truncated after 48 rows"):
+    with pytest.raises(DataError, match=r"t.arrows: .* has no end mark, .* after 48 rows"):
         read(path)
     path.write_bytes(whole + whole)
     with pytest.raises(DataError, match=r"data after its end mark, after 72 rows"):

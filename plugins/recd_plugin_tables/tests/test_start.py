@@ -137,7 +137,8 @@ FEATURES = [
     "is_weekend", "is_mobile", "is_new_user", "is_video_author", "is_rand", "prev_click",
     "has_video", "is_subscriber", "read_only", "is_paid", "avg_rating", "user_like_count",
     "like_count", "video_duration", "price", "hist_watch_time", "watch_time_7d", "total_spent",
-    "sale_price", "response_time", "item_watch_time", "click_count",
+    "sale_price", "response_time", "item_watch_time", "click_count", "private_label",
+    "label_color", "annual_revenue", "stars",
 ]  # fmt: skip
 
 
@@ -149,6 +150,9 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
         for position, name in enumerate(names):
             columns[name] = draw.integers(0, 2 if position < FLAGS else 9, 1500)
     columns["item_watch_time"] = item % 9  # the same in all rows of an item
+    columns["hotel"] = hotel = draw.integers(0, 300, 1500)
+    columns["stars"] = hotel % 5
+    columns["private_label"], columns["label_color"] = draw.integers(0, 2, (2, 1500))
     columns["conversion_time"] = click * 1_700_000_000 + click * draw.integers(0, 9, 1500)
     path = write(tmp_path / "t.parquet", columns)
     found = {e.name: e for e in guess(survey(open_source(path)), Wanted(label="is_click")).columns}
@@ -156,7 +160,26 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
     assert [name for name in FEATURES if found[name].unused] == []
     kept = "an outcome, by its name; set `as: id` if it is known before the label"
     assert found["is_like"].why == kept
+    assert "`as: number` if it is known" in found["play_time_ms"].why
     assert roles(path, label="is_like")["is_click"] == "unused"
+
+
+@pytest.mark.parametrize("name", ["barcode", "merchant", "lifetime", "cell", "serial"])
+def test_long_numbers_are_no_time_of_the_rows(tmp_path: Path, name: str) -> None:
+    digits = np.random.default_rng(0).integers(1_300_000_000_000, 1_999_999_999_999, 500)
+    columns = {name: digits, "store": digits % 7, "label": digits % 2}
+    assert "time" not in roles(write(tmp_path / "t.parquet", columns))[name]
+
+
+def test_a_rating_is_the_label_beside_a_name_that_ends_like_one(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    columns = {
+        "user_id": draw.integers(0, 40, 500),
+        "rating": draw.integers(1, 6, 500),
+        "verified_purchase": draw.integers(0, 2, 500),
+    }
+    found = roles(write(tmp_path / "t.parquet", columns))
+    assert (found["rating"], found["verified_purchase"]) == ("label", "id")
 
 
 @pytest.mark.parametrize(
