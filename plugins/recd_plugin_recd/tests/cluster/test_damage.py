@@ -132,7 +132,9 @@ def test_a_session_that_is_no_whole_number(source, value):
     sessions[77] = value
     for path in source.iterdir():
         pq.write_table(good().set_column(0, "session_id", pa.array(sessions)), path)
-    assert f"a.parquet: row 77 (from 0), column 'session_id': {value}; a session" in failure(source)
+    assert f"a.parquet: row 77 (from 0), column 'session_id': {value}; numeric sessions" in failure(
+        source
+    )
 
 
 def test_no_rows(source):
