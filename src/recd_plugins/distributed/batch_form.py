@@ -55,6 +55,11 @@ class BatchForm:
         self._order: list[str] = []
         self._told = False
 
+    @property
+    def takes_unique_rows(self) -> bool:
+        """Whether the module looks up the unique rows of a deduplicated batch."""
+        return not self.plain_only
+
     def require(self, features: object) -> None:
         """Raise where a model feeds its module a field that a batch leaves empty.
 
@@ -281,7 +286,7 @@ def fit_batches(
 
     def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
-            if not form.plain_only:
+            if form.takes_unique_rows:
                 features = unique_rows(features)
             keep_inverse_indices(features)
             features = form.fit(form.ordered(features))

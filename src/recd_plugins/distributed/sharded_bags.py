@@ -205,7 +205,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.form.require(features)
         features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
         if isinstance(features, KeyedJaggedTensor):
-            if not self.form.plain_only:
+            if self.form.takes_unique_rows:
                 features = unique_rows(features)
             keep_inverse_indices(features)
             features = self.form.ordered(features)

@@ -30,7 +30,12 @@ def gives_stored_rows(module: Any) -> bool:
 
 
 class StoredRows(BatchForm):
-    """The form of batches of which a module gets the rows that are stored, as plain ones."""
+    """The form of batches whose module gets the unique rows as a plain batch."""
+
+    @property
+    def takes_unique_rows(self) -> bool:
+        """Always: they are looked up as plain rows."""
+        return True
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Rows of the module's features; those that store fewer get empty ones at their end."""

@@ -281,6 +281,12 @@ INTERNALS = (
         "ranks that agree at their start",
     ),
     Internal("torch:UntypedStorage", ("_cdata",), "tables that are made shard by shard"),
+    Internal(
+        "torchrec.sparse.jagged_tensor",
+        ("_kjt_flatten", "_kjt_flatten_spec", "_kjt_flatten_with_keys", "_kjt_unflatten"),
+        "deduplicated batches in torch's pytrees",
+    ),
+    Internal("torch.fx", ("_pytree",), "deduplicated batches in torch's pytrees"),
     Internal("torch.utils", ("_pytree",), "counting of work, and moving of batches,"),
     Internal("torch", ("_C",), "what is listed of torch._C"),
     Internal("torch._C", ("_current_graph_task_id",), "counting bytes of backward passes"),

@@ -174,7 +174,7 @@ class Dedup:
             module = modules.get(path)
             inner = [] if module is None else module.modules()
             forms = [each.form for each in inner if isinstance(getattr(each, "form", 0), BatchForm)]
-            if module is None or any(not form.plain_only for form in forms):
+            if module is None or any(form.takes_unique_rows for form in forms):
                 used |= features
                 continue
             why = f"{path or 'the model'} is not sharded"
