@@ -72,7 +72,8 @@ class DeduplicatedKJT(KeyedJaggedTensor):
         """Pickle the unique rows, which are fewer."""
         unique = unique_rows(self)
         if unique is self:
-            return _plain, (self.__dict__,)
+            fields = {n: each for n, each in vars(self).items() if n not in ("_unique", "_seen")}
+            return _plain, (fields,)
         return DeduplicatedKJT, (unique,)
 
     def stride(self) -> int:
@@ -176,7 +177,7 @@ def _state(tensor: Tensor | None) -> _State:
 
 def _plain(fields: dict[str, Any]) -> KeyedJaggedTensor:
     plain = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
-    plain.__dict__.update({n: v for n, v in fields.items() if n not in ("_unique", "_seen")})
+    plain.__dict__.update(fields)
     return plain
 
 
