@@ -6,10 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugin_tables.start.guesses import Guesses
+from recd_plugins.api.tables import least_ids_saved
 
-#: Ids per row that deduplication must save to pay on one rank: first for a history (pooled once per
-#: unique row), then for other features.
-_SAVED_OF_HISTORY, _SAVED = 2.0, 6.0
 # Rows that are looked at.
 _ROWS = 20_000
 
@@ -30,7 +28,7 @@ def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
     if group is not None and not group.seen.leaf.exploded:
         order = np.argsort(_codes(survey.values(group.name)), kind="stable")
     for each in guesses.features("ids"):
-        needed = _SAVED_OF_HISTORY if each.history else _SAVED
+        needed = least_ids_saved(sequence=each.history)
         if each.seen.length < needed or each.seen.leaf.exploded:
             continue
         values = survey.values(each.name)

@@ -20,7 +20,12 @@ from recd_plugins.data.parquet import ParquetTable, read_metadata
 from recd_plugins.data.row_filter import Condition
 from recd_plugins.data.statistics import read_footers
 from recd_plugins.data.storage import Location, Url
-from recd_plugins.values.statistics import FeatureStatistics, TableStatistics, dedupe_factor
+from recd_plugins.values.statistics import (
+    FeatureStatistics,
+    TableStatistics,
+    dedupe_factor,
+    least_ids_saved,
+)
 from recd_plugins.values.storage import Storage
 
 __all__ = [
@@ -40,6 +45,7 @@ __all__ = [
     "int96_columns",
     "is_id_list",
     "is_list_dict",
+    "least_ids_saved",
     "list_dict_field",
     "read_footers",
     "read_metadata",

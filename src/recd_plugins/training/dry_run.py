@@ -22,6 +22,7 @@ from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.prepared import Registry
 from recd_plugins.training.evaluation import splits_of
 from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.statistics import least_ids_saved
 from recd_plugins.words import shortened
 
 
@@ -117,11 +118,6 @@ class DryRun:
 _ROWS_ROUNDED, _MERGED = 65_536, 0.9
 
 
-#: Ids per row that deduplication must save to pay on one rank: first for a feature with a pooling
-#: entry (pooled once per unique row), then for other features.
-_SAVED_IF_POOLED, _SAVED = 2.0, 6.0
-
-
 def unused_line(registry: Registry) -> str:
     """Which columns feed no model, in a line; empty where all do, or nobody knows."""
     left_out = registry.dataset.left_out()
@@ -166,7 +162,7 @@ def converter_line(registry: Registry, profile: DataProfile, ranks: int) -> str:
         return ""
     pooled = registry.claim("pooling", registry.dataset.schema().sparse)
     saved = {name: profile.of(name).length * (1 - 1 / of) for name, of in factors.items()}
-    if any(ids >= (_SAVED_IF_POOLED if name in pooled else _SAVED) for name, ids in saved.items()):
+    if any(ids >= least_ids_saved(sequence=name in pooled) for name, ids in saved.items()):
         return ""
     return (
         f"{registry.converter.name} saves at most {max(saved.values()):.1f} ids per row in any "

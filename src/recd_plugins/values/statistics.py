@@ -29,6 +29,15 @@ def dedupe_len(batch_size: int, samples_per_session: float, length: float, stays
     return length * batch_size * stored / samples_per_session
 
 
+def least_ids_saved(*, sequence: bool) -> float:
+    """Return the ids per row that deduplicating a feature has to save to be faster on one rank.
+
+    Args:
+        sequence: whether the feature has a pooling of its own, which runs once per unique row.
+    """
+    return 2.0 if sequence else 6.0
+
+
 def dedupe_factor(samples_per_session: float, stays: float) -> float:
     """Ids of a feature over ids after deduplication: DedupeFactor (RecD, section 4.3).
 
