@@ -35,4 +35,4 @@ def register_commands(cli: click.Group) -> None:
 
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
-    return [f"recd_plugin_dlrm.benchmarks.{name}" for name in ("dlrm", "traces")]
+    return ["recd_plugin_dlrm.benchmarks.dlrm"]

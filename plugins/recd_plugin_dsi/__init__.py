@@ -28,11 +28,6 @@ def register_plans() -> Sequence[type[PlanMode]]:
 
 
 @hookimpl
-def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_dsi.benchmarks.readers"]
-
-
-@hookimpl
 def register_internals() -> Sequence[Internal]:
     from recd_plugin_dsi.internals import INTERNALS
 

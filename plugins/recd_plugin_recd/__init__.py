@@ -75,11 +75,7 @@ def register_starts() -> Sequence[click.Command]:
 
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
-    names = (
-        *("accuracy", "cluster", "convert", "drop_in", "fill", "ingest", "jagged"),
-        *("logs", "network", "network_bound", "preprocess", "reader", "storage"),
-        *("train", "trainer", "wire"),
-    )
+    names = ("convert", "fill", "logs", "network", "reader", "storage", "train", "trainer")
     return [f"recd_plugin_recd.benchmarks.{name}" for name in names]
 
 

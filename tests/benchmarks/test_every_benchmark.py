@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -20,8 +19,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encodin
 SLOW = {
     "network": "starts torchrun on two nodes, half a minute of processor time, and needs root; "
     "tests/benchmarks/test_network.py of recd covers it",
-    "network_bound": "needs root; tests/benchmarks/test_network_bound.py of recd covers it",
-    "readers": "starts Ray three times, over a minute of processor time; tests of dsi.ray cover it",
 }
 # Without MovieLens-100K, which nobody may pass on, and without compiling, which takes minutes.
 NOT_TINY = re.compile(r"movielens_|compiled_")
@@ -115,10 +112,3 @@ def test_its_commands_exist_with_these_options(command: list[str]) -> None:
     parameters = found.get_params(click.Context(found))
     options = {option for parameter in parameters for option in parameter.opts}
     assert {word for word in rest if word.startswith("--")} <= options
-
-
-def test_its_modules_exist() -> None:
-    modules = [w[2] for s in SECTIONS for w in commands(s) if w[:2] == ["python", "-m"]]
-    assert modules
-    for module in modules:
-        assert importlib.util.find_spec(module) is not None

@@ -35,12 +35,10 @@ _MEASURING = {
 #: Those that take more than a second of a processor, in parts that take as long as one another,
 #: 20 s. By day one part runs, another one each day; all others run every time.
 _PARTS = (
-    {"ingest"},
-    {"scars", "drop_in"},
+    {"scars"},
     {"trainer", "fill", "logs"},
-    {"flexshard", "train", "preprocess"},
-    {"cluster", "convert", "storage"},
-    {"accuracy", "hot_batches", "reader", "requests", "traces"},
+    {"flexshard", "train", "convert"},
+    {"storage", "reader", "requests"},
 )
 _measured: dict[str, Any] = {}
 
