@@ -8,6 +8,5 @@ INTERNALS = (
     Internal("torch", ("_C",), "timing of poolings on CUDA"),
     Internal("torch._C", ("_autograd",), "timing of poolings on CUDA"),
     Internal("torch", ("_check",), "export of attention poolings"),
-    Internal("torch.distributed", ("_shard",), "the benchmark of trainers that exist"),
     Internal("confluent_kafka:KafkaError", ("_PARTITION_EOF",), "reading a topic to its end"),
 )
