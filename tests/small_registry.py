@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 
 # Few features, so that planning is quick.
 SPARSE = ["item_0", "usr_0", "usr_1", "seq_0_*"]
@@ -25,14 +25,14 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-MakeRegistry = Callable[..., Registry]
+MakeRegistry = Callable[..., RunConfig]
 
 
 @pytest.fixture
 def make_registry(table: Path, tmp_path: Path) -> MakeRegistry:
     """Writes and loads a registry file; sections given by name replace the usual ones."""
 
-    def make(**sections: Any) -> Registry:
+    def make(**sections: Any) -> RunConfig:
         document: dict[str, Any] = {
             "version": 1,
             "dataset": {

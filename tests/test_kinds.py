@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.installed import Site, on_path
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.cli import main
 from recd_plugins.errors import PluginError, RegistryError
@@ -63,7 +63,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         yield Site(tmp_path)
 
 
-def load(site: Site, text: str) -> Registry:
+def load(site: Site, text: str) -> RunConfig:
     return load_registry(site.registry(HEAD + text))
 
 

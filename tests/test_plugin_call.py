@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.api import Pipeline
+from recd_plugins.api.registry import wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import PluginError
@@ -108,7 +109,7 @@ def failing_at(folder: Path, method: str) -> Path:
 )
 def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments) -> None:
     registry = load_registry(failing_at(folder, method), plugins_dir=folder / "plugins")
-    dataset = registry.wrapped_dataset
+    dataset = wrapped_dataset(registry)
     called = dataset if method != "session_reader" else dataset.inner
     expected = (
         rf"r\.yaml:6 dataset\.wrap\[0\]: bad\.wrapper: {method} failed at .*bad\.py:\d+: "

@@ -19,7 +19,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from recd_plugins import load_registry
+from recd_plugins import load_registry, prepare
 
 SEQUENCES = [f"seq_{group}_{i}" for group in range(3) for i in range(3)]
 SPARSE = [*SEQUENCES, *(f"usr_{i}" for i in range(23)), *(f"item_{i}" for i in range(8))]
@@ -66,7 +66,7 @@ def load_weights(dmp: DistributedModelParallel, whole: dict[str, Tensor]) -> Non
 
 def train(rank: int, world_size: int, device: torch.device) -> None:
     torch.manual_seed(0)
-    prepared = load_registry("registry.yaml", plugins_dir="my_plugins").prepare(build_model())
+    prepared = prepare(load_registry("registry.yaml", plugins_dir="my_plugins"), build_model())
     model = prepared.model
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(

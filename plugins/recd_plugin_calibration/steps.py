@@ -35,7 +35,7 @@ from recd_plugins.api.planning import (
     with_plugins,
     work_of_step,
 )
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig, wrapped_dataset
 from recd_plugins.api.training import Job, Side, StepProfile, assemble
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")
@@ -142,7 +142,7 @@ class Calibration:
         ]
 
 
-def calibrate(registry: Registry, job: Job, spec: TopologySpec, *, rounds: int = 6) -> Calibration:
+def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int = 6) -> Calibration:
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
@@ -156,7 +156,7 @@ def calibrate(registry: Registry, job: Job, spec: TopologySpec, *, rounds: int =
         RecdError: the registry, the data or the machine does not allow it.
     """
     ranks = registry.training.ranks
-    together = smallest_batch(registry.wrapped_dataset)
+    together = smallest_batch(wrapped_dataset(registry))
     sizes = batch_sizes(registry.training.batch_size, together)
     by_rank = launch(_profile_sides, ranks, job, sizes, rounds, backend=backend_for(job.device))
     plugins = with_plugins(registry, spec)

@@ -32,7 +32,7 @@ from recd_plugins.api.registry import did_you_mean, load_registry, shortened
 
 if TYPE_CHECKING:
     from recd_plugins.api.access import AccessProfile
-    from recd_plugins.api.registry import Registry
+    from recd_plugins.api.registry import RunConfig
 
 _AT_LEAST_0 = FiniteFloat(min=0)
 _PROFILE = table_kind("access profile", "table", "row", "accesses")
@@ -286,7 +286,7 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
     show(AccessProfile.load(file), json_path, plot_path)
 
 
-def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Table]:
+def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
     """Those of the command line, else those of the registry's model."""
     if own:
         tables = [

@@ -19,7 +19,7 @@ from recd_plugins.api import DataError, RecdError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
 from recd_plugins.api.files import new_file
 from recd_plugins.api.reading import RowTable, rows_of_split
-from recd_plugins.api.registry import Registry, did_you_mean
+from recd_plugins.api.registry import RunConfig, did_you_mean
 from recd_plugins.api.training import whole_model
 
 #: Files of vectors.
@@ -49,7 +49,7 @@ class Rules:
 
 
 def rank(
-    registry: Registry, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
+    registry: RunConfig, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
     """Means over the positive rows of the test split, ``num_queries`` and ``num_items``.
 
@@ -122,7 +122,7 @@ def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None
         )
 
 
-def _item(registry: Registry, rules: Rules, module: Any) -> str:
+def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
     """The feature whose items the model has vectors of; refuses features that are not there."""
     own = getattr(module, "item_feature", "")
     item = rules.item or own
@@ -192,7 +192,7 @@ def _column(vectors: torch.Tensor) -> pa.FixedSizeListArray:
 class _Had:
     """Which items the users of rows had."""
 
-    def __init__(self, registry: Registry, rules: Rules, items: Items) -> None:
+    def __init__(self, registry: RunConfig, rules: Rules, items: Items) -> None:
         self._rules, self._items = rules, items
         self._by_user: dict[tuple[int, ...], list[int]] = {}
         if rules.user is not None:
@@ -222,7 +222,7 @@ def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
     return (tuple(part.tolist()) for part in parts)
 
 
-def _positive(registry: Registry, label: str) -> Iterator[Rows]:
+def _positive(registry: RunConfig, label: str) -> Iterator[Rows]:
     """Positive rows of the test split, some at a time."""
     for rows in rows_of_split(registry.dataset, "test"):
         table = RowTable([rows])

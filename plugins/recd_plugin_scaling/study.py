@@ -18,7 +18,7 @@ from recd_plugins.api.planning import (
     report_side,
     with_plugins,
 )
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig, wrapped_dataset
 
 #: Each rank has as many rows whatever the ranks, or all of them together.
 Scaling = Literal["weak", "strong"]
@@ -101,14 +101,14 @@ class ScalingReport:
 
 @dataclass(frozen=True)
 class _Side:
-    registry: Registry
+    registry: RunConfig
     data: TrainingData
     compute: Compute
     is_plain: bool = False
 
 
 def study_scaling(
-    registries: Mapping[str, Registry],
+    registries: Mapping[str, RunConfig],
     topology: str,
     spec: TopologySpec,
     global_batch: int,
@@ -148,7 +148,7 @@ def study_scaling(
     return ScalingReport(topology, spec, batch_size, global_batch, found, other_models)
 
 
-def _tables_of(registry: Registry) -> tuple[Any, ...]:
+def _tables_of(registry: RunConfig) -> tuple[Any, ...]:
     """What a model's tables are made of, as far as its file says."""
     features, model = sorted(registry.dataset.schema().sparse), registry.spec.model
     if model is None:
@@ -156,11 +156,11 @@ def _tables_of(registry: Registry) -> tuple[Any, ...]:
     return features, model.embedding_dim, model.num_embeddings, model.tables
 
 
-def _sides(registries: Mapping[str, Registry], say: Callable[[str], None]) -> dict[str, _Side]:
+def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> dict[str, _Side]:
     sides = {}
     for name, registry in registries.items():
         say(f"counting what the model of {name} computes")
-        registry.wrapped_dataset.prepare()
+        wrapped_dataset(registry).prepare()
         sides[name] = _Side(registry, data_of_model(registry), measure_compute(registry))
     first = next(iter(sides.values()))
     # No entry is left: what they do with tables would be prepared for nothing.

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig
 from recd_plugins.api.training import AbsentData
 
 
-def say_absent(registry: Registry, checkpoint: Path) -> None:
+def say_absent(registry: RunConfig, checkpoint: Path) -> None:
     """Say why the data is not there, and where the columns come from; nothing where it is."""
     if isinstance(registry.dataset, AbsentData):
         click.echo(

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 from recd_plugins.api.batches import fitted_steps
 from recd_plugins.api.files import new_file
 from recd_plugins.api.model import table_name
-from recd_plugins.api.registry import Registry, plugin_call
+from recd_plugins.api.registry import RunConfig, plugin_call
 from recd_plugins.api.training import check_same_preprocessing, load_fitted, table_weights
 
 _ROWS_AT_ONCE = 65_536
 
 
-def write_embeddings(registry: Registry, checkpoint: Path, table: str, output: Path) -> int:
+def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
     """Write ``id``, ``vector`` and maybe ``value`` of each row; says how many.
 
     Args:
@@ -51,7 +51,7 @@ def write_embeddings(registry: Registry, checkpoint: Path, table: str, output: P
     return len(weights)
 
 
-def _values(registry: Registry, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
+def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
     """What preprocessing made each id of, where all features of the table have one vocabulary."""
     load_fitted(registry, checkpoint)
     check_same_preprocessing(checkpoint, registry)

@@ -9,7 +9,7 @@ from typing import Any
 from recd_plugin_scoring.unknown_ids import UnknownIds
 from recd_plugins.api import RecdError
 from recd_plugins.api.distributed import close_kernels
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig
 from recd_plugins.api.training import Quality, TrainedJob, load_trained, say_other_data
 
 
@@ -57,7 +57,7 @@ def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
 
 
-def _readers(registry: Registry) -> str | None:
+def _readers(registry: RunConfig) -> str | None:
     """What reads in other processes, and what would not; None where the ranks read."""
     if registry.ingestion is not None:
         return f"ingestion {registry.ingestion.plugin.name}"

@@ -21,7 +21,7 @@ from recd_plugins.api.access import training_rows
 from recd_plugins.api.batches import fitted_steps, kjt_from_columns
 from recd_plugins.api.columns import dense_features, sparse_column
 from recd_plugins.api.files import new_file, write_json
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig
 from recd_plugins.api.training import AbsentData, unchecked_model
 
 #: Files of an export.
@@ -30,7 +30,7 @@ PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.jso
 _ROWS_COMPARED = 4096
 
 
-def serving_model(registry: Registry, checkpoint: Path, *, int8: bool = False) -> ServingModel:
+def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) -> ServingModel:
     """The model of a checkpoint in one piece, with preprocessing as it was fitted.
 
     Raises:
@@ -131,7 +131,7 @@ class ScoreError:
 
 
 def export_to(
-    registry: Registry, checkpoint: Path, folder: Path, *, int8: bool
+    registry: RunConfig, checkpoint: Path, folder: Path, *, int8: bool
 ) -> ScoreError | None:
     """Write the programs of a checkpoint into a folder, and compare them where there are two, and
     training rows.

@@ -27,7 +27,7 @@ from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
 from recd_plugins.api.distributed import check_agreement, close_kernels
 from recd_plugins.api.ingestion import doing
-from recd_plugins.api.registry import Registry, plugin_call
+from recd_plugins.api.registry import RunConfig, plugin_call
 from recd_plugins.api.tables import Storage
 from recd_plugins.api.training import (
     AbsentData,
@@ -64,7 +64,7 @@ class PredictJob(TrainedJob):
     token: str = ""
     replaces: bool = False
 
-    def load(self) -> Registry:
+    def load(self) -> RunConfig:
         """See ``TrainedJob.load``; with an AbsentData where what it was trained on is not there."""
         return with_trained_columns(super().load(), self.checkpoint)
 
@@ -87,7 +87,7 @@ class PredictJob(TrainedJob):
             )
         return KeptColumns(self.table, self.keep, storage)
 
-    def planned_by(self, registry: Registry) -> Registry:
+    def planned_by(self, registry: RunConfig) -> RunConfig:
         """By the table to score where that of the training is not there.
 
         Raises:

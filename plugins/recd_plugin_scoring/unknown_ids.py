@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from recd_plugins.api import MOST_UNKNOWN, Preprocessing
 from recd_plugins.api.batches import fitted_steps
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig
 
 
 class UnknownIds:
@@ -18,7 +18,7 @@ class UnknownIds:
         readers: what preprocesses in other processes, where nothing is counted; None for this one.
     """
 
-    def __init__(self, registry: Registry, readers: str | None = None) -> None:
+    def __init__(self, registry: RunConfig, readers: str | None = None) -> None:
         self._readers = readers
         shared: dict[int, tuple[list[str], set[int]]] = {}
         schema = registry.dataset.schema()

@@ -10,27 +10,31 @@ if TYPE_CHECKING:
     from recd_plugins.drop_in.dedup import Dedup
     from recd_plugins.drop_in.pooled_sequences import PooledSequences
     from recd_plugins.drop_in.wrap import wrap
-    from recd_plugins.planning.prepared import Registry, load_registry
+    from recd_plugins.planning.prepare import prepare
+    from recd_plugins.registry import RunConfig
+    from recd_plugins.registry.from_file import load_registry
     from recd_plugins.versions import __version__
 
 # Imported when they are asked for, so that ``import recd_plugins`` stays light.
 _HOME = {
     "Dedup": "drop_in.dedup",
     "PooledSequences": "drop_in.pooled_sequences",
-    "Registry": "planning.prepared",
+    "RunConfig": "registry",
     "__version__": "versions",
     "describe_tables": "distributed.table_report",
-    "load_registry": "planning.prepared",
+    "load_registry": "registry.from_file",
+    "prepare": "planning.prepare",
     "wrap": "drop_in.wrap",
 }
 
 __all__ = [
     "Dedup",
     "PooledSequences",
-    "Registry",
+    "RunConfig",
     "__version__",
     "describe_tables",
     "load_registry",
+    "prepare",
     "wrap",
 ]
 

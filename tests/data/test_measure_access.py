@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.lower import lower
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.data.row_pipeline import RowPipeline
@@ -42,7 +42,7 @@ TABLES = [
 OUTSIDE = r"column 'item_0': the id is \d+, as .*recd\.sigrid_hash leaves it, and the table"
 
 
-def make(folder: Path, layout: str = "clustered") -> Registry:
+def make(folder: Path, layout: str = "clustered") -> RunConfig:
     path = folder / "registry.yaml"
     path.write_text(REGISTRY.format(path=folder / "table", layout=layout))
     registry = load_registry(path)
@@ -51,11 +51,11 @@ def make(folder: Path, layout: str = "clustered") -> Registry:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Registry:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     return make(tmp_path_factory.mktemp("measure"))
 
 
-def counted(registry: Registry, feature: str, rows: int) -> Counter[int]:
+def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
     """Ids of the first rows, each list transformed alone."""
     import torch
 
@@ -77,7 +77,7 @@ def counted(registry: Registry, feature: str, rows: int) -> Counter[int]:
 
 
 @pytest.mark.parametrize("rows", [None, 450])
-def test_rows_count_as_the_tables_see_them(registry: Registry, rows: int | None) -> None:
+def test_rows_count_as_the_tables_see_them(registry: RunConfig, rows: int | None) -> None:
     told: list[int] = []
     profile = measure_access(registry, TABLES, rows=rows, deduplicated=False, progress=told.append)
     samples = rows or 1000
@@ -94,7 +94,7 @@ def test_rows_count_as_the_tables_see_them(registry: Registry, rows: int | None)
         assert access.features == table.features
 
 
-def test_beyond_the_bound_it_is_a_sketch(registry: Registry) -> None:
+def test_beyond_the_bound_it_is_a_sketch(registry: RunConfig) -> None:
     exact = measure_access(registry, TABLES).tables["t_items"]
     sketch = measure_access(registry, TABLES, bound=20).tables["t_items"]
     assert len(sketch.rows) <= 20 < len(exact.rows)
@@ -103,7 +103,7 @@ def test_beyond_the_bound_it_is_a_sketch(registry: Registry) -> None:
 
 
 def test_a_dataset_that_cannot_scan_is_read_as_one_rank(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
+    registry: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = measure_access(registry, TABLES, deduplicated=False)
     monkeypatch.setattr(registry.dataset, "session_keys", lambda: None)
@@ -115,7 +115,7 @@ def test_a_dataset_that_cannot_scan_is_read_as_one_rank(
         np.testing.assert_array_equal(table.accesses, whole.tables[name].accesses)
 
 
-def test_what_is_wrong_is_said(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_said(registry: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"looks up feature item_1.*did you mean item_0"):
         measure_access(registry, [Table("t", ("item_1",), 200, 8, pooled=True)])
     with pytest.raises(DataError, match=OUTSIDE):
@@ -140,7 +140,7 @@ CONVERTERS = {
 }
 
 
-def with_converter(registry: Registry, folder: Path, converter: str) -> Registry:
+def with_converter(registry: RunConfig, folder: Path, converter: str) -> RunConfig:
     """Another registry of the same table."""
     text = REGISTRY.format(path=registry.path.parent / "table", layout="clustered")
     path = folder / "registry.yaml"
@@ -152,7 +152,7 @@ def with_converter(registry: Registry, folder: Path, converter: str) -> Registry
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("rows", [None, 130])
 def test_what_is_sent_counts(
-    registry: Registry, tmp_path: Path, converter: str, pooled: bool, rows: int | None
+    registry: RunConfig, tmp_path: Path, converter: str, pooled: bool, rows: int | None
 ) -> None:
     registry = with_converter(registry, tmp_path, CONVERTERS[converter])
     tables = [
@@ -191,7 +191,7 @@ def test_what_is_sent_counts(
         np.testing.assert_allclose(p / access.dedupe_factor, access.accesses / samples, rtol=1e-12)
 
 
-def test_without_deduplication_all_rows_are_sent(registry: Registry, tmp_path: Path) -> None:
+def test_without_deduplication_all_rows_are_sent(registry: RunConfig, tmp_path: Path) -> None:
     sent = measure_access(with_converter(registry, tmp_path, "{use: recd.kjt}"), TABLES)
     stored = measure_access(registry, TABLES, deduplicated=False)
     for name, table in sent.tables.items():
@@ -200,7 +200,7 @@ def test_without_deduplication_all_rows_are_sent(registry: Registry, tmp_path: P
 
 
 def test_a_table_without_deduplicated_features_counts_all_rows(
-    registry: Registry, tmp_path: Path
+    registry: RunConfig, tmp_path: Path
 ) -> None:
     converter = "{use: recd.ikjt, options: {groups: [[seq_0_0]]}}"
     tables = measure_access(with_converter(registry, tmp_path, converter), TABLES).tables
@@ -210,6 +210,6 @@ def test_a_table_without_deduplicated_features_counts_all_rows(
     assert (tables["t_user"].samples, tables["t_user"].dedupe_factor) == (960, 1)
 
 
-def test_ids_outside_the_table_are_refused_where_rows_are_unique(registry: Registry) -> None:
+def test_ids_outside_the_table_are_refused_where_rows_are_unique(registry: RunConfig) -> None:
     with pytest.raises(DataError, match=OUTSIDE):
         measure_access(registry, [Table("t", ("seq_0_0", "item_0"), 20, 8, pooled=False)])

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.data import reader as reader_module
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.plain import PlainConverter
@@ -97,7 +97,7 @@ class Unlocked(Locked):
         return {}
 
 
-def registry_of(dataset: Numbers, **parts: Any) -> Registry:
+def registry_of(dataset: Numbers, **parts: Any) -> RunConfig:
     spec = {
         "version": 1,
         "training": {"batch_size": BATCH},
@@ -108,7 +108,7 @@ def registry_of(dataset: Numbers, **parts: Any) -> Registry:
         "sharding": (),
         **parts,
     }
-    return Registry(
+    return RunConfig(
         Path("registry.yaml"),
         RegistrySpec.model_validate(spec),
         dataset,
@@ -123,7 +123,7 @@ def sparse(batch: Any) -> list[int]:
 
 
 def alone(
-    registry: Registry, rank: int = 0, world_size: int = 1
+    registry: RunConfig, rank: int = 0, world_size: int = 1
 ) -> Iterator[tuple[list[int], State]]:
     """Ids and the position after each batch of an epoch, of the rank that reads by itself."""
     loader = build_dataloader(registry, rank, world_size)
@@ -439,7 +439,7 @@ def test_a_reader_has_the_file_of_a_part_that_wrappers_may_ask(folder, monkeypat
     (folder / "registry.yaml").write_text(text + sharding + sizes)
     monkeypatch.chdir(folder)
     registry = load_registry("registry.yaml", plugins_dir="plugins")
-    prepared = registry.prepare(build_model(registry, registry.dataset.schema()))
+    prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
     task = read_task(prepared.registry, 0, 1, prepared=prepared)
     start = prepared.dataloader(rank=0, world_size=1).state_dict()
     for name in task.modules:  # as in a process that has not loaded them

@@ -23,7 +23,7 @@ import torch
 from tests.forked import Program
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.worker_processes import _Process
 from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
@@ -151,7 +151,7 @@ def write_registry(
     return path
 
 
-def registry(folder: Path, workers: int, **options: Any) -> Registry:
+def registry(folder: Path, workers: int, **options: Any) -> RunConfig:
     path = write_registry(folder, workers, **options)
     return load_registry(path, plugins_dir=folder / "plugins")
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins import load_registry
+from recd_plugins.api.registry import wrapped_dataset
 from recd_plugins.cli import main
 
 PLUGINS = '''
@@ -106,7 +107,7 @@ def test_sessions_are_known_through_a_wrapper(
     path = write(
         tmp_path, "{use: rowfix.only}", "{use: rowfix.by_session}", "{use: rowfix.by_session}"
     )
-    dataset = load_registry(path, plugins_dir=tmp_path / "plugins").wrapped_dataset
+    dataset = wrapped_dataset(load_registry(path, plugins_dir=tmp_path / "plugins"))
     reader = dataset.reader(rank=0, world_size=1, batch_size=8, split="train")
     assert [set(rows.data.column("session_id").to_pylist()) for rows in reader][:2] == [
         {0, 1},

@@ -42,7 +42,7 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins import Registry
+from recd_plugins import RunConfig
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import ExactnessError
@@ -266,7 +266,7 @@ def weights_after_processors(rank: int, world_size: int) -> tuple[bool, bool]:
     return features.weights_or_none() is not None, sent.weights_or_none() is not None
 
 
-def stock_sharders(reg: Registry) -> list[ModuleSharder[nn.Module]]:
+def stock_sharders(reg: RunConfig) -> list[ModuleSharder[nn.Module]]:
     """TorchRec's, with the registry's optimizer."""
     params = fused_params(reg.training)
     bags = EmbeddingBagCollectionSharder(dict(params))

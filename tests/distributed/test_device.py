@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.distributed import device
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.errors import PluginError, SetupError
@@ -21,7 +21,7 @@ training: {ranks: 2}
 
 
 @pytest.fixture
-def registry(tmp_path) -> Registry:
+def registry(tmp_path) -> RunConfig:
     path = tmp_path / "registry.yaml"
     path.write_text(REGISTRY)
     return load_registry(path)

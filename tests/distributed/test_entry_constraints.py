@@ -10,7 +10,6 @@ from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ParameterSharding
 
-from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.entry_constraints import (
     EntryConstraints,
     check_plan,
@@ -18,6 +17,7 @@ from recd_plugins.distributed.entry_constraints import (
 )
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Sharding, Table, TablePart
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.registry import Entry
 from recd_plugins.registry.from_file import registry_without_file
 from recd_plugins.values.model_input import Placement

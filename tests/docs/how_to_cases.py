@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchrec.distributed import DistributedModelParallel
 
-from recd_plugins import load_registry
+from recd_plugins import load_registry, prepare
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 
@@ -34,7 +34,7 @@ def losses_of(rank: int, world_size: int, path: Path, model_name: str) -> list[f
     device = torch.device("cpu")
     registry = load_registry(path)
     torch.manual_seed(0)
-    prepared = registry.prepare(models()[model_name]())
+    prepared = prepare(registry, models()[model_name]())
     model, sharders = prepared.model, prepared.sharders()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(

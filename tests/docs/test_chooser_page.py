@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.docs.pages import blocks, page
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.errors import NoPlanError, PluginError, RegistryError
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.topologies import load_topology
@@ -109,7 +109,7 @@ def written(folder: Path, sharding: str, body: str | None = None) -> Path:
     return registry
 
 
-def asked(folder: Path, body: str | None = None) -> Registry:
+def asked(folder: Path, body: str | None = None) -> RunConfig:
     return load_registry(written(folder, "[{use: acme.alike}]", body), plugins_dir=folder)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests import forked
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.planning.prepared import Prepared
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,7 +50,7 @@ def test_the_signatures_are_as_shown():
     shown = dict(re.findall(r"^\| `([\w.]+)(\(.*?\))` \|", PAGE, re.MULTILINE))
     assert len(shown) == 6
     for name, signature in shown.items():
-        of = {"registry": Registry, "prepared": Prepared}
+        of = {"registry": RunConfig, "prepared": Prepared}
         owner, _, method = name.rpartition(".")
         function = getattr(of[owner], method) if owner else load_registry
         whole = inspect.signature(function)

@@ -10,7 +10,7 @@ import torch
 from torchrec.models.dlrm import InteractionArch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.lower import lower
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
@@ -74,7 +74,7 @@ def test_the_model_is_the_same_whatever_is_replicated() -> None:
 
 
 @pytest.fixture
-def registry(tmp_path: Path) -> Registry:
+def registry(tmp_path: Path) -> RunConfig:
     path = tmp_path / "registry.yaml"
     path.write_text(
         "version: 1\n"
@@ -93,12 +93,12 @@ def test_a_name_that_torch_does_not_take_is_refused(form: str) -> None:
         DLRM(ModelSpec(embedding_dim=4), num_dense=2, placement=placement)
 
 
-def test_data_without_features_is_refused(registry: Registry) -> None:
+def test_data_without_features_is_refused(registry: RunConfig) -> None:
     with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no feature"):
         build_model(registry, FeatureSchema(sparse=(), dense=(), label="label"))
 
 
-def test_numbers_alone_have_a_model_without_tables(registry: Registry) -> None:
+def test_numbers_alone_have_a_model_without_tables(registry: RunConfig) -> None:
     model = build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))
     assert isinstance(model, DLRM)
     assert not any("t_" in name for name in model.state_dict())
@@ -131,7 +131,7 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pool_rows", ["unique", "all"])
 @pytest.mark.parametrize("target", ["city", "item", "seller"])
 def test_a_target_is_the_models_own_vector_of_the_item(
-    registry: Registry, target: str, pool_rows: Any
+    registry: RunConfig, target: str, pool_rows: Any
 ) -> None:
     """Looked up in bags, in replicated bags, and as a sequence of its own."""
     torch.manual_seed(0)
@@ -172,7 +172,7 @@ def test_a_target_is_the_models_own_vector_of_the_item(
     assert not torch.equal(before, model(batch)[1][1])
 
 
-def test_a_target_that_the_model_lacks_is_refused_with_its_line(registry: Registry) -> None:
+def test_a_target_that_the_model_lacks_is_refused_with_its_line(registry: RunConfig) -> None:
     model = DLRM(ModelSpec(), num_dense=0, placement=Placement(("item",), sequence=("seen",)))
     with registry.path.open("a") as file:
         file.write("pooling: [{use: recd.din, features: [seen], options: {target: items}}]\n")
@@ -187,7 +187,7 @@ def test_a_target_that_the_model_lacks_is_refused_with_its_line(registry: Regist
 @pytest.mark.parametrize("mean", [0.001, 0.5, 0.9, 0.0, 1.0, None])
 @pytest.mark.parametrize("architecture", ["dlrm", "dcn"])
 def test_training_starts_at_the_mean_label(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, architecture: str, mean: float | None
+    registry: RunConfig, monkeypatch: pytest.MonkeyPatch, architecture: str, mean: float | None
 ) -> None:
     text = registry.path.read_text().replace(
         "{embedding_dim", f"{{architecture: {architecture}, embedding_dim"
@@ -216,7 +216,7 @@ def test_training_starts_at_the_mean_label(
     ],
 )
 def test_a_pooling_that_does_not_suit_the_model_is_refused_with_its_line(
-    registry: Registry, entry: str, message: str
+    registry: RunConfig, entry: str, message: str
 ) -> None:
     model = DLRM(ModelSpec(), num_dense=0, placement=Placement(("item",), sequence=("seen",)))
     with registry.path.open("a") as file:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.small_registry import SPARSE
 
-from recd_plugins import Registry
+from recd_plugins import RunConfig
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
 from recd_plugins.training.first_choice import resume_choice
@@ -21,7 +21,7 @@ CHOSEN = [
 ]
 
 
-def entries(registry: Registry) -> list[Any]:
+def entries(registry: RunConfig) -> list[Any]:
     names = [table.name for table in tables_of(build_model(registry, registry.dataset.schema()))]
     return [
         (entry.plugin.name, entry.plugin.options, [n for n in names if entry.matches(n)])

@@ -23,7 +23,7 @@ from recd_plugin_torchrec.planner import Planner
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugin_torchrec.uvm import Uvm
-from recd_plugins import Registry
+from recd_plugins import RunConfig, prepare
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
@@ -67,7 +67,7 @@ class Model(nn.Module):
 
 def registry(
     *sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd", wire: str = "fp32"
-) -> Registry:
+) -> RunConfig:
     """Of (plugin, patterns) pairs; without data."""
     spec = RegistrySpec.model_validate(
         {
@@ -83,7 +83,7 @@ def registry(
         )
 
     nothing: Any = None
-    return Registry(
+    return RunConfig(
         path=Path("registry.yaml"),
         spec=spec,
         dataset=nothing,
@@ -95,7 +95,7 @@ def registry(
     )
 
 
-def prepared(reg: Registry, model: nn.Module | None = None) -> Prepared:
+def prepared(reg: RunConfig, model: nn.Module | None = None) -> Prepared:
     """A model of which the registry has replaced nothing, and whose tables have no parts."""
     model = Model() if model is None else model
     return Prepared(reg, model, Placement(), {}, tuple(tables_of(model)))
@@ -116,7 +116,7 @@ def profile(**dedupe_factors: float) -> DataProfile:
 
 
 def options(
-    reg: Registry, known: DataProfile, model: nn.Module, exact: Sequence[str] = ()
+    reg: RunConfig, known: DataProfile, model: nn.Module, exact: Sequence[str] = ()
 ) -> dict[tuple[str, str], ShardingOption]:
     ready = prepared(reg, model)
     constraints = table_constraints(
@@ -127,7 +127,7 @@ def options(
     return {(option.name, option.sharding_type): option for option in found}
 
 
-def chosen(reg: Registry, model: nn.Module, **arguments: Any) -> dict[str, str]:
+def chosen(reg: RunConfig, model: nn.Module, **arguments: Any) -> dict[str, str]:
     ready = prepared(reg, model)
     planner = build_planner(ready, world_size=2, **{"profile": profile(), **arguments})
     plan = planner.plan(model, ready.sharders())
@@ -260,7 +260,7 @@ def test_plugins_decide() -> None:
 def test_errors_of_the_registry_come_with_the_model() -> None:
     reg = registry((make(TableWise), ["c"]))
     with pytest.raises(RegistryError, match="c matches no table"):
-        reg.prepare(Model())
+        prepare(reg, Model())
 
 
 def test_no_plan_fits() -> None:

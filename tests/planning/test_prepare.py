@@ -13,7 +13,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins import Registry, load_registry, wrap
+from recd_plugins import RunConfig, load_registry, prepare, wrap
 from recd_plugins.errors import PluginError, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, LookupKernels, Setting, Sharding, Table, TablePart
 from recd_plugins.model_tables import embedding_modules
@@ -36,7 +36,7 @@ def model(left: nn.Module) -> nn.Module:
     return nn.ModuleDict({"bags": EmbeddingBagCollection(tables=[config]), "left": left})
 
 
-def registry_with(folder: Path, sharding: str) -> Registry:
+def registry_with(folder: Path, sharding: str) -> RunConfig:
     path = folder / "registry.yaml"
     path.write_text(
         "version: 1\n"
@@ -66,7 +66,7 @@ def test_features_of_modules_that_are_left_alone_are_read(
     tmp_path: Path, kind: str, placement: Placement, features_with_rows: set[str]
 ) -> None:
     registry = registry_with(tmp_path, "")
-    prepared = registry.prepare(model(own_bags() if kind == "own" else build(kind)))
+    prepared = prepare(registry, model(own_bags() if kind == "own" else build(kind)))
     assert prepared.placement == placement
     assert set(prepared.num_embeddings) == features_with_rows
     assert [table.name for table in prepared.tables] == ["t_x"]
@@ -79,7 +79,7 @@ def test_what_needs_a_model_says_what_to_call_first(tmp_path: Path) -> None:
             getattr(registry, name)()
     with pytest.raises(AttributeError, match=r"has no attribute 'shardings'$"):
         _ = registry.shardings
-    prepared: Any = registry.prepare(model(build("processed")))
+    prepared: Any = prepare(registry, model(build("processed")))
     with pytest.raises(
         AttributeError, match=r"no attribute named_modules; the module is .*\.model"
     ):
@@ -108,7 +108,7 @@ def test_entries_for_tables_that_are_left_alone_are_refused(
     registry = registry_with(tmp_path, section)
     kind_of_entry = section.partition(":")[0]
     with pytest.raises(RegistryError) as raised:
-        registry.prepare(model(own_bags() if kind == "own" else build(kind)))
+        prepare(registry, model(own_bags() if kind == "own" else build(kind)))
     problem = raised.value.problems[-1]
     assert (problem.line, problem.field) == (5, f"{kind_of_entry}[0].tables")
     assert problem.message.startswith(f"table t_b is left alone: {why}")
@@ -119,7 +119,7 @@ def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) ->
     spec = this_machine(1).model_copy(update={"ddr_bandwidth": 1e9, "ranks_per_node": 2})
     write_topology(cluster, spec, "Own.")
     registry = registry_with(tmp_path, "").with_training({"ranks": 2})
-    prepared = registry.prepare(model(build("processed")), topology=cluster)
+    prepared = prepare(registry, model(build("processed")), topology=cluster)
     profile = DataProfile({"x": FeatureProfile(1.0, False, 0.0, 0.0, 0.0)})
     planner = prepared.planner(profile=profile)
     assert planner._topology.ddr_mem_bw == 1e6  # bytes a millisecond
@@ -142,7 +142,7 @@ def test_a_rewrite_that_loses_tables_names_its_plugin(tmp_path: Path) -> None:
     entry = Entry(Inner(Inner.Options()), ("t_x",), "sharding[0]", 5)
     registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
     with pytest.raises(PluginError, match=r"acme\.inner: rewrite .* without tables t_x; expected"):
-        registry.prepare(model(build("bags")))
+        prepare(registry, model(build("bags")))
 
 
 class OwnRows(Sharding):
@@ -167,7 +167,7 @@ def test_a_sharding_that_maps_ids_says_their_limit(
     registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
     made = model(build("managed bags"))
     assert rows_looked_up(registry, list(embedding_modules(made))) == rows
-    assert registry.prepare(made).num_embeddings == checked
+    assert prepare(registry, made).num_embeddings == checked
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5, "9", True, 1 << 64])
@@ -176,7 +176,7 @@ def test_a_limit_of_ids_is_a_whole_number(tmp_path: Path, limit: Any) -> None:
     entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
     registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
     with pytest.raises(PluginError, match=r"acme\.mapping: id_limit of table t_x is .*; expected"):
-        registry.prepare(model(build("managed bags")))
+        prepare(registry, model(build("managed bags")))
 
 
 class Parted(Sharding):
@@ -189,7 +189,7 @@ class Parted(Sharding):
         return type("Part", (TablePart,), self.more)()
 
 
-def with_part(folder: Path, more: dict[str, Any]) -> Registry:
+def with_part(folder: Path, more: dict[str, Any]) -> RunConfig:
     plugin = type("Parted", (Parted,), {"more": more})
     entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
     return replace(registry_with(folder, ""), sharding=(entry,))
@@ -212,12 +212,12 @@ def test_parts_are_looked_at_as_plugin_classes_are(
     tmp_path: Path, more: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(PluginError, match=rf"acme\.parted: part: \S*{words}"):
-        with_part(tmp_path, more).prepare(model(build("bags")))
+        prepare(with_part(tmp_path, more), model(build("bags")))
 
 
 def test_a_part_may_have_names_of_its_own(tmp_path: Path) -> None:
     more = {"tables": ("t_x",), "counted": lambda self: 5}
-    assert with_part(tmp_path, more).prepare(model(build("bags"))).table_parts
+    assert prepare(with_part(tmp_path, more), model(build("bags"))).table_parts
 
 
 class Fast(Cache):
@@ -241,7 +241,7 @@ def kernels(made_by: str, *tables: str) -> dict[str, Any]:
 
 
 def test_a_sharding_has_no_kernels_of_tables_of_others(tmp_path: Path) -> None:
-    prepared = with_part(tmp_path, kernels("sharding", "t_a")).prepare(model(build("bags")))
+    prepared = prepare(with_part(tmp_path, kernels("sharding", "t_a")), model(build("bags")))
     words = r":5 sharding\[0\]: acme\.parted: kernels are of table t_a, which is none of its tables"
     with pytest.raises(PluginError, match=words):
         prepared.sharders()
@@ -251,7 +251,7 @@ def test_of_two_kernels_of_a_table_those_of_its_cache_look_it_up(tmp_path: Path)
     cache = type("Fast", (Fast,), {"more": kernels("cache", "t_x")})
     entry = Entry(cache(cache.Options()), ("t_x",), "cache[0]", 7)
     registry = replace(with_part(tmp_path, kernels("sharding", "t_x")), cache=(entry,))
-    made: Any = registry.prepare(model(build("bags"))).lookup_kernels
+    made: Any = prepare(registry, model(build("bags"))).lookup_kernels
     assert [each.made_by for each in made] == ["cache", "sharding"]
 
 
@@ -262,8 +262,8 @@ def test_entries_decide_for_the_device_that_tables_will_be_on(
         {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
     )
     with pytest.raises(SetupError, match="dgx-h100 is of ranks on cuda, and this run trains on cp"):
-        registry.prepare(model(build("bags")))
-    prepared = registry.prepare(model(nn.Identity()), device=torch.device("cuda"))
+        prepare(registry, model(build("bags")))
+    prepared = prepare(registry, model(nn.Identity()), device=torch.device("cuda"))
     assert prepared.setting is not None
     assert prepared.setting.device_type == "cuda"
     known = DataProfile({"x": FeatureProfile()})
@@ -290,7 +290,7 @@ def test_tables_of_a_feature_that_are_not_coalesced_together_name_the_entry(
     ]
     entry = "sharding:\n  - {use: torchrec.planner, tables: [t_z], options: {coalesce: true}}"
     with pytest.raises(RegistryError) as raised:
-        registry_with(tmp_path, entry).prepare(model(collection(tables=tables)))
+        prepare(registry_with(tmp_path, entry), model(collection(tables=tables)))
     (problem,) = raised.value.problems
     assert (problem.line, problem.field) == (5, "sharding[0]")
     assert problem.message.startswith("feature x looks up t_z, to be coalesced, and t_y, which is")
@@ -306,8 +306,8 @@ def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
     monkeypatch.setattr("recd_plugins.planning.prepare.dist", group)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     registry = registry_with(tmp_path, "").with_training(of_gpus)
-    prepared = registry.prepare(model(nn.Identity()))
+    prepared = prepare(registry, model(nn.Identity()))
     assert prepared.setting is not None
     assert prepared.setting.device_type == "cuda"
     with pytest.raises(SetupError, match="this run trains on cpu"):
-        registry.with_training({"device": "cpu"}).prepare(model(nn.Identity()))
+        prepare(registry.with_training({"device": "cpu"}), model(nn.Identity()))

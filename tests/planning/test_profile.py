@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugins import Registry
+from recd_plugins import RunConfig
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces import SessionKeys
@@ -24,7 +24,7 @@ CONVERTERS = [
 ]
 
 
-def travels(registry: Registry, num_batches: int) -> dict[str, float]:
+def travels(registry: RunConfig, num_batches: int) -> dict[str, float]:
     """Ids that the model is fed by feature, the mean over batches."""
     batch_size = registry.training.batch_size
     reader = registry.dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")

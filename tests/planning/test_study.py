@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from recd_plugins import Registry
+from recd_plugins import RunConfig, prepare
 from recd_plugins.errors import DataError, NoPlanError, RecdError, SetupError
 from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
@@ -41,7 +41,10 @@ COMPUTE = Compute(
 
 
 def report(
-    registry: Registry, spec: TopologySpec, batch_size: int | None = 256, compute: Compute = COMPUTE
+    registry: RunConfig,
+    spec: TopologySpec,
+    batch_size: int | None = 256,
+    compute: Compute = COMPUTE,
 ) -> PlanReport:
     return Study("some", spec, compute, lambda _: None).report(registry, batch_size)
 
@@ -202,7 +205,7 @@ def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -
 @pytest.fixture
 def data_ends(monkeypatch) -> Callable[[int], None]:
     def after(rows: int) -> None:
-        def few(registry: Registry, *others: Any) -> Candidate:
+        def few(registry: RunConfig, *others: Any) -> Candidate:
             if registry.training.batch_size > rows:
                 raise DataError("too few rows")
             return with_plugins(registry, *others)
@@ -292,7 +295,7 @@ def test_training_takes_the_same_plan(make_registry) -> None:
     from recd_plugins.model.build import build_model
 
     again = make_registry()
-    prepared = again.prepare(build_model(again, again.dataset.schema()))
+    prepared = prepare(again, build_model(again, again.dataset.schema()))
     plan = prepared.planner().plan(prepared.model, prepared.sharders())
     assert plan == planned.sharding
 
@@ -381,7 +384,7 @@ def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry
         "left": FeatureProcessedEmbeddingBagCollection(weighted, weights),
         "alone": Alone(**bags("usr_1")),
     }
-    prepared = make_registry(pooling=[]).prepare(nn.ModuleDict(modules))
+    prepared = prepare(make_registry(pooling=[]), nn.ModuleDict(modules))
     assert prepared.setting is not None
     candidate = Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
     spec = load_topology(MACHINE, ranks=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.cli import main
 from recd_plugins.data.ingestion import check_ingestion
 from recd_plugins.data.loader import build_dataloader
@@ -98,7 +98,7 @@ def write(options: str = "{}", **changes: str) -> Path:
     return path
 
 
-def registry(options: str = "{}") -> Registry:
+def registry(options: str = "{}") -> RunConfig:
     return load_registry(write(options), plugins_dir="plugins")
 
 

@@ -33,7 +33,7 @@ training: {batch_size: 64, learning_rate: 1e-3, checkpoint: {path: there, every:
 
 @pytest.fixture
 def load(tmp_path, plugins_dir):
-    def load(text: str = REGISTRY) -> recd_plugins.Registry:
+    def load(text: str = REGISTRY) -> recd_plugins.RunConfig:
         path = tmp_path / "registry.yaml"
         path.write_text(text)
         return recd_plugins.load_registry(path, plugins_dir=plugins_dir)

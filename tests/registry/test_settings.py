@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.errors import RegistryError
 
 REGISTRY = Path(__file__).parents[2] / "registry.yaml"
 
 
-def with_settings(*settings: str) -> Registry:
+def with_settings(*settings: str) -> RunConfig:
     return load_registry(REGISTRY, settings=settings)
 
 

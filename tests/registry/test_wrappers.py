@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
+from recd_plugins.api.registry import wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.cli.schema import registry_schema
 from recd_plugins.errors import RegistryError, SetupError
@@ -68,7 +69,7 @@ def plugins_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(folder: Path, plugins_dir: Path, wrap: str) -> Registry:
+def load(folder: Path, plugins_dir: Path, wrap: str) -> RunConfig:
     path = folder / "r.yaml"
     path.write_text(FILE.format(wrap=wrap))
     return load_registry(path, plugins_dir=plugins_dir)
@@ -86,7 +87,7 @@ def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -
     registry = load(tmp_path, plugins_dir, FIRST + SECOND)
     assert [entry.field for entry in registry.wrappers] == ["dataset.wrap[0]", "dataset.wrap[1]"]
     assert [entry.line for entry in registry.wrappers] == [5, 6]
-    wrapped = registry.wrapped_dataset
+    wrapped = wrapped_dataset(registry)
     reader = wrapped.reader(rank=0, world_size=1, batch_size=1, split="train")
     assert str(reader) == "bb(a(reader))"
     assert isinstance(wrapped, DatasetWrapper)
@@ -98,7 +99,7 @@ def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -
 
 def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins_dir: Path) -> None:
     off = FIRST.replace("}}", "}, enabled: false}")
-    assert load(tmp_path, plugins_dir, off).wrapped_dataset.name == "acme.data"
+    assert wrapped_dataset(load(tmp_path, plugins_dir, off)).name == "acme.data"
     (problem,) = problems(tmp_path, plugins_dir, FILE.format(wrap=off.replace("word", "wrod")))
     assert problem.startswith("r.yaml:5 dataset.wrap[0].options.wrod: ")
 
@@ -154,7 +155,7 @@ def test_a_wrapper_is_no_dataset(tmp_path: Path, plugins_dir: Path) -> None:
 
 
 def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path) -> None:
-    wrapped = load(tmp_path, plugins_dir, FIRST).wrapped_dataset
+    wrapped = wrapped_dataset(load(tmp_path, plugins_dir, FIRST))
     assert isinstance(wrapped, DatasetWrapper)
     with pytest.raises(SetupError, match=r"r\.yaml: which tables there are"):
         _ = wrapped.lookups.parts
@@ -162,8 +163,8 @@ def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path
 
 def test_it_travels_to_workers(tmp_path: Path, plugins_dir: Path) -> None:
     registry = load(tmp_path, plugins_dir, FIRST)
-    again: Registry = pickle.loads(pickle.dumps(registry))
-    reader = again.wrapped_dataset.reader(rank=0, world_size=1, batch_size=1, split="train")
+    again: RunConfig = pickle.loads(pickle.dumps(registry))
+    reader = wrapped_dataset(again).reader(rank=0, world_size=1, batch_size=1, split="train")
     assert str(reader) == "a(reader)"
 
 

@@ -15,7 +15,7 @@ from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.distributed.row_updates import check_updates
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
@@ -88,7 +88,7 @@ def register_plugins():
 """
 
 
-def registry_of(folder: Path, text: str) -> Registry:
+def registry_of(folder: Path, text: str) -> RunConfig:
     (folder / "plugins").mkdir()
     (folder / "plugins" / "acme.py").write_text(PLUGIN)
     (folder / "registry.yaml").write_text(HEAD + text)
@@ -108,7 +108,7 @@ def model_of(*names: str, device: str = "meta") -> EmbeddingBagCollection:
 
 
 def applied(
-    registry: Registry,
+    registry: RunConfig,
     model: EmbeddingBagCollection,
     device_type: str | None = "cpu",
     parts: Mapping[str, TablePart] | None = None,
@@ -202,7 +202,7 @@ def test_tables_that_clip_gradients_are_not_coalesced(tmp_path: Path) -> None:
     registry = registry_of(tmp_path, MINE.replace("t_a", "t_clips") + sharding)
     model = nn.ModuleDict({"bags": model_of("t_clips", "t_a")})
     with pytest.raises(RegistryError, match=r"yaml:6 sharding\[0\]: tables t_clips are to be coal"):
-        registry.prepare(model)
+        prepare(registry, model)
 
 
 ADAM = "optimizers: [{use: torchrec.adam, tables: ['*'], options: {learning_rate: 0.1}}]\n"

@@ -26,6 +26,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from recd_plugin_auto.lines import patterns_of
 from recd_plugin_auto.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugin_torchrec.table_wise import TableWise
+from recd_plugins import prepare
 from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.errors import NoPlanError, RegistryError, SetupError
@@ -95,9 +96,9 @@ def test_it_leaves_no_trace_and_comes_to_the_same(make_registry) -> None:
     state = torch.get_rng_state()
     setting = setting_of(registry, model, slow())
     # The poolings that go into the model draw what they begin with.
-    twice = [registry.prepare(build_model(registry, registry.dataset.schema()), setting)]
+    twice = [prepare(registry, build_model(registry, registry.dataset.schema()), setting)]
     torch.set_rng_state(state)
-    twice.append(registry.prepare(model, setting))
+    twice.append(prepare(registry, model, setting))
     first, second = (json.dumps(chosen_of(each).as_json()) for each in twice)
     assert first == second
     after = [each.model.state_dict() for each in twice]
@@ -319,7 +320,7 @@ def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:
     known = setting_of(registry, model, slow())
     unknown = Setting(**{**vars(known), "costs": None})
     with pytest.raises(SetupError, match="no costs"):
-        registry.prepare(model, unknown)
+        prepare(registry, model, unknown)
 
 
 def test_a_trainer_without_data_is_told_what_that_leaves_out(tmp_path: Path) -> None:

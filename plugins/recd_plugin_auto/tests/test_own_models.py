@@ -13,8 +13,9 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugin_auto.chosen import Chosen
-from recd_plugins.data.prepared import Prepared
+from recd_plugins import prepare
 from recd_plugins.errors import RegistryError
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.topologies import load_topology
 
@@ -32,7 +33,7 @@ def test_what_tables_of_one_feature_cannot_have_is_not_chosen(make_registry) -> 
     model = EmbeddingCollection(tables=tables, device=torch.device("meta"))
     spec = load_topology("machine", nodes=2, ranks=2)
     slow = spec.model_copy(update={"inter_node_bandwidth": 6.25e6, "flops": 2e10})
-    prepared = registry.prepare(model, setting_of(registry, model, slow))
+    prepared = prepare(registry, model, setting_of(registry, model, slow))
     assert type(prepared.model) is EmbeddingCollection, "without tiers"
     assert prepared.coalesced == {"t_big", "t_small"}
     assert isinstance(prepared.chosen, Chosen)
@@ -51,7 +52,7 @@ def test_tables_of_one_name_are_left_to_other_entries(make_registry) -> None:
             for feature, name in named.items()
         }
         modules = {name: EmbeddingCollection(tables=[table]) for name, table in tables.items()}
-        return registry.prepare(nn.ModuleDict(modules))
+        return prepare(registry, nn.ModuleDict(modules))
 
     said = r"sharding\[0\]: several modules have tables of one name, t_item, and it chooses by name"
     with pytest.raises(RegistryError, match=said):
@@ -77,6 +78,6 @@ def test_tables_that_torchrecs_own_sharders_take_are_planned_beside_others(make_
             "left": FeatureProcessedEmbeddingBagCollection(bags, weights),
         }
     )
-    found = registry.prepare(model).chosen
+    found = prepare(registry, model).chosen
     assert isinstance(found, Chosen)
     assert [group.tables for group in found.groups] == [("t_own",)]

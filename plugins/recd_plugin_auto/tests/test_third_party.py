@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from recd_plugin_auto.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
-from recd_plugins import Registry, load_registry
+from recd_plugins import RunConfig, load_registry
 from recd_plugins.errors import NoPlanError, PluginError
 from recd_plugins.planning.candidates import with_plugins
 
@@ -43,7 +43,7 @@ def register_shardings():
 """
 
 
-def with_acme(make_registry: Any, tmp_path: Path, offers: str, **sections: Any) -> Registry:
+def with_acme(make_registry: Any, tmp_path: Path, offers: str, **sections: Any) -> RunConfig:
     folder = tmp_path / "plugins"
     folder.mkdir()
     (folder / "acme_nearer.py").write_text(f"{ACME}\nOFFERS = {offers}\n")

@@ -18,7 +18,7 @@ from recd_plugins.api.planning import (
     this_machine,
     with_plugins,
 )
-from recd_plugins.api.registry import Registry, load_registry
+from recd_plugins.api.registry import RunConfig, load_registry
 from recd_plugins.api.training import Job, calibration_job, write_topology
 from recd_plugins.cli import main
 from recd_plugins.planning.compute import NO_COMPUTE
@@ -126,7 +126,7 @@ def test_the_batch_size_of_the_command_is_measured(
 ) -> None:
     found: dict[str, int] = {}
 
-    def stop(registry: Registry, job: Job, _: TopologySpec) -> None:
+    def stop(registry: RunConfig, job: Job, _: TopologySpec) -> None:
         found.update(own=registry.training.batch_size, ranks=job.load().training.batch_size)
         raise RecdError("stop")
 

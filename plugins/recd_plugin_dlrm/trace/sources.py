@@ -17,7 +17,7 @@ from recd_plugins.api.registry import did_you_mean, shortened
 
 if TYPE_CHECKING:
     from recd_plugins.api import FeatureLookups
-    from recd_plugins.api.registry import Registry
+    from recd_plugins.api.registry import RunConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ def text_pieces(
 
 
 def registry_pieces(
-    registry: Registry, features: Sequence[str], rows: int | None
+    registry: RunConfig, features: Sequence[str], rows: int | None
 ) -> Iterator[TraceRows]:
     """The pieces of the training split of a registry's dataset, as preprocessing leaves them.
 

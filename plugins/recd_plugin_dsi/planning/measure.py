@@ -29,8 +29,8 @@ from recd_plugins.api.ingestion import (
     encode,
     read_task,
 )
-from recd_plugins.api.model import build_model
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.model import build_model, prepare
+from recd_plugins.api.registry import RunConfig, wrapped_dataset
 from recd_plugins.api.training import Job, assemble, peak_bytes
 
 _ROUNDS = 5
@@ -79,7 +79,7 @@ class Training:
 
 
 def measure(
-    registry: Registry, job: Job, show: Callable[[str], None] = lambda _: None
+    registry: RunConfig, job: Job, show: Callable[[str], None] = lambda _: None
 ) -> tuple[Reading, Training, float]:
     """Read with one reader, and train on ``training.ranks`` ranks. Also: batches of a block.
 
@@ -94,9 +94,9 @@ def measure(
     ranks = registry.training.ranks
     show("reading with one reader")
     with torch.device("meta"):
-        prepared = registry.prepare(build_model(registry, registry.dataset.schema()))
+        prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
     work = read_task(registry, 0, ranks, prepared=prepared)
-    reader = registry.wrapped_dataset.reader(
+    reader = wrapped_dataset(registry).reader(
         rank=0, world_size=ranks, batch_size=registry.training.batch_size, split="train"
     )
     blocks = reader.num_blocks()
@@ -198,7 +198,7 @@ def _train(rank: int, world_size: int, job: Job) -> Training:
     )
 
 
-def without_stores(registry: Registry) -> Registry:
+def without_stores(registry: RunConfig) -> RunConfig:
     """The registry read by the ranks themselves, without caches, whose files belong to its runs."""
     return replace(registry.with_training({"workers": 0}), cache=(), ingestion=None)
 

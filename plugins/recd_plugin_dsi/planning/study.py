@@ -9,12 +9,12 @@ from recd_plugin_dsi.planning.measure import measure, without_stores
 from recd_plugin_dsi.planning.readers_report import ReaderPlan
 from recd_plugins.api.distributed import choose_device
 from recd_plugins.api.ingestion import available_cores
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig, wrapped_dataset
 from recd_plugins.api.training import Job
 
 
 def study_readers(
-    registry: Registry,
+    registry: RunConfig,
     plugins_dir: Path | None,
     batch_size: int,
     target: float,
@@ -35,7 +35,7 @@ def study_readers(
     overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
     registry = without_stores(registry.with_training(overrides))
     training = registry.training
-    registry.wrapped_dataset.prepare()
+    wrapped_dataset(registry).prepare()
     job = Job(
         registry.path,
         plugins_dir=plugins_dir,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_recd.ikjt import IkjtConverter
-from recd_plugins import Registry
+from recd_plugins import RunConfig
 from recd_plugins.data.read_plan import ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader
 from recd_plugins.interfaces import (
@@ -114,14 +114,14 @@ class Slow(Preprocessing):
         return values, offsets
 
 
-def registry(ray: dict | None, in_blocks: bool = True, **slow) -> Registry:
+def registry(ray: dict | None, in_blocks: bool = True, **slow) -> RunConfig:
     """Reads numbers; with options of ``dsi.ray`` by it."""
     spec = {
         "version": 1,
         "training": {"batch_size": BATCH},
     }
     plugin = None if ray is None else RayIngestion(RayIngestion.Options.model_validate(ray))
-    return Registry(
+    return RunConfig(
         path=Path("registry.yaml"),
         spec=RegistrySpec.model_validate(spec),
         dataset=Numbered(Numbered.Options(in_blocks=in_blocks)),

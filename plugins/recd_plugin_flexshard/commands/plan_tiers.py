@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from recd_plugins.api.planning import TopologySpec
-    from recd_plugins.api.registry import Registry
+    from recd_plugins.api.registry import RunConfig
 
 
 class TiersPlan(PlanMode):
@@ -72,5 +72,5 @@ class TiersPlan(PlanMode):
         return PlanAnswer(render(report), report.as_json, partial(plot, report))
 
 
-def _registry(question: PlanQuestion) -> Registry:
+def _registry(question: PlanQuestion) -> RunConfig:
     return question.registry.with_training({"batch_size": question.batch_size})

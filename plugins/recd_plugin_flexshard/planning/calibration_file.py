@@ -14,7 +14,7 @@ from recd_plugin_flexshard.planning.sections import SECTION
 from recd_plugin_flexshard.planning.tier_study import planned_tiers
 from recd_plugins.api import SetupError
 from recd_plugins.api.planning import CollectiveRates, TopologySpec
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig
 from recd_plugins.api.training import measure_collectives, refuse_existing, write_topology
 
 
@@ -47,7 +47,7 @@ class TierCalibration:
 
 
 def calibrate_tiers(
-    registry: Registry, spec: TopologySpec, path: Path
+    registry: RunConfig, spec: TopologySpec, path: Path
 ) -> tuple[TopologySpec, TierCalibration]:
     """Measure as many ranks as ``spec`` has, and write it to ``path`` with what was found.
 

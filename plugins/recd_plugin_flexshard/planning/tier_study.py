@@ -24,14 +24,14 @@ from recd_plugin_flexshard.three_tier import ThreeTier
 from recd_plugin_flexshard.two_tier import TwoTier
 from recd_plugins.api import RecdError, SetupError
 from recd_plugins.api.planning import Candidate, TopologySpec, with_plugins
-from recd_plugins.api.registry import Registry, at_entry, shortened
+from recd_plugins.api.registry import RunConfig, at_entry, shortened, wrapped_dataset
 
 # Plans of a curve: those of two tiers take less time.
 _TWO_TIER_PLANS, _PLANS = 96, 32
 
 
 def study_tiers(
-    registry: Registry,
+    registry: RunConfig,
     topology: str,
     spec: TopologySpec,
     *,
@@ -72,13 +72,13 @@ class PlannedTiers:
     plans: Mapping[str, TierPlan]
 
 
-def planned_tiers(registry: Registry, spec: TopologySpec) -> PlannedTiers:
+def planned_tiers(registry: RunConfig, spec: TopologySpec) -> PlannedTiers:
     """Prepare data and model, for the ranks of ``spec``.
 
     Raises:
         RecdError: no entry has tiers; says which one to add.
     """
-    registry.wrapped_dataset.prepare()
+    wrapped_dataset(registry).prepare()
     candidate = with_plugins(registry, spec)
     parts = candidate.prepared.parts.items()
     plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}

@@ -16,7 +16,7 @@ from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableTiers
 from recd_plugin_flexshard.planning.sections import cluster_of
 from recd_plugin_flexshard.runtime import TieredEmbeddingCollection
-from recd_plugins import load_registry
+from recd_plugins import load_registry, prepare
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.model.build import build_model
@@ -38,7 +38,7 @@ def prepared(path: Path) -> tuple[nn.Module, Prepared]:
     torch.manual_seed(0)
     before = build_model(registry, registry.dataset.schema())
     torch.manual_seed(0)
-    return before, registry.prepare(build_model(registry, registry.dataset.schema()))
+    return before, prepare(registry, build_model(registry, registry.dataset.schema()))
 
 
 def tiered(model: nn.Module) -> dict[str, TieredEmbeddingCollection]:
@@ -98,8 +98,8 @@ def test_several_entries_take_tables_of_one_collection(make_registry: MakeRegist
 def test_a_model_of_ones_own_may_be_the_collection_itself(make_registry: MakeRegistry) -> None:
     registry = load_registry(make_registry("flexshard.two_tier", pooling=[]))
     (other,) = tiered(prepared(make_registry("flexshard.two_tier"))[1].model).values()
-    found = registry.prepare(
-        EmbeddingCollection(tables=other.embedding_configs(), device=torch.device("meta"))
+    found = prepare(
+        registry, EmbeddingCollection(tables=other.embedding_configs(), device=torch.device("meta"))
     )
     assert isinstance(found.model, TieredEmbeddingCollection)
 
@@ -237,7 +237,7 @@ def test_a_feature_that_tiers_do_not_have_alone_names_the_line(make_registry: Ma
     ]
     said = r"sharding\[0\]: feature seq_0_0 looks up tables t_seq_a and t_other, one of which has"
     with pytest.raises(RegistryError, match=said):
-        registry.prepare(EmbeddingCollection(tables=tables, device=torch.device("meta")))
+        prepare(registry, EmbeddingCollection(tables=tables, device=torch.device("meta")))
 
 
 def test_the_largest_batch_keeps_the_budget(make_registry: MakeRegistry) -> None:

@@ -20,7 +20,7 @@ from recd_plugin_ranking.full_ranking import Rules, _check_scores, _Had, _positi
 from recd_plugin_ranking.items import Items
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugin_scoring.export import PROGRAM, export_to
-from recd_plugins import load_registry
+from recd_plugins import load_registry, prepare
 from recd_plugins.cli import main
 from recd_plugins.data.rows_of_split import rows_of_split
 from recd_plugins.errors import DataError
@@ -102,7 +102,7 @@ def losses_of_one_model(path: Path) -> list[float]:
     registry = load_registry(path)
     registry.dataset.prepare()
     torch.manual_seed(registry.training.seed)
-    prepared = registry.prepare(build_model(registry, registry.dataset.schema()))
+    prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
     optimizer = torch.optim.SGD(prepared.model.parameters(), lr=0.5)
     loaders = [prepared.dataloader(rank=rank, world_size=2) for rank in range(2)]
     losses: list[float] = []

@@ -25,7 +25,7 @@ from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
 from recd_plugins.api.model import build_model, tables_of
 from recd_plugins.api.planning import TopologySpec, fit_costs, steps_in_turns
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig
 from recd_plugins.api.training import Job, assemble, calibration_job, write_topology
 
 # Of the registry's batch size.
@@ -63,7 +63,7 @@ class CacheCalibration:
 
 
 def calibrate_cache(
-    registry: Registry,
+    registry: RunConfig,
     plugins_dir: Path | None,
     spec: TopologySpec,
     path: Path,

@@ -28,7 +28,7 @@ from recd_plugins.api.planning import (
     size_text,
     with_plugins,
 )
-from recd_plugins.api.registry import Registry, shortened
+from recd_plugins.api.registry import RunConfig, shortened, wrapped_dataset
 
 _POINTS = 64
 
@@ -65,7 +65,7 @@ class CacheQuestion:
 
 
 def study_caches(
-    registry: Registry,
+    registry: RunConfig,
     topology: str,
     spec: TopologySpec,
     question: CacheQuestion,
@@ -85,7 +85,7 @@ def study_caches(
         DataError: the profile is not of these tables.
         SetupError: the memory has no room for a sample of each rank.
     """
-    registry.wrapped_dataset.prepare()
+    wrapped_dataset(registry).prepare()
     data = RegistryData(registry)
     tables = cached_tables(registry)
     if question.profile is None:
@@ -148,7 +148,7 @@ def study_caches(
     )
 
 
-def cached_tables(registry: Registry) -> list[Table]:
+def cached_tables(registry: RunConfig) -> list[Table]:
     """The tables of the registry's cache entries; without any, all of its model.
 
     Raises:
@@ -167,7 +167,7 @@ def cached_tables(registry: Registry) -> list[Table]:
 
 
 def _shared(
-    registry: Registry,
+    registry: RunConfig,
     spec: TopologySpec,
     question: CacheQuestion,
     loads: Mapping[str, TableLoad],

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_tables.preprocessing import Log1p, Quantiles, Standardise, Vocabulary
-from recd_plugins import load_registry
+from recd_plugins import load_registry, prepare
 from recd_plugins.errors import RegistryError
 from recd_plugins.testing.contracts import PreprocessingContract
 
@@ -165,7 +165,7 @@ def test_features_of_one_table_are_not_numbered_apart(tmp_path, features, shared
     other = EmbeddingConfig(name="o", embedding_dim=4, num_embeddings=9, feature_names=["other"])
     model = EmbeddingCollection(tables=[table, other], device=torch.device("meta"))
     with nullcontext() if apart is None else pytest.raises(RegistryError) as refused:
-        load_registry(path).prepare(nn.ModuleDict({"sequences": model}))
+        prepare(load_registry(path), nn.ModuleDict({"sequences": model}))
     if refused is not None:
         assert f"{path}:4 preprocessing[0]: item and seen look up the rows" in str(refused.value)
         assert f"numbers the ids of {apart} by themselves" in str(refused.value)

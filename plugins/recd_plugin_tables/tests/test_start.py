@@ -23,6 +23,7 @@ from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
 from recd_plugins.api import DataError
 from recd_plugins.api.columns import sparse_column
+from recd_plugins.api.registry import wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.model.build import build_model
 from recd_plugins.registry.loader import read_yaml
@@ -520,7 +521,7 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.M
     assert "user: [user]" in Path("my.yaml").read_text(encoding="utf-8")  # colour is of neither
 
     registry = load_registry(Path("my.yaml"))
-    dataset = registry.wrapped_dataset
+    dataset = wrapped_dataset(registry)
     dataset.prepare()
     size = registry.training.batch_size
     reader = dataset.reader(rank=0, world_size=1, batch_size=size, split="train")

@@ -9,6 +9,7 @@ from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import table_name, tables_of
+from recd_plugins.planning.prepare import prepare
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights, first_weights
 
@@ -21,6 +22,7 @@ __all__ = [
     "copy_weights",
     "deferred_tables",
     "first_weights",
+    "prepare",
     "table_name",
     "tables_of",
 ]

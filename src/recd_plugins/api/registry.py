@@ -3,18 +3,19 @@
 For commands, studies and benchmarks. Needs no torch until the registry is prepared for a model.
 """
 
-from recd_plugins.data.lookups import RegistryLookups
+from recd_plugins.data.lookups import RegistryLookups, wrapped_dataset
 from recd_plugins.manager import installed_plugin
-from recd_plugins.planning.prepared import Prepared, Registry, load_registry
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.plugin_call import failure_in_words, plugin_call, plugin_items
-from recd_plugins.registry import ModelSpec, TrainingSpec, at_entry
+from recd_plugins.registry import ModelSpec, RunConfig, TrainingSpec, at_entry
+from recd_plugins.registry.from_file import load_registry
 from recd_plugins.words import did_you_mean, shortened
 
 __all__ = [
     "ModelSpec",
     "Prepared",
-    "Registry",
     "RegistryLookups",
+    "RunConfig",
     "TrainingSpec",
     "at_entry",
     "did_you_mean",
@@ -24,4 +25,5 @@ __all__ = [
     "plugin_call",
     "plugin_items",
     "shortened",
+    "wrapped_dataset",
 ]

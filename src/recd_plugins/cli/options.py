@@ -18,7 +18,7 @@ from recd_plugins.manager import PluginManager
 
 if TYPE_CHECKING:
     from recd_plugins.planning.topologies import TopologySpec
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import RunConfig
 
 
 class Collection(Protocol):
@@ -263,7 +263,7 @@ def check_output(output: Path, force: bool, kind: FileKind) -> None:
         raise RecdError(wrong)
 
 
-def check_apart(output: Path, registry: Registry, *made_from: Path) -> None:
+def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
     """Refuse an output in place of, or in a folder of, what it is made from or was trained on.
 
     Raises:
@@ -297,7 +297,7 @@ def topology_options(command: _Command) -> _Command:
 
 
 def chosen_topology(
-    registry: Registry, topology: str, nodes: int | None, ranks_per_node: int | None
+    registry: RunConfig, topology: str, nodes: int | None, ranks_per_node: int | None
 ) -> TopologySpec:
     """What ``topology_options`` name; what they leave open of this machine says the registry."""
     from recd_plugins.distributed.device import choose_device

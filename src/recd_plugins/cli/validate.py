@@ -9,9 +9,10 @@ from pathlib import Path
 import click
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
-from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.check_dataset import check_dataset
+from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.loader import read_yaml
 
 
@@ -43,7 +44,7 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
         click.echo(f"{path}: {entries} entries, ok")
 
 
-def _problems(registry: Registry) -> list[Problem]:
+def _problems(registry: RunConfig) -> list[Problem]:
     """What does not suit the data, and what is wrong with the topology."""
     problems: list[Problem] = []
     try:

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from recd_plugins.data.loader import DataLoader, build_dataloader, pinned
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.data.reader import concat_rows
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.data.sessions import with_sessions
@@ -40,7 +40,7 @@ class EveryRow:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedModel,
         rank: int,
         world_size: int,
         split: Split,

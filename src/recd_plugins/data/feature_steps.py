@@ -10,7 +10,7 @@ from numbers import Integral
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Table
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.patterns import matched
 from recd_plugins.registry.step_values import wrong_value
 
@@ -19,7 +19,7 @@ _CALLED = {"ids": "sparse features", "numbers": "dense features"}
 Steps = dict[str, tuple[Preprocessing, ...]]
 
 
-def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
+def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
     """The steps of each feature that has some, in the order of the file.
 
     A pattern chooses among the features that the step takes: ``*`` stands for all sparse features
@@ -76,7 +76,7 @@ def num_ids_of(step: Preprocessing) -> int | None:
     raise PluginError(f"{step.title}: num_ids is {made!r:.80}; expected a number above 0, or None")
 
 
-def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:
+def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
     """Refuse to number what is looked up in one table by more than one numbering.
 
     An id would have another row by each of the features, and none says that it is the same.
@@ -106,7 +106,7 @@ def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:
         raise RegistryError(problems)
 
 
-def num_dense_inputs(registry: Registry, schema: FeatureSchema) -> int:
+def num_dense_inputs(registry: RunConfig, schema: FeatureSchema) -> int:
     """Columns of ``Batch.dense_features`` after preprocessing, which may widen features.
 
     Raises:
@@ -117,7 +117,7 @@ def num_dense_inputs(registry: Registry, schema: FeatureSchema) -> int:
 
 
 def _numbered_twice(
-    registry: Registry, chains: Mapping[str, Sequence[Entry[Preprocessing]]]
+    registry: RunConfig, chains: Mapping[str, Sequence[Entry[Preprocessing]]]
 ) -> Iterator[Problem]:
     """What is wrong with entries that number what one of the same plugin has numbered before."""
     for name, chain in chains.items():

@@ -19,7 +19,7 @@ from recd_plugins.interfaces import (
     TablePart,
 )
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FirstRows:
             yield from islice(reader, 1, count)
 
 
-def read_first_rows(registry: Registry) -> FirstRows:
+def read_first_rows(registry: RunConfig) -> FirstRows:
     """The first batch in the order of the dataset's wrappers, as many of them as can be asked yet.
 
     Raises:
@@ -61,17 +61,17 @@ def read_first_rows(registry: Registry) -> FirstRows:
     return FirstRows(_read(registry, registry.dataset), registry.dataset, registry.wrappers)
 
 
-def first_rows(registry: Registry) -> Rows:
+def first_rows(registry: RunConfig) -> Rows:
     """The rows of ``read_first_rows``."""
     return read_first_rows(registry).rows
 
 
-def dataset_in_order(registry: Registry) -> Dataset:
+def dataset_in_order(registry: RunConfig) -> Dataset:
     """The dataset in those wrappers that can be asked before the model is prepared."""
     return read_first_rows(registry).dataset if registry.wrappers else registry.dataset
 
 
-def _read(registry: Registry, dataset: Dataset) -> Rows:
+def _read(registry: RunConfig, dataset: Dataset) -> Rows:
     batch_size = registry.training.batch_size
     reader = dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
     with plugin_call(dataset, "reading"):

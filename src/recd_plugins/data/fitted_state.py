@@ -10,13 +10,13 @@ from torch import Tensor
 from recd_plugins.data.apply_step import step_call
 from recd_plugins.data.feature_steps import feature_steps
 from recd_plugins.interfaces import Preprocessing
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 
 #: Tensors by number of the entry, feature ("" where all share one) and name, in a name as JSON.
 FittedState = Mapping[str, Tensor]
 
 
-def fitted_state(registry: Registry) -> dict[str, Tensor]:
+def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
     """What ``fit`` decided in each entry that says so; nothing of one that is not fitted yet.
 
     Raises:
@@ -33,7 +33,7 @@ def fitted_state(registry: Registry) -> dict[str, Tensor]:
     return found
 
 
-def load_fitted_state(registry: Registry, state: FittedState, entries: Collection[int]) -> None:
+def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collection[int]) -> None:
     """Make entries what they were, in place of fitting; one that ``state`` lacks is left unfitted.
 
     Args:
@@ -75,7 +75,7 @@ def _loaded(plugin: Preprocessing, feature: str, state: Mapping[str, Tensor]) ->
     return step
 
 
-def _entries(registry: Registry) -> Iterator[tuple[int, Entry[Preprocessing]]]:
+def _entries(registry: RunConfig) -> Iterator[tuple[int, Entry[Preprocessing]]]:
     """Those that are fitted and say what they were fitted to be, with their numbers."""
     for number, entry in enumerate(registry.preprocessing):
         if type(entry.plugin).fitted_state is not Preprocessing.fitted_state:

@@ -19,7 +19,7 @@ from recd_plugins.data.training_rows import training_rows
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
 from recd_plugins.progress import row_progress
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import offsets_of
 from recd_plugins.values.batch import Batch
@@ -30,7 +30,7 @@ _KEPT_BYTES = 1 << 28
 _Jagged = tuple[Tensor, Tensor]
 
 
-def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
+def fitted_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
     """The steps of each feature that has some, those that are fitted being so; in file order.
 
     An entry is fitted where nobody has yet: to the rows as the entries before it leave them, the
@@ -94,7 +94,7 @@ class _StoredRows:
 
     def __init__(
         self,
-        registry: Registry,
+        registry: RunConfig,
         schema: FeatureSchema,
         wanted: Counter[tuple[int | None, str]],
     ) -> None:

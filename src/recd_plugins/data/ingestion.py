@@ -9,12 +9,12 @@ from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Feed, Ingestion, Reader
 from recd_plugins.interfaces.read_task import ReadTask
 from recd_plugins.plugin_call import plugin_call, plugin_items
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.entries import Entry, at_entry
 from recd_plugins.values.model_input import ModelInput
 
 
-def check_ingestion(registry: Registry) -> None:
+def check_ingestion(registry: RunConfig) -> None:
     """Refuse to start where the registry's ingestion cannot run.
 
     Raises:

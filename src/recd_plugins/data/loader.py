@@ -12,13 +12,13 @@ import torch
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import IngestionFeed
 from recd_plugins.data.lookups import wrapped_dataset
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.data.read_task import read_task
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Dataset, Feed, Plugin, Reader, Split
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.model_input import ModelInput
 
 _END: Any = object()
@@ -146,13 +146,13 @@ class DataLoader:
 
 
 def build_dataloader(
-    registry: Registry,
+    registry: RunConfig,
     rank: int,
     world_size: int,
     split: Split = "train",
     device: torch.device | None = None,
     *,
-    prepared: Prepared | None = None,
+    prepared: PreparedModel | None = None,
 ) -> DataLoader:
     """A loader of this rank's share of a split, ``training.batch_size`` rows a batch.
 
@@ -187,11 +187,11 @@ def build_dataloader(
 
 
 def _feed(
-    registry: Registry,
+    registry: RunConfig,
     rank: int,
     world_size: int,
     split: Split,
-    prepared: Prepared | None,
+    prepared: PreparedModel | None,
     pin_memory: bool,
 ) -> Feed:
     if registry.ingestion is None and not registry.training.workers:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from recd_plugins.data.preprocess import Preprocess
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import RunConfig
 
 
 class RegistryLookups(Lookups):
@@ -29,7 +29,7 @@ class RegistryLookups(Lookups):
 
     def __init__(
         self,
-        registry: Registry,
+        registry: RunConfig,
         tables: Sequence[Table] | None = None,
         parts: Sequence[TablePart] = (),
     ) -> None:
@@ -92,7 +92,7 @@ class RegistryLookups(Lookups):
 
     def _no_model(self) -> SetupError:
         return SetupError(
-            f"{self._registry.path}: which tables there are is known when Registry.prepare has "
+            f"{self._registry.path}: which tables there are is known when prepare has "
             "seen the model: read by what it returns, as prepared.dataloader()"
         )
 
@@ -105,7 +105,7 @@ class RegistryLookups(Lookups):
         return Preprocess(steps)
 
 
-def wrapped_dataset(registry: Registry) -> Dataset:
+def wrapped_dataset(registry: RunConfig) -> Dataset:
     """The dataset of a registry in its wrappers, which know no model."""
     return registry.wrap_dataset(RegistryLookups(registry))
 

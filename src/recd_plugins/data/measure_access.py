@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.sent_reads import Reads
     from recd_plugins.interfaces import Rows, Table
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import RunConfig
 
 #: Distinct rows that are counted exactly, of all tables together, unless a bound is given.
 EXACT_ROWS = 1 << 25
@@ -28,7 +28,7 @@ _LEAST_BOUND = 1 << 16
 
 
 def measure_access(
-    registry: Registry,
+    registry: RunConfig,
     tables: Sequence[Table],
     *,
     rows: int | None = None,
@@ -89,7 +89,9 @@ def measure_access(
     return AccessProfile(found, f"{first}{samples:,} rows of {registry.path}")
 
 
-def _stored_reads(registry: Registry, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
+def _stored_reads(
+    registry: RunConfig, tables: Sequence[Table], rows: int | None
+) -> Iterator[Reads]:
     """Of the first ``rows`` rows, all of them, as preprocessing leaves them."""
     from recd_plugins.data.sent_reads import Reads
     from recd_plugins.model_tables import rows_by_feature
@@ -105,7 +107,7 @@ def _stored_reads(registry: Registry, tables: Sequence[Table], rows: int | None)
 class _IdsOf:
     """The ids of features in a batch of rows, as their tables see them."""
 
-    def __init__(self, registry: Registry, num_embeddings: Mapping[str, int]) -> None:
+    def __init__(self, registry: RunConfig, num_embeddings: Mapping[str, int]) -> None:
         from recd_plugins.data.fitted_steps import fitted_steps
         from recd_plugins.data.preprocess import Preprocess
 
@@ -130,7 +132,7 @@ class _IdsOf:
         return {name: jagged.values().numpy() for name, jagged in batch.kjt.to_dict().items()}
 
 
-def _check_features(registry: Registry, tables: Sequence[Table]) -> None:
+def _check_features(registry: RunConfig, tables: Sequence[Table]) -> None:
     with plugin_call(registry.dataset, "schema"):
         features = registry.dataset.schema().sparse
     for table in tables:

@@ -7,11 +7,11 @@ from torch import nn
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces import FeatureSchema, Sharding
 from recd_plugins.model_tables import embedding_modules, table_name
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.model_input import Placement
 
 
-def plan_placement(registry: Registry, schema: FeatureSchema) -> Placement:
+def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
     """The placement for the demo model: features that a pooling entry claims are sequences, tables
     that a replicating sharding entry claims are replicated, and all else is pooled.
 
@@ -21,7 +21,7 @@ def plan_placement(registry: Registry, schema: FeatureSchema) -> Placement:
     """
     if registry.entries("model"):
         raise SetupError(
-            f"{registry.path}: what its model looks up how is known when Registry.prepare has seen "
+            f"{registry.path}: what its model looks up how is known when prepare has seen "
             "it: read by what it returns, as prepared.dataloader()"
         )
     sequence = registry.claim("pooling", schema.sparse)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.data.training_rows import training_rows
 from recd_plugins.interfaces import Dataset, Rows
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.no_data import NoDataset
 
 Counts = NDArray[np.int64]
@@ -21,7 +21,7 @@ Counts = NDArray[np.int64]
 _known: WeakKeyDictionary[Dataset, dict[Any, Counts]] = WeakKeyDictionary()
 
 
-def positive_counts(registry: Registry, feature: str, num_embeddings: int) -> Counts:
+def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> Counts:
     """Positive rows by id of a feature after preprocessing, ``[num_embeddings]``.
 
     Every row of the training split is read, without wrappers, once in a process. Ids that are none

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.interfaces import Choice, Dataset, DatasetWrapper, LookupKernels, Setting, Table
-from recd_plugins.registry import Registry, at_entry
+from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.registry.checked_part import CheckedPart, asked_together, by_class
 
 if TYPE_CHECKING:
@@ -19,13 +19,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedModel:
     """A model that is ready to be sharded, and what batches and plan need to suit it.
 
-    What functions take; users have the subclass of ``recd_plugins.planning.prepared``.
+    Attributes:
+        registry: that prepared it.
+        model: with poolings, and what sharding plugins replaced; not sharded.
+        placement: which features the model looks up how.
+        num_embeddings: rows of the table of each feature.
+        tables: of the model, before sharding plugins replaced any.
+        parts: what sharding and cache entries do to the tables, by ``Entry.field``.
+        coalesced: names of tables whose ids are made unique before they are sent.
+        batch_parts: what wrappers of the dataset are told of the tables in place of ``parts``, as a
+            baseline is fed the batches of the model that it is compared with.
+        setting: what sharding plugins decided by; None of a baseline.
+        chosen: what a chooser came to, and why; None without one.
     """
 
-    registry: Registry
+    registry: RunConfig
     model: nn.Module
     placement: Placement
     num_embeddings: Mapping[str, int]

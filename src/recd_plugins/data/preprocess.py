@@ -18,7 +18,7 @@ from recd_plugins.data.preprocess_partial import transform_partial
 from recd_plugins.data.preprocess_unique import transform_together, with_rows
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
 
@@ -29,7 +29,7 @@ Steps = tuple[Preprocessing, ...]
 _Rows = tuple[Tensor, Tensor]
 
 
-def build_preprocess(registry: Registry, schema: FeatureSchema) -> Preprocess:
+def build_preprocess(registry: RunConfig, schema: FeatureSchema) -> Preprocess:
     """What the section ``preprocessing`` of a registry says of the features of ``schema``.
 
     Fits the steps that nobody has fitted yet.

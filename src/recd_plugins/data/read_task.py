@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from recd_plugins.data.lookups import RegistryLookups
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError, RecdError
@@ -26,16 +26,16 @@ from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskR
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.processes import portable
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.model_input import ModelInput
 
 
 def read_task(
-    registry: Registry,
+    registry: RunConfig,
     rank: int,
     world_size: int,
     split: Split = "train",
-    prepared: Prepared | None = None,
+    prepared: PreparedModel | None = None,
 ) -> ReadTask:
     """The task of one rank; fits the converter where nobody has yet.
 
@@ -75,7 +75,7 @@ class _Reader(TaskReader):
     """Makes the blocks of a task of what is read, and what becomes of it."""
 
     def __init__(
-        self, task: ReadTask, registry: Registry, lookups: RegistryLookups, transforms: Transforms
+        self, task: ReadTask, registry: RunConfig, lookups: RegistryLookups, transforms: Transforms
     ) -> None:
         self._task = task
         self._registry = registry
@@ -163,10 +163,10 @@ def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInpu
             return
 
 
-def _for_readers(registry: Registry) -> Registry:
+def _for_readers(registry: RunConfig) -> RunConfig:
     """What reading takes; transformations travel beside it."""
     one = registry.with_training({"workers": 0})
-    return Registry(
+    return RunConfig(
         one.path,
         one.spec,
         one.dataset,
@@ -179,7 +179,7 @@ def _for_readers(registry: Registry) -> Registry:
     )
 
 
-def _plugins(registry: Registry) -> Iterator[Plugin]:
+def _plugins(registry: RunConfig) -> Iterator[Plugin]:
     """Those that travel."""
     yield registry.dataset
     yield registry.converter

@@ -16,13 +16,13 @@ from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.lower import lower
 from recd_plugins.data.own_memory import OwnMemory
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.data.sessions import session_column, session_ids
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Converter, Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import MakingTimes, ModelInput
 from recd_plugins.words import did_you_mean
@@ -45,7 +45,7 @@ class RowPipeline:
         RegistryError: a pattern matches no feature.
     """
 
-    def __init__(self, registry: Registry, transforms: Transforms | None = None) -> None:
+    def __init__(self, registry: RunConfig, transforms: Transforms | None = None) -> None:
         transforms = transforms or fitted_transforms(registry)
         self._dataset = wrapped_dataset(registry)
         self._session = session_column(self._dataset)
@@ -112,7 +112,7 @@ def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) ->
     return result, time.perf_counter() - start
 
 
-def fitted_transforms(registry: Registry, prepared: Prepared | None = None) -> Transforms:
+def fitted_transforms(registry: RunConfig, prepared: PreparedModel | None = None) -> Transforms:
     """The transforms of a registry, its converter fitted, for the model that is prepared.
 
     Args:
@@ -128,7 +128,7 @@ def fitted_transforms(registry: Registry, prepared: Prepared | None = None) -> T
     return Transforms.of(registry, prepared.placement, prepared.num_embeddings)
 
 
-def fit_converter(registry: Registry, rows: Rows | None = None) -> None:
+def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
     """Show the converter the first rows of the training split, the same on every rank, once.
 
     Args:

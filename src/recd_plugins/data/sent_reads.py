@@ -15,7 +15,7 @@ from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Table
 from recd_plugins.model_tables import rows_by_feature
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import Placement
 
@@ -35,14 +35,14 @@ class Reads:
     every_row: dict[str, int]
 
 
-def deduplicated_tables(registry: Registry, tables: Sequence[Table]) -> set[str]:
+def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str]:
     """The names of those of which the converter deduplicates a feature."""
     fit_converter(registry)
     features = registry.converter.dedupe_factors().keys()
     return {table.name for table in tables if not features.isdisjoint(table.features)}
 
 
-def sent_reads(registry: Registry, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
+def sent_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
     """The reads of the training split's whole batches, as the reader of a single rank cuts them.
 
     A sequence is looked up as ``lower`` puts it into the KJT of sequences, a pooled feature as it

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from recd_plugins.data.rows_of_split import rows_of_split
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 
 
-def training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
+def training_rows(registry: RunConfig, limit: int | None) -> Iterator[Rows]:
     """The first rows of the training split; a dataset that cannot scan is read as one rank."""
     dataset = registry.dataset
     batches = rows_of_split(dataset, "train", registry.training.batch_size)

@@ -9,7 +9,7 @@ from recd_plugins.data.feature_steps import feature_steps, num_ids_of
 from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import Converter, FeatureSchema
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.model_input import Placement
 
 
@@ -34,7 +34,7 @@ class Transforms:
     @classmethod
     def of(
         cls,
-        registry: Registry,
+        registry: RunConfig,
         placement: Placement | None = None,
         num_embeddings: Mapping[str, int] | None = None,
     ) -> Transforms:
@@ -65,7 +65,7 @@ class Transforms:
 
 
 def _check_tables(
-    registry: Registry, schema: FeatureSchema, num_embeddings: Mapping[str, int]
+    registry: RunConfig, schema: FeatureSchema, num_embeddings: Mapping[str, int]
 ) -> None:
     """Before a run, not at the first id that is too large, which may come late."""
     problems = []

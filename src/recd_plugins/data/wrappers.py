@@ -6,11 +6,11 @@ from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Split
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.entries import at_entry
 
 
-def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:
+def check_wrappers_keep_rows(registry: RunConfig, split: Split) -> None:
     """Refuse a wrapper whose reader says that it has other rows than what it wraps, and not why.
 
     Raises:

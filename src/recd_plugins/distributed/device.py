@@ -11,11 +11,11 @@ import torch
 from recd_plugins.distributed.launch import torchrun_rank, torchrun_ranks_per_node
 from recd_plugins.errors import SetupError
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Registry, at_entry
+from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.versions import fbgemm_has_cuda
 
 
-def choose_device(registry: Registry) -> str:
+def choose_device(registry: RunConfig) -> str:
     """``cpu`` or ``cuda``, once everything that the registry asks of the machine is there.
 
     Where ``auto`` comes to the CPU, rank 0 says why on standard error.
@@ -62,7 +62,7 @@ def lack_for_cuda(ranks: int) -> str:
     return ""
 
 
-def _ranks_here(registry: Registry) -> int:
+def _ranks_here(registry: RunConfig) -> int:
     if torchrun_rank() is None:
         return registry.training.ranks
     return torchrun_ranks_per_node()

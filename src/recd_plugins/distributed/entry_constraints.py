@@ -9,7 +9,7 @@ from typing import Any
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ParameterSharding
 
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.checked_constraints import check_constraints
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Table, TablePart
@@ -35,7 +35,7 @@ class EntryConstraints:
     of_tables: Mapping[str, ParameterConstraints]
 
 
-def entry_constraints(prepared: Prepared, tables: Sequence[Table]) -> list[EntryConstraints]:
+def entry_constraints(prepared: PreparedModel, tables: Sequence[Table]) -> list[EntryConstraints]:
     """Of each sharding and cache entry of the registry, in the order of the file.
 
     Args:
@@ -62,7 +62,7 @@ def entry_constraints(prepared: Prepared, tables: Sequence[Table]) -> list[Entry
     ]
 
 
-def entries_of_tables(prepared: Prepared) -> dict[str, str]:
+def entries_of_tables(prepared: PreparedModel) -> dict[str, str]:
     """Titles of the sharding, cache and optimizer entries by the name of a table of theirs."""
     registry = prepared.registry
     entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))

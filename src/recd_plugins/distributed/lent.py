@@ -12,7 +12,7 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
 from recd_plugins.errors import SetupError
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 
 Codecs = dict[str, QuantizedCommCodecs]
 
@@ -101,7 +101,7 @@ class Lent:
             qcomm_codecs_registry=self.qcomm_codecs_registry or qcomm_codecs_registry,
         )
 
-    def check_optimizer(self, registry: Registry, *, file_counts: bool) -> None:
+    def check_optimizer(self, registry: RunConfig, *, file_counts: bool) -> None:
         """Refuse two optimizers for a table: one of the trainer's fused_params, one of the file.
 
         Args:

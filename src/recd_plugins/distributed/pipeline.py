@@ -16,7 +16,7 @@ from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPi
 from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.guards import (
     check_every_parameter_is_trained,
@@ -31,7 +31,7 @@ from recd_plugins.distributed.overlapped_pipeline import (
 from recd_plugins.errors import ExactnessError, PluginError
 from recd_plugins.interfaces import Pipeline, TrainPipeline
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Registry, at_entry
+from recd_plugins.registry import RunConfig, at_entry
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def build_train_pipeline(
     dmp: nn.Module,
     optimizer: Optimizer,
     device: torch.device,
-    registry: Registry | None = None,
+    registry: RunConfig | None = None,
 ) -> TrainPipeline:
     """A pipeline over ``dmp``: the one that ``registry`` names.
 
@@ -175,7 +175,7 @@ def build_train_pipeline(
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
 
 
-def is_overlapped(dmp: nn.Module, device: torch.device, registry: Registry | None) -> bool:
+def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | None) -> bool:
     """Whether the pipeline is one whose ranks send while they compute."""
     if registry is not None and any(registry.entries("pipeline")):
         return False
@@ -183,7 +183,7 @@ def is_overlapped(dmp: nn.Module, device: torch.device, registry: Registry | Non
     return not prefetches(dmp) and overlaps(dmp, device, asked)
 
 
-def will_overlap(prepared: Prepared, plan: ShardingPlan, device_type: str, nodes: int) -> bool:
+def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, nodes: int) -> bool:
     """The same of a model that is not sharded yet, by its plan for so many nodes."""
     training = prepared.registry.training
     if any(prepared.registry.entries("pipeline")) or not training.overlaps(device_type, nodes):
@@ -194,7 +194,7 @@ def will_overlap(prepared: Prepared, plan: ShardingPlan, device_type: str, nodes
     return not ahead and plan_overlaps(plan, training.overlap)
 
 
-def _say_what_does_not_overlap(dmp: nn.Module, device: torch.device, registry: Registry) -> None:
+def _say_what_does_not_overlap(dmp: nn.Module, device: torch.device, registry: RunConfig) -> None:
     """Warn on the first rank where overlap was asked for and there is none."""
     asked = registry.training.overlap
     if not asked or is_overlapped(dmp, device, registry):

@@ -27,7 +27,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.entry_constraints import (
     EntryConstraints,
@@ -257,7 +257,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
 
 
 def build_sharders(
-    prepared: Prepared,
+    prepared: PreparedModel,
     base: Sequence[ModuleSharder[nn.Module]] = (),
     *,
     fused_params: Mapping[str, Any] | None = None,
@@ -350,7 +350,7 @@ def build_sharders(
     return sharders
 
 
-def _warn_of_unsharded(prepared: Prepared, types: Collection[type[nn.Module]]) -> None:
+def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:
     """Warn of entries, and of collision maps and processors, for which ``base`` has no sharder."""
     entries = entries_of_tables(prepared)
     for module in embedding_modules(prepared.model):

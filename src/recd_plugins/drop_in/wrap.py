@@ -18,10 +18,10 @@ from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
-from recd_plugins.planning.prepare import prepare_model
-from recd_plugins.planning.prepared import Prepared, Registry
-from recd_plugins.registry import Registry as ParsedRegistry
-from recd_plugins.registry.from_file import read_registry, registry_without_file
+from recd_plugins.planning.prepare import prepare
+from recd_plugins.planning.prepared import Prepared
+from recd_plugins.registry import RunConfig
+from recd_plugins.registry.from_file import load_registry, registry_without_file
 from recd_plugins.registry.no_data import NoDataset
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def wrap(
     parsed = (
         registry_without_file()
         if registry is None
-        else read_registry(Path(registry), plugins_dir=plugins_dir, needs_data=False)
+        else load_registry(registry, plugins_dir=plugins_dir, needs_data=False)
     )
     if not isinstance(model, nn.Module):
         what = "what wrap returned" if isinstance(model, Prepared) else f"{model!r:.80}"
@@ -134,7 +134,7 @@ def wrap(
     if registry is not None:
         _tell_what_does_not_count(parsed)
     dedup = Dedup(model)  # before plugins replace modules
-    prepared = prepare_model(Registry(**vars(parsed)), model, device=device)
+    prepared = prepare(parsed, model, device=device)
     if prepared.chosen is not None and _speaks():
         unseen = isinstance(parsed.dataset, NoDataset)
         logger.warning(
@@ -149,7 +149,7 @@ def _speaks() -> bool:
     return not (dist.is_initialized() and dist.get_rank())
 
 
-def _tell_what_does_not_count(parsed: ParsedRegistry) -> None:
+def _tell_what_does_not_count(parsed: RunConfig) -> None:
     """Name the sections of a file that are for ``recd run``, and change nothing here."""
     sections = [
         kind.section

@@ -153,7 +153,7 @@ class Chooser(Sharding, ABC):
     """A sharding in whose place others stand, which it chooses for all of its tables at once.
 
     It takes the tables that no other entry names, without ``tables`` all of them, and stands in a
-    file once. ``Registry.prepare`` puts the entries that it chooses in its place, so that nothing
+    file once. ``prepare`` puts the entries that it chooses in its place, so that nothing
     after it meets it; what is not prepared sees tables that are left to the planner.
     """
 

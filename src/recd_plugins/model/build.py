@@ -19,7 +19,7 @@ from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model_tables import embedding_modules, table_name
 from recd_plugins.plugin_call import plugin_call, plugin_code
-from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.registry.loader import read_yaml, short_repr
 from recd_plugins.registry.patterns import matched
 from recd_plugins.words import did_you_mean, shortened
@@ -33,7 +33,7 @@ _OF_FORWARD = {
 }
 
 
-def build_model(registry: Registry, schema: FeatureSchema) -> nn.Module:
+def build_model(registry: RunConfig, schema: FeatureSchema) -> nn.Module:
     """The model of the registry's ``model:`` section, without pooling modules.
 
     Raises:
@@ -63,7 +63,7 @@ def build_model(registry: Registry, schema: FeatureSchema) -> nn.Module:
     return model
 
 
-def _built(registry: Registry, schema: FeatureSchema, entry: Entry[Model]) -> nn.Module:
+def _built(registry: RunConfig, schema: FeatureSchema, entry: Entry[Model]) -> nn.Module:
     """What a plugin makes."""
     plugin, sequence = entry.plugin, registry.claim("pooling", schema.sparse)
     features = ModelFeatures(
@@ -111,7 +111,7 @@ def model_of(plugin: Model, features: ModelFeatures) -> nn.Module:
 
 
 @contextmanager
-def model_code(registry: Registry, model: nn.Module) -> Iterator[None]:
+def model_code(registry: RunConfig, model: nn.Module) -> Iterator[None]:
     """A context in which the registry's model runs: what code of a plugin fails at names it."""
     entry = next(iter(registry.entries("model")), None)
     if entry is None:
@@ -168,7 +168,7 @@ def _described(tensor: Tensor) -> str:
     return f"{list(tensor.shape)}{' with its graph' if tensor.requires_grad else ''}"
 
 
-def _check_tables(registry: Registry, names: list[str]) -> None:
+def _check_tables(registry: RunConfig, names: list[str]) -> None:
     """Refuse patterns of ``model.tables`` that match nothing: a table would keep its usual size."""
     assert registry.model is not None, "the caller builds a model"
     known = frozenset(names)

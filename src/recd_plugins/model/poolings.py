@@ -11,13 +11,13 @@ from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.interfaces import TargetPooling
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import rows_by_feature, tables_of
-from recd_plugins.registry import Registry, at_entry
+from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.words import did_you_mean, shortened
 
 logger = logging.getLogger(__name__)
 
 
-def put_poolings(registry: Registry, model: nn.Module) -> None:
+def put_poolings(registry: RunConfig, model: nn.Module) -> None:
     """Fill the SequencePooling modules of ``model``.
 
     Raises:
@@ -42,7 +42,7 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
 
 
 def _check_targets(
-    registry: Registry, model: nn.Module, modules: Sequence[SequencePooling]
+    registry: RunConfig, model: nn.Module, modules: Sequence[SequencePooling]
 ) -> None:
     features = list(rows_by_feature(tables_of(model)))
     unknown = {t for module in modules for t in module.targets if t not in features}

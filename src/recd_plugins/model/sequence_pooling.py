@@ -22,7 +22,7 @@ PoolRows = Literal["unique", "all"]
 class SequencePooling(nn.Module):
     """Pools the outputs of an EmbeddingCollection.
 
-    A model holds one without pooling modules; ``Registry.prepare`` puts in what the registry names.
+    A model holds one without pooling modules; ``prepare`` puts in what the registry names.
     The compute that deduplication saves is saved here: the modules see unique rows, and only their
     results are repeated (RecD, section 5). Features of one pooling entry that share
     ``inverse_lookup`` are a group, with one index select; the plugin gets all groups of its entry.

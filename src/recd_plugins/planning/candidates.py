@@ -24,11 +24,13 @@ from recd_plugins.model_tables import all_tables_of, names_of_several, rows_by_f
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.planner import Planned, RegistryPlanner
-from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.planning.prepare import prepare
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.storage import activations_of_parts
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.words import shortened
 
@@ -112,7 +114,7 @@ def activation_bytes(
 
 
 def with_plugins(
-    registry: Registry, topology: TopologySpec | None = None, data: TrainingData | None = None
+    registry: RunConfig, topology: TopologySpec | None = None, data: TrainingData | None = None
 ) -> Candidate:
     """What ``recd run`` trains.
 
@@ -131,12 +133,12 @@ def with_plugins(
         model = build_model(registry, registry.dataset.schema())
         _refuse_one_name(registry, model)
         data = data or RegistryData(registry, model)
-        prepared = registry.prepare(model, setting_of(registry, model, topology, data=data))
+        prepared = prepare(registry, model, setting_of(registry, model, topology, data=data))
     assert prepared.setting is not None, "it was prepared for one"
     return Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
 
 
-def _refuse_one_name(registry: Registry, model: nn.Module) -> None:
+def _refuse_one_name(registry: RunConfig, model: nn.Module) -> None:
     """Refuse tables of one name, which plans tell by it, and what comes of them."""
     if twice := names_of_several(all_tables_of(model)):
         raise SetupError(
@@ -145,14 +147,14 @@ def _refuse_one_name(registry: Registry, model: nn.Module) -> None:
         )
 
 
-def data_of_model(registry: Registry) -> RegistryData:
+def data_of_model(registry: RunConfig) -> RegistryData:
     """The training split of a registry, as the model of its ``model:`` section knows it."""
     with torch.device("meta"):
         return RegistryData(registry, build_model(registry, registry.dataset.schema()))
 
 
 def without_plugins(
-    registry: Registry, model: nn.Module, device_type: str | None = None
+    registry: RunConfig, model: nn.Module, device_type: str | None = None
 ) -> Prepared:
     """The same data, values, model and optimizers; no deduplication, no sharding, cache or
     pipeline plugin, no overlap, which TorchRec has not, and 32 bits between ranks."""

@@ -29,7 +29,7 @@ from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.activations import Saved, counting_saved
 from recd_plugins.planning.products import without_products
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.model_input import ModelInput, Placement
 from recd_plugins.values.stages import stage_of
 
@@ -100,7 +100,7 @@ class Compute(KeptActivations):
 NO_COMPUTE = Compute(Operations(), Operations(), 0)
 
 
-def measure_compute(registry: Registry) -> Compute:
+def measure_compute(registry: RunConfig) -> Compute:
     """Count what the registry's model does with the first rows of its data, on CPU.
 
     One forward and one backward pass of the whole model, whose tables have one row each.
@@ -114,7 +114,7 @@ def measure_compute(registry: Registry) -> Compute:
         return without_products(lambda: count_operations(model, batch))
 
 
-def measure_kept(registry: Registry) -> KeptActivations:
+def measure_kept(registry: RunConfig) -> KeptActivations:
     """What ``measure_compute`` finds out of activations, by forward passes alone.
 
     Raises:
@@ -136,7 +136,7 @@ def _count_kept(model: nn.Module, batch: ModelInput) -> KeptActivations:
     return _kept(saved, saved_by_pooling, batch.labels.shape[0], pools_all_rows)
 
 
-def _counted_on(registry: Registry) -> tuple[nn.Module, ModelInput]:
+def _counted_on(registry: RunConfig) -> tuple[nn.Module, ModelInput]:
     """The model with tables of one row, and some of the first rows."""
     if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
@@ -207,7 +207,7 @@ def _kept(
     )
 
 
-def _sample(registry: Registry, placement: Placement) -> ModelInput:
+def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
     """Some of the first rows; every id is the only one that the model's tables have."""
     rows = _spread(first_rows(registry), _COUNTED)
     fit_converter(registry, rows)

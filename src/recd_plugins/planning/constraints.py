@@ -11,7 +11,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.checked_constraints import wrong_constraint
 from recd_plugins.distributed.entry_constraints import (
     EntryConstraints,
@@ -45,7 +45,7 @@ _BY_ROWS = {
 
 
 def table_constraints(
-    prepared: Prepared,
+    prepared: PreparedModel,
     tables: Sequence[Table],
     *,
     profile: DataProfile,

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 from torchrec.distributed.types import ModuleSharder
 
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.entry_constraints import entry_constraints
 from recd_plugins.interfaces import Plugin
 from recd_plugins.model_tables import embedding_modules, tables_of
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.topologies import MACHINE, load_topology
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.plugin_versions import plugin_versions
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.versions import __version__, installed_set
@@ -25,7 +25,7 @@ _OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
 def decided(
-    prepared: Prepared,
+    prepared: PreparedModel,
     profile: DataProfile,
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
@@ -56,7 +56,7 @@ def decided(
     }
 
 
-def _asked(prepared: Prepared, module: nn.Module) -> dict[str, Any]:
+def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
     """By plugin and table, what each rank holds the plan to, which one rank makes for all."""
     found: dict[str, Any] = {}
     for entry in entry_constraints(prepared, tables_of(module)):
@@ -71,7 +71,7 @@ def _asked(prepared: Prepared, module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def document(registry: Registry) -> dict[str, Any]:
+def document(registry: RunConfig) -> dict[str, Any]:
     """What ranks do together: options as plugins were made with, defaults too."""
     entries = {
         # Those that look on may do so with options of their own, and all of them do it together.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recd_plugins.data.sent_reads import sent_reads
 from recd_plugins.interfaces import Table
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.values.batch import Batch
@@ -97,7 +97,7 @@ def _every_row(batch: Batch) -> dict[str, tuple[NDArray[np.int64], NDArray[np.in
     return {name: (j.values().numpy(), j.offsets().numpy()) for name, j in found.items()}
 
 
-def distinct_reads(registry: Registry, tables: Sequence[Table]) -> dict[str, DistinctIds]:
+def distinct_reads(registry: RunConfig, tables: Sequence[Table]) -> dict[str, DistinctIds]:
     """The distinct ids of each of ``tables`` in a batch as it is sent, by table name.
 
     The mean of the first batches, of which one alone may have few sessions. None without data.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recd_plugins.distributed.equal_gradients import all_are_sent
 from recd_plugins.interfaces import Setting, Table
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients
 from recd_plugins.values.stage_costs import StageCosts
@@ -63,7 +63,7 @@ def gradients_sent_once(setting: Setting) -> Mapping[str, DistinctGradients]:
     return as_run_sends(setting.data.profile(), costs).gradients
 
 
-def pooled_alike(registry: Registry) -> set[str]:
+def pooled_alike(registry: RunConfig) -> set[str]:
     """The sparse features whose pooling gives all rows of a sequence the same gradient."""
     alike = set()
     for feature in registry.dataset.schema().sparse:

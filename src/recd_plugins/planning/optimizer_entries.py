@@ -21,13 +21,13 @@ from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry import Entry, RunConfig, at_entry
 
 logger = logging.getLogger(__name__)
 
 
 def apply_optimizers(
-    registry: Registry,
+    registry: RunConfig,
     model: nn.Module,
     tables: list[Table],
     device_type: str | None,
@@ -68,7 +68,7 @@ def apply_optimizers(
             logger.info("%s trains %s", entry.plugin.name, table.name)
 
 
-def _check_other_entries(registry: Registry, table: Table, parts: Mapping[str, TablePart]) -> None:
+def _check_other_entries(registry: RunConfig, table: Table, parts: Mapping[str, TablePart]) -> None:
     """Refuse a table some rows of which another entry would train another way."""
     for entry in (*registry.sharding, *registry.cache):
         if not entry.matches(table.name):

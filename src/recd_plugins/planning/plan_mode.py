@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import click
     from rich.console import RenderableType
 
-    from recd_plugins.planning.prepared import Registry
     from recd_plugins.planning.topologies import TopologySpec
+    from recd_plugins.registry import RunConfig
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PlanQuestion:
         say: shows what is being done while it takes.
     """
 
-    registry: Registry
+    registry: RunConfig
     plugins_dir: Path | None
     topology: str
     spec: TopologySpec

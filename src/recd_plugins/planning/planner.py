@@ -24,7 +24,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
-from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.entry_constraints import entries_of_tables
 from recd_plugins.distributed.rank_agreement import check_agreement, entries_named
 from recd_plugins.distributed.sharders import (
@@ -67,7 +67,7 @@ _Decided = Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
 
 
 def build_planner(
-    prepared: Prepared,
+    prepared: PreparedModel,
     topology: Topology | None = None,
     *,
     profile: DataProfile | None = None,
@@ -125,7 +125,7 @@ def build_planner(
     return planner
 
 
-def profile_of(prepared: Prepared) -> DataProfile:
+def profile_of(prepared: PreparedModel) -> DataProfile:
     """Of the registry's data, as the model is fed it.
 
     Raises:

@@ -1,48 +1,57 @@
-"""``Registry.prepare``: put poolings and what sharding plugins replace into a model."""
+"""``prepare``: put poolings and what sharding plugins replace into a model."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.torchrec_internals import refuse_other_versions
 from recd_plugins.interfaces import Setting
 from recd_plugins.model_tables import refuse_shared_tables
 from recd_plugins.planning.choosing.choose import choose
 from recd_plugins.planning.prepare_entries import prepare_entries
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 
 logger = logging.getLogger(__name__)
 
 
-def prepare_model(
-    registry: Registry,
+def prepare(
+    registry: RunConfig,
     model: nn.Module,
     setting: Setting | None = None,
+    *,
+    topology: str | Path | None = None,
     device: torch.device | None = None,
 ) -> Prepared:
-    """Put what the registry names into ``model``; each change is logged.
+    """Put poolings, and what sharding plugins replace, into ``model``; each change is logged.
 
     Args:
         registry: says what goes where.
         model: any model with EmbeddingBagCollections (fed ``batch.sparse_features``) and
             EmbeddingCollections (fed ``batch.sequence_features`` and pooled by SequencePooling).
-        setting: the ranks that it will be sharded for; those that run without it.
-        device: where they will have its tables, without a setting; where the model is or its ranks
-            talk by NCCL, a GPU, else the CPU, without it.
+            Not sharded; may stand on the meta device. It is changed in place.
+        setting: the ranks that it will be sharded for; those that this process is one of, or
+            would start, without it.
+        topology: the cluster, as ``training.topology`` takes it, in place of the registry's.
+        device: where tables will be trained, which entries decide by; a GPU where the model is
+            on one or its ranks talk by NCCL, else the CPU, without it.
 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
+        RecdError: a sequence feature has no pooling.
         ExactnessError: a combination that cannot be exact.
         SetupError: modules share a table; or TorchRec, FBGEMM or torch lacks what this package
             relies on; or nothing that a chooser may choose fits.
     """
+    if topology is not None:
+        registry = registry.with_training({"topology": str(topology)})
     refuse_other_versions()
     refuse_shared_tables(model)
     # Who says nothing may still train on a GPU, where there is one.
@@ -61,7 +70,7 @@ def prepare_model(
     return replace(prepared, chosen=chosen)
 
 
-def _device_of(registry: Registry, model: nn.Module) -> torch.device:
+def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
     """Where a trainer will have its tables, as far as that shows before the model is sharded."""
     if registry.training.device == "cpu":
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The entries of a registry put into a model: what ``prepare_model`` does, and every trial."""
+"""The entries of a registry put into a model: what ``prepare`` does, and every trial."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.data.feature_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
-from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.clipped_gradients import clipping_tables, refuse_coalesced
 from recd_plugins.distributed.coalesced.groups import feature_groups
 from recd_plugins.distributed.guards import guard
@@ -29,10 +28,11 @@ from recd_plugins.model_tables import (
     tables_of,
 )
 from recd_plugins.planning.optimizer_entries import apply_optimizers
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import id_limits
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_check import check_implements
-from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.words import shortened
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_entries(
-    registry: Registry, model: nn.Module, setting: Setting, device_type: str | None
+    registry: RunConfig, model: nn.Module, setting: Setting, device_type: str | None
 ) -> Prepared:
     """Put what the registry names into ``model``.
 
@@ -91,7 +91,7 @@ def prepare_entries(
 
 
 def prepare_parts(
-    registry: Registry, tables: Sequence[Table], setting: Setting
+    registry: RunConfig, tables: Sequence[Table], setting: Setting
 ) -> dict[str, TablePart]:
     """The table parts of entries, by the field of the entry.
 
@@ -122,7 +122,7 @@ def prepare_parts(
     return parts
 
 
-def _refuse_coalesced(registry: Registry, model: nn.Module, device_type: str | None) -> None:
+def _refuse_coalesced(registry: RunConfig, model: nn.Module, device_type: str | None) -> None:
     """Refuse entries that coalesce what may not be, before a plan is made with it."""
     modules = [module.shardable for module in embedding_modules(model)]
     clipping = [
@@ -145,7 +145,7 @@ def _refuse_coalesced(registry: Registry, model: nn.Module, device_type: str | N
 
 
 def _refuse_split_features(
-    registry: Registry, modules: Sequence[EmbeddingModule], coalesced: Collection[str]
+    registry: RunConfig, modules: Sequence[EmbeddingModule], coalesced: Collection[str]
 ) -> None:
     """Refuse entries that coalesce some tables of a feature, and leave others as they are."""
     for entry in registry.sharding:
@@ -162,7 +162,7 @@ def _configs(module: nn.Module) -> Sequence[BaseEmbeddingConfig]:
     return module.embedding_configs()
 
 
-def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> None:
+def _refuse_claims(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> None:
     """Refuse entries that name tables which these sharders leave to others."""
     problems = [
         Problem(

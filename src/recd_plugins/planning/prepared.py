@@ -1,18 +1,13 @@
-"""A registry and a model that it has prepared, as a trainer uses them."""
+"""A model prepared by a registry, as a trainer uses it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins import registry as parsed
-from recd_plugins.data import prepared as data
-from recd_plugins.data.lookups import wrapped_dataset
-from recd_plugins.interfaces import Dataset, Split
-from recd_plugins.registry.from_file import read_registry
+from recd_plugins.data.prepared import PreparedModel
+from recd_plugins.interfaces import Split
 
 if TYPE_CHECKING:
     import torch
@@ -23,43 +18,15 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
     from recd_plugins.data.loader import DataLoader
-    from recd_plugins.interfaces import Setting, TrainPipeline
+    from recd_plugins.interfaces import TrainPipeline
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.values.data_profile import DataProfile
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Prepared(data.Prepared):
-    """What ``Registry.prepare`` returns: the model, and what batches and plan need to suit it.
-
-    Attributes:
-        registry: that prepared it.
-        model: with poolings, and what sharding plugins replaced; not sharded.
-        placement: which features the model looks up how.
-        num_embeddings: rows of the table of each feature.
-        tables: of the model, before sharding plugins replaced any.
-        parts: what sharding and cache entries do to the tables, by ``Entry.field``.
-        coalesced: names of tables whose ids are made unique before they are sent.
-        batch_parts: what wrappers of the dataset are told of the tables in place of ``parts``, as a
-            baseline is fed the batches of the model that it is compared with.
-        setting: what sharding plugins decided by; None of a baseline.
-        chosen: what a chooser came to, and why; None without one.
-    """
-
-    registry: Registry
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say where the module is to who takes this for one."""
-            if hasattr(Prepared, name):
-                return object.__getattribute__(self, name)  # a property raised it: again
-            raise AttributeError(
-                f"what Registry.prepare returns has no attribute {name}; the module is its "
-                "attribute model: prepared = registry.prepare(model); prepared.model"
-            )
+class Prepared(PreparedModel):
+    """What ``prepare`` returns: the model, and the parts of a trainer that suit it."""
 
     def planner(
         self,
@@ -185,94 +152,3 @@ class Prepared(data.Prepared):
         from recd_plugins.distributed.pipeline import build_train_pipeline
 
         return build_train_pipeline(dmp, optimizer, device, self.registry)
-
-
-@dataclass(frozen=True)
-class Registry(parsed.Registry):
-    """What a registry file says, with its plugins made. Entries that are not enabled are left out.
-
-    Relative paths in options are relative to the current directory.
-
-    Attributes:
-        dataset: without its wrappers.
-        wrappers: of the dataset; each stands around those before it. Their patterns are empty.
-        ingestion: who makes batches, None for the ranks; its patterns are empty.
-        kinds: that sections of the file may be of, by name.
-        further: entries of the kinds that have no attribute here, by kind.
-        offering: shardings that a chooser may choose among; none without one.
-        unloaded: why packages could not be loaded, which may have more; none without a chooser.
-        text: of the file, as it was read; None where there is none.
-    """
-
-    @property
-    def wrapped_dataset(self) -> Dataset:
-        """``dataset`` in its wrappers, which know no model: for who reads rows alone."""
-        return wrapped_dataset(self)
-
-    def prepare(
-        self,
-        model: nn.Module,
-        setting: Setting | None = None,
-        *,
-        topology: str | Path | None = None,
-        device: torch.device | None = None,
-    ) -> Prepared:
-        """The model with poolings, and with what sharding plugins replace, ready to be sharded.
-
-        Args:
-            model: not sharded; may stand on the meta device. It is changed in place.
-            setting: the ranks that it will be sharded for; those that this process is one of, or
-                would start, without it.
-            topology: the cluster, as ``training.topology`` takes it, in place of the registry's.
-            device: where tables will be trained, which entries decide by; a GPU where the model is
-                on one or its ranks talk by NCCL, else the CPU, without it.
-
-        Raises:
-            RegistryError: a pattern matches no table or feature, or two entries claim one.
-            RecdError: a sequence feature has no pooling, or a combination cannot be exact.
-        """
-        from recd_plugins.planning.prepare import prepare_model
-
-        registry = self
-        if topology is not None:
-            registry = self.with_training({"topology": str(topology)})
-        return Prepared(**vars(prepare_model(registry, model, setting, device)))
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what has to be called first to who asks for what only ``Prepared`` has."""
-            if hasattr(Prepared, name) and not hasattr(Registry, name):
-                raise AttributeError(
-                    f"a registry has no {name} before it has seen the model; prepare it first: "
-                    f"prepared = registry.prepare(model); prepared.{name}"
-                )
-            return object.__getattribute__(self, name)  # raises again what it did
-
-
-def load_registry(
-    path: str | Path,
-    *,
-    plugins_dir: str | Path | None = None,
-    sharding: str | None = None,
-    settings: Sequence[str] = (),
-    text: str | None = None,
-) -> Registry:
-    """Read a registry file, find its plugins and check all of it. Reads no data.
-
-    Args:
-        path: the file.
-        plugins_dir: a folder of plugin files besides the installed ones.
-        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
-            place of that entry's.
-        settings: values in place of the file's, each as ``training.learning_rate=0.05``.
-        text: what the file held when it was read before, in place of what it holds now.
-
-    Raises:
-        RegistryError: everything that is wrong with the file, with lines.
-        PluginError: an installed plugin does not load.
-    """
-    read = read_registry(
-        Path(path), plugins_dir=plugins_dir, sharding=sharding, settings=settings, text=text
-    )
-    return Registry(**vars(read))

@@ -15,7 +15,7 @@ from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows, Table
 from recd_plugins.planning.distinct import measure_reads
 from recd_plugins.planning.equal_gradients import measure_gradients, pooled_alike
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.values.batch import Batch
@@ -32,7 +32,7 @@ _MOST_COLUMNS, _FEW_BATCHES = 16_384, 8
 
 
 def measure_profile(
-    registry: Registry,
+    registry: RunConfig,
     *,
     num_embeddings: Mapping[str, int] | None = None,
     coalesced: Sequence[Table] = (),
@@ -118,7 +118,7 @@ def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
     return [{name: mean(name) for name in group} for group in batches[0]]
 
 
-def _order(registry: Registry, first: FirstRows) -> str:
+def _order(registry: RunConfig, first: FirstRows) -> str:
     """In words, whose order the rows have where the dataset has wrappers, and whose they lack."""
     used = registry.wrappers[: len(registry.wrappers) - len(first.left_out)]
     named = [

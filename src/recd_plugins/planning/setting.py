@@ -22,7 +22,7 @@ from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Registry, at_entry
+from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 
@@ -36,7 +36,7 @@ class RegistryData(TrainingData):
             checked. Without it nothing is checked, and nothing coalesced.
     """
 
-    def __init__(self, registry: Registry, model: nn.Module | None = None) -> None:
+    def __init__(self, registry: RunConfig, model: nn.Module | None = None) -> None:
         self._registry = registry
         self._modules = [] if model is None else list(embedding_modules(model))
         self._tables = [table for module in self._modules if module.ours for table in module.tables]
@@ -88,7 +88,7 @@ def off_meta() -> Iterator[None]:
         yield
 
 
-def coalesced_tables(registry: Registry, tables: Sequence[Table]) -> list[Table]:
+def coalesced_tables(registry: RunConfig, tables: Sequence[Table]) -> list[Table]:
     """The tables whose ids a sharding entry makes unique before they are sent.
 
     Raises:
@@ -100,7 +100,7 @@ def coalesced_tables(registry: Registry, tables: Sequence[Table]) -> list[Table]
     ]
 
 
-def id_limits(registry: Registry, tables: Sequence[Table]) -> dict[str, int | None]:
+def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
     """Return the bound of ids of each table that a sharding entry claims; None for any id.
 
     Raises:
@@ -123,7 +123,7 @@ def id_limits(registry: Registry, tables: Sequence[Table]) -> dict[str, int | No
     return limits
 
 
-def rows_looked_up(registry: Registry, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
+def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
     """Return how many ids a feature may have, without features that a module or sharding maps."""
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
@@ -136,7 +136,7 @@ def rows_looked_up(registry: Registry, modules: Sequence[EmbeddingModule]) -> di
 
 
 def setting_of(
-    registry: Registry,
+    registry: RunConfig,
     model: nn.Module,
     topology: TopologySpec | None = None,
     *,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
+from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.wrappers import smallest_batch
 from recd_plugins.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Choice
@@ -14,8 +15,8 @@ from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
 from recd_plugins.planning.machines import costs_source
 from recd_plugins.planning.plan_report import PlanReport, SideReport, report_side
-from recd_plugins.planning.prepared import Registry
 from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.registry import RunConfig
 
 # By batch size.
 _Candidates = Callable[[int], Candidate]
@@ -37,7 +38,7 @@ class Study:
     compute: Compute
     say: Callable[[str], None]
 
-    def report(self, registry: Registry, batch_size: int | None) -> PlanReport:
+    def report(self, registry: RunConfig, batch_size: int | None) -> PlanReport:
         """Both plans, at ``batch_size`` rows a rank or each at the largest batch that fits.
 
         Raises:
@@ -49,7 +50,7 @@ class Study:
             # The data is measured in batches of the file; none is needed that is not planned for.
             registry = registry.with_training({"batch_size": batch_size})
         data = data_of_model(registry)
-        together = smallest_batch(registry.wrapped_dataset)
+        together = smallest_batch(wrapped_dataset(registry))
         find = partial(largest_batch, start=start, together=together)
 
         @cache
@@ -157,13 +158,13 @@ def _chosen(candidate: Candidate, side: SideReport) -> Choice | None:
     return None if chosen is None else chosen.with_compute(side.seconds - side.seconds_of_tables)
 
 
-def _too_few_rows(registry: Registry, ranks: int, batch_size: int) -> str:
+def _too_few_rows(registry: RunConfig, ranks: int, batch_size: int) -> str:
     """Why the data has no batch for each rank; empty where it has.
 
     No reason to refuse a plan: it looks at the first rows alone, and they may be a sample.
     """
     try:
-        registry.wrapped_dataset.reader(
+        wrapped_dataset(registry).reader(
             rank=0, world_size=ranks, batch_size=batch_size, split="train"
         )
     except DataError as error:
@@ -171,12 +172,12 @@ def _too_few_rows(registry: Registry, ranks: int, batch_size: int) -> str:
     return ""
 
 
-def study(registry: Registry, name: str, spec: TopologySpec, say: Callable[[str], None]) -> Study:
+def study(registry: RunConfig, name: str, spec: TopologySpec, say: Callable[[str], None]) -> Study:
     """Prepares the data as ``recd run`` does, and looks at its first rows.
 
     Raises:
         RecdError: the registry has no model, or the data is missing or wrong.
     """
-    registry.wrapped_dataset.prepare()
+    wrapped_dataset(registry).prepare()
     say("counting what the model computes")
     return Study(name, spec, measure_compute(registry), say)

@@ -1,7 +1,7 @@
 """``registry.yaml``: which plugins a training run uses, and with which options."""
 
 from recd_plugins.registry.entries import Entry, at_entry
-from recd_plugins.registry.registry import Registry
+from recd_plugins.registry.run_config import RunConfig
 from recd_plugins.registry.schema import (
     ModelSpec,
     RegistrySpec,
@@ -13,8 +13,8 @@ __all__ = [
     "CheckpointSpec",
     "Entry",
     "ModelSpec",
-    "Registry",
     "RegistrySpec",
+    "RunConfig",
     "TableSpec",
     "TrainingSpec",
     "at_entry",

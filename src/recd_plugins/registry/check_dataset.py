@@ -8,11 +8,11 @@ from typing import Any
 from recd_plugins.errors import PluginError, RegistryError
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry.loader import read_yaml
-from recd_plugins.registry.registry import Registry
+from recd_plugins.registry.run_config import RunConfig
 from recd_plugins.registry.settings import with_settings
 
 
-def check_dataset(registry: Registry, settings: Sequence[str] = ()) -> None:
+def check_dataset(registry: RunConfig, settings: Sequence[str] = ()) -> None:
     """Ask the dataset of a registry what of its options is wrong.
 
     Args:

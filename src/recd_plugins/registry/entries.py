@@ -68,7 +68,7 @@ def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
 
 
 def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
-    """Which of ``entries``, of one kind, is for which of ``names``: ``Registry.claim``."""
+    """Which of ``entries``, of one kind, is for which of ``names``: ``RunConfig.claim``."""
     names = dict.fromkeys(names)
     what = kind.claimed
     if what is None:

@@ -12,8 +12,8 @@ from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry
 from recd_plugins.registry.loader import read_yaml, render
 from recd_plugins.registry.no_data import NoConverter, NoDataset
-from recd_plugins.registry.registry import TYPED_KINDS, Registry
 from recd_plugins.registry.resolve import ResolvedEntry, is_chooser, resolve
+from recd_plugins.registry.run_config import TYPED_KINDS, RunConfig
 from recd_plugins.registry.schema import (
     FeatureEntrySpec,
     PluginSpec,
@@ -24,20 +24,32 @@ from recd_plugins.registry.settings import with_settings
 from recd_plugins.registry.variants import with_sharding
 
 
-def read_registry(
-    path: Path,
+def load_registry(
+    path: str | Path,
     *,
     plugins_dir: str | Path | None = None,
     sharding: str | None = None,
     settings: Sequence[str] = (),
     needs_data: bool = True,
     text: str | None = None,
-) -> Registry:
-    """The registry of a file: ``recd_plugins.load_registry``.
+) -> RunConfig:
+    """Read a registry file, find its plugins and check all of it. Reads no data.
 
-    Without ``needs_data`` the file may leave out the sections ``dataset`` and ``converter``, both,
-    where it has no other that is about their rows. With ``text``, what it held, it is not read.
+    Args:
+        path: the file.
+        plugins_dir: a folder of plugin files besides the installed ones.
+        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
+            place of that entry's.
+        settings: values in place of the file's, each as ``training.learning_rate=0.05``.
+        needs_data: without it the file may leave out both of the sections ``dataset`` and
+            ``converter``, unless another section is about their rows.
+        text: what the file held when it was read before, in place of what it holds now.
+
+    Raises:
+        RegistryError: everything that is wrong with the file, with lines.
+        PluginError: an installed plugin does not load.
     """
+    path = Path(path)
     document = with_settings(read_yaml(path, text=text), settings)
     manager = PluginManager(plugins_dir)
     if sharding is not None:
@@ -80,7 +92,7 @@ def read_registry(
         )
         raise RegistryError([Problem(str(path), second.line, second.field, problem)])
     shardings: Any = manager.plugins["sharding"].values() if choosers else ()
-    return Registry(
+    return RunConfig(
         path=path,
         text=document.text,
         # Without sections of kinds: it travels to readers, who know this class alone.
@@ -100,9 +112,9 @@ def read_registry(
     )
 
 
-def registry_without_file() -> Registry:
+def registry_without_file() -> RunConfig:
     """A registry without data and without entries, of a trainer that brings all it needs."""
-    return Registry(
+    return RunConfig(
         path=Path("wrap()"),
         spec=RegistrySpec(version=1),
         dataset=NoDataset(),

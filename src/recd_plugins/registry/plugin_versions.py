@@ -8,10 +8,10 @@ from pathlib import Path
 from recd_plugins.interfaces import Plugin
 from recd_plugins.manager import PluginManager
 from recd_plugins.plugin_modules import modules_of_files
-from recd_plugins.registry.registry import Registry
+from recd_plugins.registry.run_config import RunConfig
 
 
-def plugin_versions(registry: Registry) -> dict[str, str]:
+def plugin_versions(registry: RunConfig) -> dict[str, str]:
     """Of each plugin: its distribution and version, or a digest of the file or folder it is of.
 
     Raises:

@@ -15,7 +15,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins import registry as parsed
 from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.distributed.lookup_kernels import kept_tables, kept_tables_stay
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
@@ -32,11 +31,13 @@ from recd_plugins.planning.compute import measure_kept
 from recd_plugins.planning.equal_gradients import equal_gradients_pay
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.planner import build_planner, profile_of
+from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepare_entries import prepare_parts
-from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.model_memory import check_model_fits
@@ -74,7 +75,7 @@ class Assembled:
 
 
 def assemble(
-    registry: Registry,
+    registry: RunConfig,
     side: Side,
     device: torch.device,
     *,
@@ -156,7 +157,7 @@ def assemble(
 
 
 def _equal_gradients_pay(
-    registry: Registry, device: torch.device, topology: TopologySpec | None
+    registry: RunConfig, device: torch.device, topology: TopologySpec | None
 ) -> bool:
     """Whether they do on the links of this run."""
     if topology is None and registry.training.topology is None:
@@ -176,13 +177,13 @@ def _schema(dataset: Dataset) -> FeatureSchema:
     return schema
 
 
-def makers(registry: Registry) -> list[str]:
+def makers(registry: RunConfig) -> list[str]:
     """Names of the plugins that made the dense layers of a model."""
     entries = (*registry.entries("model"), *registry.pooling)
     return [*dict.fromkeys(entry.plugin.name for entry in entries)]
 
 
-def _refuse_extra_state(registry: Registry, model: nn.Module) -> None:
+def _refuse_extra_state(registry: RunConfig, model: nn.Module) -> None:
     extra = [name for name in model.state_dict() if name.endswith("_extra_state")]
     if extra:
         raise PluginError(
@@ -192,7 +193,7 @@ def _refuse_extra_state(registry: Registry, model: nn.Module) -> None:
 
 
 def _prepared(
-    registry: Registry,
+    registry: RunConfig,
     schema: FeatureSchema,
     side: Side,
     device: torch.device,
@@ -217,7 +218,7 @@ def _prepared(
 
 
 def _whole(
-    registry: Registry,
+    registry: RunConfig,
     schema: FeatureSchema,
     side: Side,
     device: torch.device,
@@ -228,9 +229,9 @@ def _whole(
     model = build_model(registry, schema)
     if side == "plugins":
         setting = setting_of(registry, model, topology, device=device, lasting=lasting)
-        prepared = registry.prepare(model, setting)
+        prepared = prepare(registry, model, setting)
         return prepared, prepared.setting
-    entries: parsed.Registry = registry
+    entries = registry
     if registry.wrappers:  # which the model is read by, as it is before it changes
         entries, *_ = choose(registry, model, setting_of(registry, model, topology, device=device))
     prepared = without_plugins(registry, model, device.type)
@@ -240,7 +241,7 @@ def _whole(
 
 
 def _batch_parts(
-    registry: parsed.Registry, plain: Prepared, device: torch.device, topology: TopologySpec | None
+    registry: RunConfig, plain: Prepared, device: torch.device, topology: TopologySpec | None
 ) -> Mapping[str, TablePart]:
     """What the entries of ``registry`` do to the tables of a baseline's model, were it theirs."""
     # Nothing is coalesced of a baseline.

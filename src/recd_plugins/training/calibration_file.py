@@ -8,20 +8,21 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
-from recd_plugins.planning.prepared import Registry
 from recd_plugins.planning.topologies import TopologySpec, is_file_name
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.job import Job
 
 
 def calibration_job(
-    registry: Registry,
+    registry: RunConfig,
     plugins_dir: Path | None,
     spec: TopologySpec,
     path: Path,
     batch_size: int | None = None,
-) -> tuple[Registry, Job]:
+) -> tuple[RunConfig, Job]:
     """``registry`` with as many ranks as ``spec`` has and its data there, and what trains it.
 
     With ``batch_size`` rows of a rank in place of those of the file.
@@ -39,7 +40,7 @@ def calibration_job(
     if batch_size is not None:
         overrides["batch_size"] = batch_size
     registry = registry.with_training(overrides)
-    registry.wrapped_dataset.prepare()
+    wrapped_dataset(registry).prepare()
     job = Job(
         registry.path,
         plugins_dir=plugins_dir,

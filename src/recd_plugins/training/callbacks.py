@@ -27,7 +27,7 @@ from recd_plugins.interfaces.callback import (
     RunStep,
 )
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.training.agreement import together
 from recd_plugins.training.checkpoint import Progress
 from recd_plugins.values.model_input import ModelInput
@@ -51,7 +51,7 @@ class Called:
     claimed: tuple[str, ...]
 
 
-def callbacks_of(registry: Registry, tables: Iterable[Table]) -> list[Called]:
+def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
     """Every plugin of a registry that is a callback, of whatever kind, in the order of the file.
 
     Raises:

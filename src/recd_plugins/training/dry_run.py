@@ -15,11 +15,12 @@ from rich.table import Table as RichTable
 from recd_plugins.byte_sizes import bytes_text
 from recd_plugins.data.arrow import dense_features
 from recd_plugins.data.feature_steps import feature_steps
+from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.training_rows import training_rows
 from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.prepared import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.evaluation import splits_of
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.statistics import least_ids_saved
@@ -59,7 +60,7 @@ class DryRun:
     layer_bytes: int
 
     @classmethod
-    def of(cls, registry: Registry, world_size: int) -> DryRun:
+    def of(cls, registry: RunConfig, world_size: int) -> DryRun:
         """Of a registry whose data is prepared."""
         training = registry.training
         schema = registry.dataset.schema()
@@ -71,7 +72,7 @@ class DryRun:
         # Evaluation reads every row, one by one where they fill no batch on every rank.
         each_row = (registry.dataset, 1, 1)
         whole: dict[Split, tuple[Dataset, int, int]] = dict.fromkeys(splits_of(registry), each_row)
-        whole["train"] = registry.wrapped_dataset, world_size, training.batch_size
+        whole["train"] = wrapped_dataset(registry), world_size, training.batch_size
         batches = {
             split: len(data.reader(rank=0, world_size=ranks, batch_size=rows, split=split))
             for split, (data, ranks, rows) in whole.items()
@@ -118,7 +119,7 @@ class DryRun:
 _ROWS_ROUNDED, _MERGED = 65_536, 0.9
 
 
-def unused_line(registry: Registry) -> str:
+def unused_line(registry: RunConfig) -> str:
     """Which columns feed no model, in a line; empty where all do, or nobody knows."""
     left_out = registry.dataset.left_out()
     if not left_out:
@@ -127,7 +128,7 @@ def unused_line(registry: Registry) -> str:
     return f"columns that feed nothing: {named}"
 
 
-def rounded_line(registry: Registry) -> str:
+def rounded_line(registry: RunConfig) -> str:
     """Name dense columns without preprocessing whose values float32 merges; empty if none."""
     schema = registry.dataset.schema()
     steps = feature_steps(registry, schema)
@@ -154,7 +155,7 @@ def rounded_line(registry: Registry) -> str:
     )
 
 
-def converter_line(registry: Registry, profile: DataProfile, ranks: int) -> str:
+def converter_line(registry: RunConfig, profile: DataProfile, ranks: int) -> str:
     """Advise against deduplication that saves too few ids on one rank; empty if it pays."""
     factors = registry.converter.dedupe_factors()
     plain = registry.converter.plain
@@ -170,7 +171,7 @@ def converter_line(registry: Registry, profile: DataProfile, ranks: int) -> str:
     )
 
 
-def rest_line(registry: Registry, steps: int, rows_of_step: int) -> str:
+def rest_line(registry: RunConfig, steps: int, rows_of_step: int) -> str:
     """How many rows an epoch of so many steps leaves out, in a line; empty for none, or unknown."""
     # A wrapper hands out other rows than are stored.
     statistics = None if registry.wrappers else registry.dataset.statistics()
@@ -183,7 +184,7 @@ def rest_line(registry: Registry, steps: int, rows_of_step: int) -> str:
     )
 
 
-def _columns(registry: Registry, tables: Iterable[Table]) -> Iterator[Column]:
+def _columns(registry: RunConfig, tables: Iterable[Table]) -> Iterator[Column]:
     dataset = registry.dataset
     schema = dataset.schema()
     by_feature = {feature: table for table in tables for feature in table.features}

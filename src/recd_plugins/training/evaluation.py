@@ -16,7 +16,8 @@ from recd_plugins.distributed.step_counts import steps_kept
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.planning.prepared import Prepared
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.progress_bar import progress_bar
@@ -25,7 +26,7 @@ from recd_plugins.training.steps import steps
 from recd_plugins.values.model_input import ModelInput
 
 
-def splits_of(registry: Registry) -> tuple[Split, ...]:
+def splits_of(registry: RunConfig) -> tuple[Split, ...]:
     """The splits that a run reads.
 
     Raises:

@@ -10,13 +10,13 @@ import click
 
 from recd_plugins.interfaces import Offer
 from recd_plugins.planning.choosing.entries import chooser_of, with_offers, wrong_options
-from recd_plugins.planning.prepared import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.folder import checkpoints_in
 from recd_plugins.training.identity import read_schema, read_sharding, sharding_identity
 
 
-def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
+def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
     """The registry with the entries of the newest checkpoint that is whole in place of its chooser.
 
     What is measured at a start differs from start to start, and by it what would be chosen.
@@ -49,7 +49,7 @@ def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
                 words = f"{name} takes what {checkpoint} was trained with: {_words(chosen)}"
                 click.echo(words, err=True)
             offers = [(Offer(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
-            return Registry(**vars(with_offers(registry, chooser, offers)))
+            return RunConfig(**vars(with_offers(registry, chooser, offers)))
         if not quiet:
             words = (
                 f"{name} does not take what {checkpoint} was trained with, and chooses anew: {why}"
@@ -59,7 +59,7 @@ def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
     return registry
 
 
-def _why_not(registry: Registry, chosen: Sequence[dict[str, Any]]) -> str:
+def _why_not(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> str:
     """Why the plugins of now cannot be taken as they were then; empty where they can."""
     installed = {cls.name: cls for cls in registry.offering}
     for entry in chosen:

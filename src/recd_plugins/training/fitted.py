@@ -11,7 +11,7 @@ from recd_plugins.data.fitted_state import load_fitted_state
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Preprocessing
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.agreement import together
 from recd_plugins.training.checkpoint_files.arrays import FITTED, read_arrays
 from recd_plugins.training.checkpoint_files.errors import DamagedError
@@ -19,7 +19,7 @@ from recd_plugins.training.checkpoint_files.folder import checkpoints_in
 from recd_plugins.training.identity import same_preprocessing
 
 
-def load_fitted(registry: Registry, checkpoint: Path) -> None:
+def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
     """What the preprocessing of a registry was when a checkpoint was written.
 
     Entries of which the checkpoint says nothing, or that have other options now, are fitted when
@@ -35,7 +35,7 @@ def load_fitted(registry: Registry, checkpoint: Path) -> None:
             load_fitted_state(registry, state, same_preprocessing(checkpoint, registry))
 
 
-def resume_fitted(registry: Registry) -> None:
+def resume_fitted(registry: RunConfig) -> None:
     """The same of the newest checkpoint of the registry that is whole, if there is any.
 
     All of a run have the same; which one the run goes on from is found later.
@@ -49,7 +49,7 @@ def resume_fitted(registry: Registry) -> None:
         return
 
 
-def check_fitted_alike(registry: Registry) -> None:
+def check_fitted_alike(registry: RunConfig) -> None:
     """Fit what is to be, and refuse what was fitted otherwise on some rank. A collective call.
 
     Raises:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from recd_plugins.distributed.hang_watch import HangLimits
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.interrupts import this_command
 from recd_plugins.training.trainer import checkpoints_of
 
 
-def hang_limits(registry: Registry) -> HangLimits:
+def hang_limits(registry: RunConfig) -> HangLimits:
     """How long a run of this registry waits."""
     training = registry.training
 

@@ -25,7 +25,7 @@ from recd_plugins.interfaces import (
     Table,
 )
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.plugin_versions import plugin_versions
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import (
@@ -47,7 +47,7 @@ _OF_WRAPPER = re.compile(r"dataset\.wrap\[\d+\]\.identity")
 _SCHEMA = "schema"
 
 
-def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
+def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
     """What this run trains on what.
 
     Args:
@@ -101,7 +101,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
     }
 
 
-def sharding_identity(registry: Registry, tables: Iterable[str]) -> list[dict[str, Any]]:
+def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[str, Any]]:
     """What it says of sharding, entry by entry; ``tables`` are names of the model's."""
     names = list(tables)
     return [_entry(entry, "tables", names) for entry in registry.sharding]
@@ -232,7 +232,7 @@ def check_resumable(
     raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused[:8])}{more}; {remedy}")
 
 
-def check_scores(checkpoint: Path, registry: Registry, tables: Iterable[Table]) -> bool:
+def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table]) -> bool:
     """Refuse a checkpoint by which a registry would not score as the run that wrote it.
 
     See ``check_same_model``. What wrappers depend on may be gone, and other rows may be read.
@@ -285,7 +285,7 @@ def check_same_model(
     )
 
 
-def check_same_preprocessing(checkpoint: Path, registry: Registry) -> None:
+def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
     """Refuse a checkpoint whose rows of tables are of other ids, whatever else it is of.
 
     Raises:
@@ -300,7 +300,7 @@ def check_same_preprocessing(checkpoint: Path, registry: Registry) -> None:
     check_same_model(checkpoint, {"preprocessing": said}, ["preprocessing"])
 
 
-def same_preprocessing(checkpoint: Path, registry: Registry) -> set[int]:
+def same_preprocessing(checkpoint: Path, registry: RunConfig) -> set[int]:
     """Numbers of the entries that have the plugin and options that they had in a checkpoint.
 
     Raises:
@@ -328,7 +328,7 @@ def _plugin(plugin: Plugin) -> dict[str, Any]:
     return said
 
 
-def _wrappers(registry: Registry) -> list[dict[str, Any]]:
+def _wrappers(registry: RunConfig) -> list[dict[str, Any]]:
     """Those of the dataset, and what one depends on that says more than what it wraps."""
     dataset, found = registry.dataset, []
     for entry in registry.wrappers:
@@ -356,7 +356,7 @@ def _own_identity(plugin: Plugin) -> Any:
 
 
 def _further(
-    registry: Registry, names: Mapping[str, Iterable[str]], *, observes: bool
+    registry: RunConfig, names: Mapping[str, Iterable[str]], *, observes: bool
 ) -> dict[str, Any]:
     """Entries by section of the kinds that registries have no attribute for."""
     return {

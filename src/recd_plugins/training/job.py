@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.registry import RunConfig
+from recd_plugins.registry.from_file import load_registry
 from recd_plugins.training.assembly import Side
 
 
@@ -48,7 +49,7 @@ class Job:
     lasting: bool = True
     text: str | None = None
 
-    def load(self) -> Registry:
+    def load(self) -> RunConfig:
         """The registry, with what the job sets."""
         read = load_registry(
             self.registry,

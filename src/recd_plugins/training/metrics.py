@@ -18,7 +18,7 @@ from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import Metric, ScoredBatch, Split
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.training.agreement import together
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
 
 
-def check_metrics(registry: Registry, splits: Sequence[Split]) -> None:
+def check_metrics(registry: RunConfig, splits: Sequence[Split]) -> None:
     """Refuse metrics that would measure nothing.
 
     Args:

@@ -11,10 +11,10 @@ from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import embedding_modules
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 
 
-def check_model_fits(registry: Registry, schema: FeatureSchema) -> None:
+def check_model_fits(registry: RunConfig, schema: FeatureSchema) -> None:
     """Refuse a model whose parameters alone are more than the memory of these machines.
 
     Each has all layers, and its share of the tables.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import check_ingestion
+from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.wrappers import check_wrappers_keep_rows
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.distributed.hang_watch import HangLimits
@@ -28,9 +29,9 @@ from recd_plugins.distributed.signals import passed_on
 from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.machines import adapted_line, machine_of
-from recd_plugins.planning.prepared import Registry, load_registry
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.check_dataset import check_dataset
+from recd_plugins.registry.from_file import load_registry
 from recd_plugins.training.agreement import check_started_alike
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.evaluation import splits_of
@@ -56,7 +57,7 @@ class Session:
         hang_limits: how long ranks may get no further.
     """
 
-    registry: Registry
+    registry: RunConfig
     job: Job
     rank: int
     world_size: int
@@ -207,7 +208,7 @@ def _check_topology(
 
 
 @contextmanager
-def _prepared(registry: Registry, world_size: int, job: Job, resume: bool) -> Iterator[None]:
+def _prepared(registry: RunConfig, world_size: int, job: Job, resume: bool) -> Iterator[None]:
     """Make what is missing, and find out what would stop the run at its end, before it starts."""
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is None and resume:
@@ -219,9 +220,9 @@ def _prepared(registry: Registry, world_size: int, job: Job, resume: bool) -> It
         yield
 
 
-def _prepare(registry: Registry, world_size: int, job: Job) -> None:
+def _prepare(registry: RunConfig, world_size: int, job: Job) -> None:
     check_dataset(registry, job.settings)
-    dataset = registry.wrapped_dataset
+    dataset = wrapped_dataset(registry)
     dataset.prepare()
     for split in splits_of(registry):
         # Evaluation takes rows that fill no batch too.

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.model.build import model_code
 from recd_plugins.plugin_call import plugin_code
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.pipeline_promise import PipelinePromise
 
 
 def steps(
-    pipeline: TrainPipeline, batches: Iterator[Any], registry: Registry, model: nn.Module
+    pipeline: TrainPipeline, batches: Iterator[Any], registry: RunConfig, model: nn.Module
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Loss, logits and labels of each batch, once it is trained, or evaluated.
 

@@ -15,6 +15,7 @@ from recd_plugins import activity, upstream_noise
 from recd_plugins.activity import doing
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import pinned
+from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.device import choose_device, device_of_rank
 from recd_plugins.distributed.hang_watch import HangLimits
@@ -27,7 +28,8 @@ from recd_plugins.distributed.launch import (
 )
 from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.planning.prepared import Registry, load_registry
+from recd_plugins.registry import RunConfig
+from recd_plugins.registry.from_file import load_registry
 from recd_plugins.training.agreement import check_started_alike, from_rank_0, together
 from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.checkpoint import Checkpoints
@@ -64,7 +66,7 @@ class TrainedJob:
     device: str = "cpu"
     text: str | None = None
 
-    def load(self) -> Registry:
+    def load(self) -> RunConfig:
         """The registry, with what the job sets."""
         read = load_registry(
             self.registry, plugins_dir=self.plugins_dir, settings=self.settings, text=self.text
@@ -73,9 +75,9 @@ class TrainedJob:
 
     def prepare(self) -> None:
         """Make what data is missing, in one process before ranks read it."""
-        self.load().wrapped_dataset.prepare()
+        wrapped_dataset(self.load()).prepare()
 
-    def planned_by(self, registry: Registry) -> Registry:
+    def planned_by(self, registry: RunConfig) -> RunConfig:
         """The registry by whose data tables are placed: that of ``load``."""
         return registry
 
@@ -94,7 +96,7 @@ class Trained:
     """
 
     parts: Assembled
-    registry: Registry
+    registry: RunConfig
     device: torch.device
     step: int
     same_data: bool
@@ -160,7 +162,7 @@ def load_trained(job: TrainedJob) -> Trained:
 
 
 def on_ranks(
-    registry: Registry,
+    registry: RunConfig,
     function: Callable[[int, int, J], T],
     job: J,
     alike: Mapping[str, Any] | None = None,

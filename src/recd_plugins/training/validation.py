@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Split
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.training_spec import ValidationSpec
 from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 
@@ -19,7 +19,7 @@ M = TypeVar("M")
 Measured = tuple[Quality | None, Mapping[str, float]]
 
 
-def check_validation(registry: Registry, splits: Sequence[Split]) -> None:
+def check_validation(registry: RunConfig, splits: Sequence[Split]) -> None:
     """Refuse a validation that could measure nothing.
 
     Args:

@@ -13,15 +13,17 @@ from recd_plugins.errors import SetupError
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.planning.prepare import prepare
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import id_limits
 from recd_plugins.planning.topologies import MACHINE
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.checkpoint_weights import check_whole, load_weights
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_scores
 
 
-def whole_model(registry: Registry, checkpoint: Path) -> Prepared:
+def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
     """A trained model with its poolings and preprocessing, whatever sharding it was trained by.
 
     Says where the data is not what it was trained on.
@@ -35,13 +37,13 @@ def whole_model(registry: Registry, checkpoint: Path) -> Prepared:
     """
     whole = _as_fitted(registry, checkpoint)
     # Poolings are put in before their weights are loaded.
-    prepared = whole.prepare(build_model(whole, whole.dataset.schema()))
+    prepared = prepare(whole, build_model(whole, whole.dataset.schema()))
     if not _fill(prepared.model, registry, checkpoint):
         say_other_data(checkpoint)
     return prepared
 
 
-def unchecked_model(registry: Registry, checkpoint: Path) -> nn.Module:
+def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
     """The same model without what looks at its batches, which no tracer can follow.
 
     Raises:
@@ -63,7 +65,7 @@ def say_other_data(checkpoint: Path) -> None:
     )
 
 
-def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
+def _as_fitted(registry: RunConfig, checkpoint: Path) -> RunConfig:
     check_whole(checkpoint)
     load_fitted(registry, checkpoint)
     fitted_steps(registry, registry.dataset.schema())
@@ -72,7 +74,7 @@ def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
     return replace(whole, sharding=(), cache=())
 
 
-def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> bool:
+def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
     """Load the weights; whether the data is what they were trained on."""
     tables = tables_of(model)
     same_data = check_scores(checkpoint, registry, tables)

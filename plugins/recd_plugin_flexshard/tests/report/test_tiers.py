@@ -17,7 +17,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
-from recd_plugins import load_registry
+from recd_plugins import load_registry, prepare
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.breakdown import step_profile
 from recd_plugins.values.model_input import ModelInput
@@ -73,7 +73,7 @@ class Model(nn.Module):
 def train(rank: int, world_size: int, path: Path, sharding: str | None, profiled: bool) -> Any:
     """Losses of a trainer whose optimizer, pipeline and DMP are none of this package's."""
     registry = load_registry(path, sharding=sharding)
-    prepared = registry.prepare(Model())
+    prepared = prepare(registry, Model())
     sharders = prepared.sharders()
     planner = prepared.planner(device=CPU)
     dmp = DistributedModelParallel(

@@ -24,7 +24,7 @@ from recd_plugins.api import (
 from recd_plugins.api.distributed import CollectiveBytes, fused_params, lookup_ids
 from recd_plugins.api.model import DLRM, SequencePooling
 from recd_plugins.api.planning import Stage
-from recd_plugins.api.registry import Registry, TrainingSpec
+from recd_plugins.api.registry import RunConfig, TrainingSpec
 from recd_plugins.api.training import StepProfile, assemble, static_bytes
 
 
@@ -45,7 +45,7 @@ class OneTrainer:
     """
 
     def __init__(
-        self, registry: Registry, variant: Variant, device: torch.device, num_batches: int
+        self, registry: RunConfig, variant: Variant, device: torch.device, num_batches: int
     ) -> None:
         registry = variant.apply(registry)
         parts = assemble(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import RunConfig
 from recd_plugins.api.training import Side
 from recd_plugins.testing.benchmark import Size
 
@@ -36,7 +36,7 @@ class Variant:
     sharders: Literal["side", "index_dedup", "plugins"] = "side"
     compiled: bool = False
 
-    def apply(self, registry: Registry) -> Registry:
+    def apply(self, registry: RunConfig) -> RunConfig:
         """The registry of this trainer, from that of the model."""
         assert registry.model is not None, "the models of the benchmark have a section model"
         model = registry.model.model_copy(

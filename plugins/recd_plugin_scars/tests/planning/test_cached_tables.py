@@ -24,7 +24,7 @@ from recd_plugin_scars.runtime.planned import as_planned
 from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.row_wise import RowWise
-from recd_plugins import Registry
+from recd_plugins import RunConfig
 from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
@@ -114,7 +114,7 @@ def registry(
     }
     nothing: Any = None
     entry = Entry[Cache](Caches(Caches.Options()), tuple(exponents), "cache[0]", 10)
-    reg = Registry(
+    reg = RunConfig(
         path=Path("registry.yaml"),
         spec=spec,
         dataset=nothing,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Chooser, Offer, Offered, Table
 from recd_plugins.planning.choosing.entries import wrong_options
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.words import did_you_mean, shortened
 
 
 def check_offers(
-    registry: Registry,
+    registry: RunConfig,
     chooser: Entry[Chooser],
     offered: Offered,
     tables: Sequence[Table],

@@ -39,7 +39,7 @@ from recd_plugins.planning.performance import collective_seconds
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_call
 from recd_plugins.processes import portable
-from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
@@ -70,8 +70,8 @@ class _Found:
 
 
 def choose(
-    registry: Registry, model: nn.Module, setting: Setting
-) -> tuple[Registry, Setting, Choice | None]:
+    registry: RunConfig, model: nn.Module, setting: Setting
+) -> tuple[RunConfig, Setting, Choice | None]:
     """The registry and setting to go on with, and what was chosen; as they are without a chooser.
 
     Where this process is one of the ranks that the setting is of, rank 0 chooses for all of them:
@@ -119,7 +119,7 @@ def choose(
 
 
 def _of_one_rank(
-    registry: Registry,
+    registry: RunConfig,
     chooser: Entry[Chooser],
     tables: Sequence[Table],
     setting: Setting,
@@ -146,7 +146,7 @@ def _of_one_rank(
     return found
 
 
-def _digest(registry: Registry) -> str:
+def _digest(registry: RunConfig) -> str:
     """Of the ids of the first batch; the converter is fitted by it, as by who chooses."""
     if isinstance(registry.dataset, NoDataset):
         return ""
@@ -161,7 +161,7 @@ def _digest(registry: Registry) -> str:
 
 
 def _find(
-    registry: Registry,
+    registry: RunConfig,
     chooser: Entry[Chooser],
     model: nn.Module,
     tables: Sequence[Table],
@@ -201,7 +201,7 @@ def _find(
     return _Found(choice, question.profile(choice.offered))
 
 
-def _check_report(registry: Registry, chooser: Entry[Chooser], choice: Choice) -> None:
+def _check_report(registry: RunConfig, chooser: Entry[Chooser], choice: Choice) -> None:
     """Ask for the report once, where an error can name the plugin and its entry."""
     if not isinstance(getattr(choice, "name", None), str):
         raise PluginError(

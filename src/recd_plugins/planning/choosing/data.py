@@ -9,7 +9,7 @@ from recd_plugins.access.profile import AccessProfile
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.setting import RegistryData, coalesced_tables, off_meta
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 
@@ -64,7 +64,7 @@ class DataOfChoices(TrainingData):
 
 
 def profile_of_choices(
-    registry: Registry,
+    registry: RunConfig,
     tables: Sequence[Table],
     ours: Sequence[Table],
     data: TrainingData,

@@ -10,17 +10,17 @@ from typing import cast
 from pydantic import ValidationError
 
 from recd_plugins.interfaces import Chooser, Offer, Offered, Sharding
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.resolve import in_words
 
 
-def chooser_of(registry: Registry) -> Entry[Chooser] | None:
+def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
     """The entry of a chooser, if there is one."""
     found = (entry for entry in registry.sharding if isinstance(entry.plugin, Chooser))
     return cast("Entry[Chooser] | None", next(found, None))
 
 
-def with_offers(registry: Registry, chooser: Entry[Sharding], offered: Offered) -> Registry:
+def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered) -> RunConfig:
     """The registry with an entry for each offer, and its tables, in place of its chooser."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 

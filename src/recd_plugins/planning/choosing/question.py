@@ -42,7 +42,7 @@ from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.storage import activations_of_parts
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stages import StageTimes
 from recd_plugins.values.work import Work
@@ -63,7 +63,7 @@ class RegistryQuestion(ChoiceQuestion):
         model: not prepared; it stays as it is.
     """
 
-    registry: Registry
+    registry: RunConfig
     chooser: Entry[Chooser]
     model: nn.Module
 
@@ -132,7 +132,7 @@ class RegistryQuestion(ChoiceQuestion):
         distinct = {name: each for name, each in whole.distinct.items() if name not in plain}
         return replace(whole, distinct=distinct)
 
-    def _planned(self, registry: Registry, setting: Setting, haste: bool) -> Trial:
+    def _planned(self, registry: RunConfig, setting: Setting, haste: bool) -> Trial:
         with torch.device("meta"):
             model = meta_copy(self.model)
             prepared = prepare_entries(registry, model, setting, setting.device_type)

@@ -39,7 +39,7 @@ from recd_plugins.interfaces import (
     Rows,
     Split,
 )
-from recd_plugins.registry import Entry, Registry, RegistrySpec
+from recd_plugins.registry import Entry, RegistrySpec, RunConfig
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import ModelInput
@@ -169,7 +169,7 @@ class IngestionContract(PluginContract):
         return [*multiprocessing.active_children(), *threading.enumerate()]
 
     @pytest.fixture
-    def registry(self, plugin: Ingestion) -> Registry:
+    def registry(self, plugin: Ingestion) -> RunConfig:
         """Three plugins that hold something, and the ingestion."""
         return _registry(plugin)
 
@@ -179,7 +179,7 @@ class IngestionContract(PluginContract):
     @pytest.mark.parametrize("split", _SPLITS)
     @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
     def test_batches_and_positions_are_those_of_the_rank_alone(
-        self, registry: Registry, split: Split, rank: int, world_size: int
+        self, registry: RunConfig, split: Split, rank: int, world_size: int
     ) -> None:
         """Two epochs; the position after the last batch of one is the start of the next."""
         alone = build_dataloader(replace(registry, ingestion=None), rank, world_size, split)
@@ -190,7 +190,7 @@ class IngestionContract(PluginContract):
                 _assert_same(_read(loader), expected)
                 assert loader.state_dict() == alone.state_dict()
 
-    def test_goes_on_at_any_batch(self, registry: Registry) -> None:
+    def test_goes_on_at_any_batch(self, registry: RunConfig) -> None:
         """Positions given to the same feed, each time after an iteration that was left early."""
         alone = build_dataloader(replace(registry, ingestion=None), 0, 2)
         start = alone.state_dict()
@@ -203,7 +203,7 @@ class IngestionContract(PluginContract):
             loader.load_state_dict(positions[2])
             _assert_same(_read(loader), expected[2:])
 
-    def test_feeds_of_several_ranks_and_splits_at_once(self, registry: Registry) -> None:
+    def test_feeds_of_several_ranks_and_splits_at_once(self, registry: RunConfig) -> None:
         """Every row of an epoch once."""
         numbers: list[float] = []
         with (
@@ -239,7 +239,7 @@ class IngestionContract(PluginContract):
                 assert loader.state_dict() == position, "that after the last batch handed out"
                 before = []  # it goes on where the error was
 
-    def test_report_is_figures(self, registry: Registry) -> None:
+    def test_report_is_figures(self, registry: RunConfig) -> None:
         with build_dataloader(registry, 0, 1) as loader:
             _read(loader)
             open_report = dict(loader.report())
@@ -248,7 +248,7 @@ class IngestionContract(PluginContract):
             assert all(type(value) in (int, float) for value in report.values())
             json.dumps(report, allow_nan=False)
 
-    def test_nothing_is_left_when_it_is_closed(self, registry: Registry) -> None:
+    def test_nothing_is_left_when_it_is_closed(self, registry: RunConfig) -> None:
         """Also where an iteration was left early, and where nothing was read."""
         with build_dataloader(registry, 0, 1) as warm_up:
             next(iter(warm_up))
@@ -305,12 +305,12 @@ def _runs(process: psutil.Process) -> bool:
 
 def _registry(
     plugin: Ingestion, broken_row: int | None = None, fails_at: int | None = None
-) -> Registry:
+) -> RunConfig:
     spec = {
         "version": 1,
         "training": {"batch_size": _BATCH},
     }
-    registry = Registry(
+    registry = RunConfig(
         path=Path("registry.yaml"),
         spec=RegistrySpec.model_validate(spec),
         dataset=Numbers(Numbers.Options(broken_row=broken_row)),

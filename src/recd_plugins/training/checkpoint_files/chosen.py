@@ -8,14 +8,14 @@ import click
 
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.errors import RecdError
-from recd_plugins.registry import Registry
+from recd_plugins.registry import RunConfig
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.folder import checkpoints_in
 from recd_plugins.training.checkpoint_files.manifest import MANIFEST
 from recd_plugins.training.checkpoint_files.progress import read_progress, step_name
 
 
-def chosen_checkpoint(registry: Registry, wanted: str | None = None) -> Path:
+def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
     """Find a checkpoint of a run and say which one is taken where that may surprise.
 
     Args:
@@ -59,7 +59,7 @@ def chosen_checkpoint(registry: Registry, wanted: str | None = None) -> Path:
     return best
 
 
-def _best_or_newest(registry: Registry, newest: Path) -> tuple[Path, str]:
+def _best_or_newest(registry: RunConfig, newest: Path) -> tuple[Path, str]:
     """Return the checkpoint to take by default, and a note where it needs one."""
     try:
         progress = read_progress(newest)

@@ -1,4 +1,4 @@
-"""The parts that a registry file chooses."""
+"""The parsed registry file."""
 
 from __future__ import annotations
 
@@ -38,10 +38,20 @@ TYPED_KINDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Registry:
-    """What a registry file says, with its plugins made. Entries that are not enabled are left out.
+class RunConfig:
+    """A parsed registry file, with its plugins made. Entries that are not enabled are left out.
 
-    What functions take; users have the subclass of ``recd_plugins.planning.prepared``.
+    Relative paths in options are relative to the current directory.
+
+    Attributes:
+        dataset: without its wrappers.
+        wrappers: of the dataset; each stands around those before it. Their patterns are empty.
+        ingestion: who makes batches, None for the ranks; its patterns are empty.
+        kinds: that sections of the file may be of, by name.
+        further: entries of the kinds that have no attribute here, by kind.
+        offering: shardings that a chooser may choose among; none without one.
+        unloaded: why packages could not be loaded, which may have more; none without a chooser.
+        text: of the file, as it was read; None where there is none.
     """
 
     path: Path
