@@ -72,20 +72,6 @@ def test_features_of_modules_that_are_left_alone_are_read(
     assert [table.name for table in prepared.tables] == ["t_x"]
 
 
-def test_what_needs_a_model_says_what_to_call_first(tmp_path: Path) -> None:
-    registry: Any = registry_with(tmp_path, "")
-    for name in ("sharders", "planner", "dataloader", "train_pipeline"):
-        with pytest.raises(AttributeError, match=rf"prepare it first: .*; prepared\.{name}$"):
-            getattr(registry, name)()
-    with pytest.raises(AttributeError, match=r"has no attribute 'shardings'$"):
-        _ = registry.shardings
-    prepared: Any = prepare(registry, model(build("processed")))
-    with pytest.raises(
-        AttributeError, match=r"no attribute named_modules; the module is .*\.model"
-    ):
-        prepared.named_modules()
-
-
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
