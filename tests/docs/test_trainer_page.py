@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests import forked
 
-from recd_plugins import RunConfig, load_registry
+import recd_plugins
 from recd_plugins.planning.prepared import Prepared
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -50,9 +50,8 @@ def test_the_signatures_are_as_shown():
     shown = dict(re.findall(r"^\| `([\w.]+)(\(.*?\))` \|", PAGE, re.MULTILINE))
     assert len(shown) == 6
     for name, signature in shown.items():
-        of = {"registry": RunConfig, "prepared": Prepared}
-        owner, _, method = name.rpartition(".")
-        function = getattr(of[owner], method) if owner else load_registry
+        owner, _, function_name = name.rpartition(".")
+        function = getattr(Prepared if owner else recd_plugins, function_name)
         whole = inspect.signature(function)
         plain = [
             parameter.replace(annotation=inspect.Parameter.empty)
