@@ -16,16 +16,20 @@ from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.data.training_rows import training_rows
-from recd_plugins.errors import DataError, PluginError, RecdError
+from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint_files.arrays import FITTED, write_arrays
-from recd_plugins.training.checkpoint_files.errors import DamagedError
-from recd_plugins.training.checkpoint_files.fields import IDENTITY
-from recd_plugins.training.checkpoint_files.manifest import MANIFEST, manifest_text
-from recd_plugins.training.fitted import check_fitted_alike, load_fitted
+from recd_plugins.training.checkpoint_files import (
+    FITTED,
+    IDENTITY,
+    MANIFEST,
+    DamagedError,
+    manifest_text,
+    write_arrays,
+)
 from recd_plugins.training.identity import check_resumable, identity_of, identity_text
+from recd_plugins.training.resume import check_fitted_alike, load_fitted
 
 PLUGINS = '''
 from pydantic import Field
@@ -297,7 +301,7 @@ def test_ranks_are_fitted_alike(folder: Path) -> None:
     registry(folder, ALL % "")
     run_on_ranks(check_alike, 2, folder)
     registry(folder, ALL % ", options: {fault: by rank}")
-    with pytest.raises(PluginError, match=r"acme\.known: fit to .* on rank 1 and .* on rank 0"):
+    with pytest.raises(SetupError, match=r"fit of .*acme\.known to .* on rank 0, .* on rank 1"):
         run_on_ranks(check_alike, 2, folder)
 
 

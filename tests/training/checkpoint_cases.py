@@ -20,7 +20,7 @@ from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.planning.machines import default_topology
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_files.manifest import MANIFEST, digest_of, manifest_text
+from recd_plugins.training.checkpoint_files import MANIFEST, digest_of, manifest_text
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 

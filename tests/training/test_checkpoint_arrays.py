@@ -7,8 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recd_plugins.training.checkpoint_files.arrays import FITTED, read_arrays, write_arrays
-from recd_plugins.training.checkpoint_files.manifest import MANIFEST, manifest_text
+from recd_plugins.training.checkpoint_files import (
+    FITTED,
+    MANIFEST,
+    manifest_text,
+    read_arrays,
+    write_arrays,
+)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (2, 3)])

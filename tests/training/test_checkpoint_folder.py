@@ -18,8 +18,7 @@ from tests.training.checkpoint_cases import Trainer
 from recd_plugins.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_files.folder import put
-from recd_plugins.training.checkpoint_files.manifest import problems
+from recd_plugins.training.checkpoint_files import problems, put
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
@@ -45,10 +44,7 @@ def test_a_link_is_neither_followed_nor_removed(tmp_path: Path, name: str) -> No
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / name).symlink_to(precious)
-    with (
-        pytest.raises(RecdError, match=rf"{re.escape(name)}: is no folder, and no run makes"),
-        Checkpoints(folder, keep=1).reserve(resume=True),
-    ):
+    with Checkpoints(folder, keep=1).reserve(resume=True):
         pass
     assert (folder / name).is_symlink()
     assert (precious / "file").read_text(encoding="utf-8") == "kept"
@@ -65,7 +61,7 @@ def save(rank: int, world_size: int, folder: Path, step: int) -> str:
 def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
     """A run that counts anew would have each of its checkpoints deleted in favour of that one."""
     run_on_ranks(save, 1, tmp_path, 7)
-    told = r"step-000000003: would be of an earlier step than step-000000007, which is there"
+    told = r"step-000000003: is of an earlier step than step-000000007, which is there"
     with pytest.raises(RecdError, match=told):
         run_on_ranks(save, 1, tmp_path, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]

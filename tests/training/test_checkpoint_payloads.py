@@ -7,7 +7,6 @@ import pickle
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,18 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import _own
-from recd_plugins.training.checkpoint_files.errors import DamagedError
-from recd_plugins.training.checkpoint_files.manifest import problems, read_manifest
-from recd_plugins.training.checkpoint_files.metadata import Tensor, read_metadata
-from recd_plugins.training.checkpoint_files.progress import read_progress
-from recd_plugins.training.checkpoint_io import SafeLoadPlanner, SafeReader, SafeSavePlanner
+from recd_plugins.training.checkpoint_dcp import (
+    SafeLoadPlanner,
+    SafeReader,
+    SafeSavePlanner,
+    read_metadata,
+)
+from recd_plugins.training.checkpoint_files import (
+    DamagedError,
+    problems,
+    read_manifest,
+    read_progress,
+)
 
 NAME = "model.bags.embedding_bags.t.weight"
 
@@ -49,7 +55,7 @@ def read(checkpoint: Path) -> torch.Tensor:
     read_progress(checkpoint)
     contents = read_metadata(checkpoint)
     document = {"model": {NAME.removeprefix("model."): torch.zeros(16, 4)}}
-    contents = replace(contents, entries={NAME: contents.entries[NAME]})
+    contents.state_dict_metadata = {NAME: contents.state_dict_metadata[NAME]}
     try:
         load(document, storage_reader=SafeReader(checkpoint, contents), planner=SafeLoadPlanner())
     except CheckpointException as error:
@@ -62,11 +68,9 @@ def test_what_is_read_is_what_torch_reads(checkpoint: Path) -> None:
     load(stock, checkpoint_id=checkpoint)
     assert torch.equal(read(checkpoint), stock["model"][NAME.removeprefix("model.")])
     metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
-    assert {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()} == {
-        name: entry.size
-        for name, entry in read_metadata(checkpoint).entries.items()
-        if isinstance(entry, Tensor)
-    }
+    found = read_metadata(checkpoint)
+    assert found.state_dict_metadata.keys() == metadata.state_dict_metadata.keys()
+    assert found.storage_data.keys() == metadata.storage_data.keys()
 
 
 @pytest.mark.parametrize("kind", payloads(Path("mark")))

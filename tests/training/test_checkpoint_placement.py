@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint_files.metadata import read_metadata
+from recd_plugins.training.checkpoint_dcp import read_metadata
 from recd_plugins.training.job import Job
 from recd_plugins.training.trainer import train
 
@@ -61,7 +62,11 @@ def test_replicated_and_row_wise(tmp_path: Path, first: str, optimizer: str) -> 
     assert len(set(moves)) == 6
 
     entries = [
-        {name: (each.dtype, each.size) for name, each in read_metadata(folder).entries.items()}
+        {
+            name: (str(each.properties.dtype), each.size)
+            for name, each in read_metadata(folder).state_dict_metadata.items()
+            if isinstance(each, TensorStorageMetadata)
+        }
         for folder in (tmp_path / "moves" / f"step-00000000{step}" for step in (2, 4))
     ]
     assert entries[0] == entries[1], "names and sizes are the same wherever tables live"

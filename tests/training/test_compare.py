@@ -12,7 +12,7 @@ import pytest
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.training.checkpoint_files.curve import ValidationCurve
+from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
 from recd_plugins.training.figures import overfitting, suspiciously_good, worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory

@@ -15,8 +15,7 @@ from recd_plugins import load_registry
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
-from recd_plugins.training.checkpoint_files.fields import ALLOWABLE, FREE, IDENTITY
-from recd_plugins.training.evaluation import splits_of
+from recd_plugins.training.checkpoint_files import ALLOWABLE, FREE, IDENTITY
 from recd_plugins.training.identity import (
     check_resumable,
     check_same_model,
@@ -418,25 +417,3 @@ def test_sections_of_further_kinds(folder: Path, tmp_path: Path, observes: bool)
     else:
         with pytest.raises(RecdError, match=re.escape(words)):
             check_resumable(tmp_path, identity(folder), ())
-
-
-@pytest.mark.parametrize(
-    ("method", "returned", "message"),
-    [
-        ("identity", None, "identity failed at .* it returned None; expected a mapping"),
-        ("identity", {"rows": object()}, "identity failed at .* not JSON serializable"),
-        ("identity", {"schema": 2}, "identity failed at .* the key schema has the columns of each"),
-        ("splits", None, r"splits returned None; return \('train',\) or"),
-        ("splits", "train", "splits returned 'train'"),
-        ("splits", ("test",), r"splits returned \('test',\)"),
-        ("splits", ("train", "dev"), r"splits returned \('train', 'dev'\)"),
-    ],
-)
-def test_what_a_dataset_says_wrongly_of_itself_is_said_of_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, returned: Any, message: str
-) -> None:
-    found = registry(folder)
-    monkeypatch.setattr(found.dataset, method, lambda: returned)
-    tables = tables_of(build_model(found, found.dataset.schema()))
-    with pytest.raises(PluginError, match=f"{found.dataset.name}: {message}"):
-        splits_of(found) if method == "splits" else identity_of(found, tables)

@@ -15,10 +15,10 @@ from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.registry.training_spec import TrainingSpec, ValidationSpec
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
-from recd_plugins.training.checkpoint_files.curve import ValidationCurve
-from recd_plugins.training.checkpoint_files.progress import (
+from recd_plugins.training.checkpoint_files import (
     Progress,
+    ValidationCurve,
+    chosen_checkpoint,
     progress_text,
     read_progress,
     step_name,
@@ -109,7 +109,7 @@ def test_a_checkpoint_has_the_curve(tmp_path: Path) -> None:
     folder = tmp_path / step_name(4)
     folder.mkdir()
     curve = ValidationCurve("auc", "max", [2, 4], [0.5, None])
-    progress = Progress(4).with_states([], {}, curve)
+    progress = Progress(4, validation=curve)
     (folder / "progress.json").write_text(progress_text(progress))
     assert read_progress(folder).validation == curve
     assert read_progress(folder).best_step == 2
@@ -122,7 +122,7 @@ def test_a_checkpoint_has_the_curve(tmp_path: Path) -> None:
 
 def write_progress(folder: Path, step: int, curve: ValidationCurve | None) -> Path:
     (checkpoint := folder / step_name(step)).mkdir(parents=True)
-    text = progress_text(Progress(step).with_states([], {}, curve))
+    text = progress_text(Progress(step, validation=curve))
     (checkpoint / "progress.json").write_text(text)
     return checkpoint
 

@@ -27,13 +27,13 @@ from recd_plugins.errors import DataError
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import with_trained_columns
-from recd_plugins.training.checkpoint_files.manifest import (
+from recd_plugins.training.checkpoint_dcp import METADATA
+from recd_plugins.training.checkpoint_files import (
     MANIFEST,
     digest_of,
     manifest_text,
     read_manifest,
 )
-from recd_plugins.training.checkpoint_files.metadata import METADATA
 from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import train

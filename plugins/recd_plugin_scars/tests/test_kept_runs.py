@@ -13,7 +13,7 @@ from recd_plugin_scars.tests.runtime.kept_cases import contents
 from recd_plugins.cli import main
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint_files.folder import checkpoints_in
+from recd_plugins.training.checkpoint_files import checkpoints_in
 from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.trained import TrainedJob, load_trained

@@ -29,10 +29,8 @@ from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.absent_data import AbsentData, with_trained_columns
-from recd_plugins.training.checkpoint_files.fields import IDENTITY
-from recd_plugins.training.checkpoint_files.manifest import MANIFEST, manifest_text, read_manifest
-from recd_plugins.training.checkpoint_files.tables import table_entry
-from recd_plugins.training.checkpoint_weights import read_weights
+from recd_plugins.training.checkpoint_dcp import table_weights
+from recd_plugins.training.checkpoint_files import IDENTITY, MANIFEST, manifest_text, read_manifest
 from recd_plugins.training.quality import measure
 
 REGISTRY = """
@@ -208,7 +206,7 @@ def test_rows_of_a_table_are_written(
     assert write_embeddings(registry, checkpoint, "t_item", output) == 100
     rows = pq.read_table(output)
     assert rows["id"].to_pylist() == list(range(100))
-    expected = read_weights(checkpoint)[table_entry(checkpoint, "t_item")]
+    expected = table_weights(checkpoint, "t_item")
     assert np.array_equal(np.array(rows["vector"].to_pylist(), np.float32), expected.numpy())
     with pytest.raises(RecdError, match="no table t_itm; did you mean t_item"):
         write_embeddings(registry, checkpoint, "t_itm", output)

@@ -18,7 +18,7 @@ from recd_plugins.training.calibration_file import (
 )
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_weights import table_weights
+from recd_plugins.training.checkpoint_dcp import table_weights
 from recd_plugins.training.compare import loss_max_abs_diff
 from recd_plugins.training.figures import (
     figure_text,
@@ -27,7 +27,6 @@ from recd_plugins.training.figures import (
     quality_advice,
     worse_than_base_rate,
 )
-from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import check_same_preprocessing, identity_of
 from recd_plugins.training.job import Job
@@ -47,6 +46,7 @@ from recd_plugins.training.profile_events import (
 )
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.result import Result
+from recd_plugins.training.resume import load_fitted
 from recd_plugins.training.session import session
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.table_parts import sections_of

@@ -10,18 +10,20 @@ from typing import Any
 import click
 
 from recd_plugins.errors import RecdError
-from recd_plugins.training.checkpoint_files.errors import DamagedError
-from recd_plugins.training.checkpoint_files.fields import IDENTITY
-from recd_plugins.training.checkpoint_files.folder import checkpoints_in
-from recd_plugins.training.checkpoint_files.manifest import (
+from recd_plugins.training.checkpoint_files import (
+    IDENTITY,
     MANIFEST,
+    METADATA,
+    PROGRESS,
+    DamagedError,
+    checkpoints_in,
     differing,
     misfits,
     problems,
     read_manifest,
+    read_progress,
+    step_name,
 )
-from recd_plugins.training.checkpoint_files.metadata import METADATA, read_metadata
-from recd_plugins.training.checkpoint_files.progress import PROGRESS, read_progress, step_name
 
 _PATH = click.argument("path", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -76,11 +78,18 @@ def show(path: Path, as_json: bool) -> None:
     small = {name: files[name] for name in (METADATA, PROGRESS, IDENTITY) if name in files}
     if damage := misfits(chosen, files)[0] or differing(chosen, small):
         raise DamagedError(damage[0])
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    from recd_plugins.training.checkpoint_dcp import read_metadata
+
     progress = read_progress(chosen)
     tensors = {
-        name: {"shape": list(entry.size), "dtype": entry.dtype}
-        for name, entry in read_metadata(chosen).entries.items()
-        if entry is not None
+        name: {
+            "shape": list(entry.size),
+            "dtype": str(entry.properties.dtype).removeprefix("torch."),
+        }
+        for name, entry in read_metadata(chosen).state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
     identity = None
     if IDENTITY in files:

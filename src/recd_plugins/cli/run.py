@@ -29,7 +29,7 @@ from recd_plugins.files import write_json
 from recd_plugins.imports import without_collections
 from recd_plugins.output_console import output_console
 from recd_plugins.registry.from_file import load_registry
-from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
+from recd_plugins.training.checkpoint_files import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
 
 if TYPE_CHECKING:

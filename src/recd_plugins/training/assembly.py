@@ -43,7 +43,7 @@ from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.predicted_step import PredictedStep, predict_step
-from recd_plugins.training.rank_state import make_alike
+from recd_plugins.training.rank_state import broadcast_state
 from recd_plugins.training.weights import copy_weights, first_weights
 from recd_plugins.words import shortened
 
@@ -146,7 +146,9 @@ def assemble(
     kept = tuple(f".{table}.weight" for table in kept_tables(dmp))
     copy_weights({name: each for name, each in state.items() if not name.endswith(kept)}, weights)
     # What is no shard: dense weights, and replicated tables.
-    make_alike(each for each in state.values() if type(each) in (torch.Tensor, torch.nn.Parameter))
+    broadcast_state(
+        each for each in state.values() if type(each) in (torch.Tensor, torch.nn.Parameter)
+    )
     with kept_tables_stay(dmp):
         dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)

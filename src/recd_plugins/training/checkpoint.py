@@ -22,42 +22,42 @@ from recd_plugins.data.fitted_state import FittedState
 from recd_plugins.errors import RecdError
 from recd_plugins.file_lock import locked_folder
 from recd_plugins.training.agreement import from_rank_0, together
-from recd_plugins.training.checkpoint_files.arrays import FITTED, RANKS, write_arrays
-from recd_plugins.training.checkpoint_files.errors import DamagedError, damaged
-from recd_plugins.training.checkpoint_files.fields import IDENTITY
-from recd_plugins.training.checkpoint_files.folder import (
-    check_newest,
-    checkpoints_in,
-    clean,
-    delete,
-    partial_of,
-    put,
-    set_aside,
-    sync,
-)
-from recd_plugins.training.checkpoint_files.former_names import as_named_now
-from recd_plugins.training.checkpoint_files.manifest import (
-    MANIFEST,
-    FileDigest,
-    differing,
-    digest_of,
-    manifest_text,
-    misfits,
-    read_manifest,
-)
-from recd_plugins.training.checkpoint_files.metadata import METADATA, read_metadata
-from recd_plugins.training.checkpoint_files.progress import (
-    PROGRESS,
-    Progress,
-    progress_text,
-    read_progress,
-    step_name,
-)
-from recd_plugins.training.checkpoint_io import (
+from recd_plugins.training.checkpoint_dcp import (
     SafeLoadPlanner,
     SafeReader,
     SafeSavePlanner,
     TellingWriter,
+    as_named_now,
+    read_metadata,
+)
+from recd_plugins.training.checkpoint_files import (
+    FITTED,
+    IDENTITY,
+    MANIFEST,
+    METADATA,
+    PROGRESS,
+    RANKS,
+    DamagedError,
+    FileDigest,
+    Progress,
+    check_newest,
+    checkpoints_in,
+    clean,
+    damaged,
+    delete,
+    differing,
+    digest_of,
+    manifest_text,
+    misfits,
+    partial_of,
+    progress_text,
+    put,
+    read_manifest,
+    read_progress,
+    set_aside,
+    step_name,
+    sync,
+    write_arrays,
 )
 from recd_plugins.training.checkpoint_state import (
     CheckpointState,
@@ -79,23 +79,21 @@ from recd_plugins.words import shortened
 
 __all__ = ["Checkpoints", "Progress"]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
 
 class Checkpoints:
     """A folder of checkpoints, ``step-000000100`` and so on.
 
-    A checkpoint is written under another name and renamed when every rank is done, and renamed
-    again before it is deleted: a process killed at any moment leaves whole ones only. What was
-    damaged since shows when it is loaded, by the digests in its manifest.
+    A checkpoint is written under a hidden name and renamed when every rank is done, and renamed
+    again before it is deleted: a kill at any moment leaves whole ones only. Later damage shows
+    when it is loaded, by the digests in its manifest.
 
     Args:
-        folder: made where it is missing.
-        keep: how many to keep, the newest, and the best besides where the run is validated.
-        identity: of the run, as ``identity_of`` gives it, on rank 0: written into checkpoints, and
-            only those are loaded that are of an equal run. None neither writes nor compares it.
+        folder: made if it is missing.
+        keep: how many of the newest to keep, and the best besides if the run is validated.
+        identity: of the run, by ``identity_of``, on rank 0. It is written, and a checkpoint of
+            another run is refused. None does neither.
         allowed: fields of it that may differ.
-        fitted: what preprocessing was fitted to be, by ``fitted_state``, on rank 0.
+        fitted: state of fitted preprocessing, by ``fitted_state``, on rank 0.
     """
 
     def __init__(
@@ -114,13 +112,11 @@ class Checkpoints:
 
     @contextmanager
     def reserve(self, resume: bool) -> Iterator[None]:
-        """A context in which one run writes here, and no other. For one process of the run.
-
-        What earlier runs left in the folder is removed.
+        """Keep other runs from writing here, and remove leftovers. For one process of the run.
 
         Raises:
             RecdError: the folder cannot be written, another run writes it, or it holds checkpoints
-                and the run is not to resume.
+                and the run does not resume.
         """
         with ExitStack() as stack:
             try:
@@ -131,10 +127,9 @@ class Checkpoints:
                     "training.checkpoint.path to another folder"
                 ) from error
             if not locks_work:
-                click.echo(
+                _say(
                     f"{self._folder}: is on a file system without locks; see that no other run "
-                    "writes there",
-                    err=True,
+                    "writes there"
                 )
             clean(self._folder)
             newest = self.newest()
@@ -147,7 +142,7 @@ class Checkpoints:
             yield
 
     def newest(self) -> Path | None:
-        """The newest checkpoint, damaged or not."""
+        """Return the newest checkpoint, damaged or not."""
         found = checkpoints_in(self._folder)
         return found[-1] if found else None
 
@@ -156,12 +151,11 @@ class Checkpoints:
         return self._folder / step_name(step)
 
     def save(self, dmp: DistributedModelParallel, optimizer: Optimizer, progress: Progress) -> None:
-        """Write a checkpoint and delete those that are too many. A collective call.
+        """Write a checkpoint and delete the oldest ones. Collective.
 
         Raises:
-            SetupError: ``optimizer`` lacks what tables have learned by.
-            RecdError: it cannot be written, or there is one of a later step; those that are there
-                are as they were.
+            SetupError: ``optimizer`` lacks state of the tables.
+            RecdError: it cannot be written, or a later step is there; existing checkpoints stay.
         """
         check_optimizer(dmp, optimizer)
         text = progress_text(progress)
@@ -171,7 +165,7 @@ class Checkpoints:
         partial = from_rank_0(partial_of(final))
         try:
             together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
-            with buffers_of_rank_0(dmp):  # else any rank's: DCP has one that writes little write it
+            with buffers_of_rank_0(dmp):  # DCP lets any rank write them
                 save(
                     state.document, storage_writer=TellingWriter(partial), planner=SafeSavePlanner()
                 )
@@ -182,64 +176,54 @@ class Checkpoints:
                 lambda: self._publish(partial, final, text, digests, ranks, progress.best_step)
             )
         except (CheckpointException, OSError, RecdError) as error:
-            sizes = together(state.num_bytes)
+            num_bytes = sum(together(state.num_bytes))
             if dist.get_rank() == 0:
                 shutil.rmtree(partial, ignore_errors=True)
-            free = from_rank_0(_free_bytes(self._folder))
-            raise _cannot_be_written(final, error, sum(sizes), free) from error
+            raise from_rank_0(_cannot_be_written(final, error, num_bytes)) from error
 
     def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
-        """Load the newest whole checkpoint into model and optimizer; without any, the first step.
+        """Load the newest whole checkpoint; return the first step if there is none. Collective.
 
-        A collective call. The number of ranks and the plan may differ from those of the run that
-        saved the checkpoint. On as many ranks as that had, generators of random numbers go on where
-        each rank's were, and buffers are those that it had. One that is damaged is named on stderr
-        and set aside, and the one before it is taken.
+        The number of ranks and the plan may differ from those of the run that saved it. On as many
+        ranks, random generators and buffers are what each rank had. A damaged checkpoint is named
+        on stderr and set aside, and the one before it is taken.
 
         Raises:
-            RecdError: the checkpoint does not fit the model or is of another run, or none is whole,
-                or two parameters of the model would have one name in checkpoints; or as ``save``.
+            RecdError: the checkpoint does not fit the model or is of another run, none is whole,
+                or as ``save``.
         """
         check_optimizer(dmp, optimizer)
         together(lambda: check_names(name for name, _ in dmp.named_parameters()))
         damaged: dict[Path, str] = {}
         for path in reversed(from_rank_0(checkpoints_in(self._folder))):
-            damage = _damage(path)
-            if damage:
+            if damage := _damage(path):
                 damaged[path] = damage[0]
                 continue
             progress = self._load(path, dmp, optimizer)
-            if dist.get_rank() == 0:
-                for each, reason in damaged.items():
-                    aside = set_aside(each)
-                    click.echo(
-                        f"{each.name} is damaged and now {aside.name} ({reason}); "
-                        f"going on from {path.name}",
-                        err=True,
-                    )
+            for each, reason in damaged.items() if dist.get_rank() == 0 else ():
+                aside = set_aside(each)
+                _say(
+                    f"{each.name} is damaged and now {aside.name} ({reason}); "
+                    f"going on from {path.name}"
+                )
             return progress
         if damaged:
-            reasons = "; ".join(damaged.values())
             raise RecdError(
-                f"{self._folder}: no checkpoint is whole ({reasons}); put back a copy of one, or "
-                "start anew in another folder"
+                f"{self._folder}: no checkpoint is whole ({'; '.join(damaged.values())}); put back "
+                "a copy of one, or start anew in another folder"
             )
         return Progress()
 
     def rank_state(self, step: int) -> dict[str, np.ndarray]:
-        """What this rank had of its own, as ``read_rank_state`` has it.
-
-        Args:
-            step: of the checkpoint that was loaded; 0 for none.
-        """
+        """Return this rank's state in the checkpoint of a step; empty for step 0."""
         return read_rank_state(self.of_step(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
-        """Load this checkpoint into a model that is to score. A collective call.
+        """Load the weights of this checkpoint, to score by them. Collective.
 
         Raises:
             RecdError: it does not fit the model, or is of another run.
-            DamagedError: it is not as it was written.
+            DamagedError: it was changed.
         """
         if damage := _damage(path):
             raise damaged(damage)
@@ -248,28 +232,25 @@ class Checkpoints:
     def _load(
         self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer | None
     ) -> Progress:
-        """As ``load``; without an optimizer only the weights are loaded."""
         progress = read_progress(path)
-        told = together(lambda: self._differences(path))[0]
-        if told and dist.get_rank() == 0:
-            click.echo(f"going on from {path.name}, where {'; '.join(told)}", err=True)
+        if told := together(lambda: self._differences(path))[0]:
+            _say(f"going on from {path.name}, where {'; '.join(told)}")
         try:
-            contents = as_named_now(read_metadata(path), lambda: map(common_name, dmp.state_dict()))
+            metadata = as_named_now(read_metadata(path), lambda: map(common_name, dmp.state_dict()))
+            stored = metadata.state_dict_metadata.keys()
             if optimizer is not None:
-                make_state(optimizer, contents.entries)
+                make_state(optimizer, stored)
             state = CheckpointState.of(dmp, optimizer)
-            lacking = together(lambda: state.leave_out_steps(contents.entries))
+            lacking = together(lambda: state.leave_out_steps(stored))
             trained = together(lambda: trained_names(optimizer))  # some may be frozen
             planner = SafeLoadPlanner({name for of_rank in trained for name in of_rank})
-            load(state.document, storage_reader=SafeReader(path, contents), planner=planner)
+            load(state.document, storage_reader=SafeReader(path, metadata), planner=planner)
             state.put_back(dmp, optimizer, progress.step)
-            tables = sorted({name for of_rank in lacking for name in of_rank})
-            if tables and dist.get_rank() == 0:
-                click.echo(
+            if tables := sorted({name for of_rank in lacking for name in of_rank}):
+                _say(
                     f"{path.name} is of an earlier version, which did not note by how many steps "
                     f"the optimizer of {shortened(tables)} learns: taken for the {progress.step} "
-                    "that were trained",
-                    err=True,
+                    "that were trained"
                 )
         except (
             AssertionError,  # of a collision map whose rows other ranks had
@@ -285,8 +266,8 @@ class Checkpoints:
             advice = "resume with the registry that the run was started with"
             if "optimizer.state" in reason:
                 advice += (
-                    " (column-wise tables have a row-wise Adagrad for each part of a row, which "
-                    "tables in other shardings do not go on with, nor they with others')"
+                    " (a column-wise table has a row-wise Adagrad for each part of a row, which "
+                    "other shardings do not)"
                 )
             raise RecdError(
                 f"{path}: cannot be loaded into this model and optimizer ({reason}); {advice}, or "
@@ -310,7 +291,7 @@ class Checkpoints:
         ranks: Mapping[str, np.ndarray],
         best_step: int | None,
     ) -> None:
-        """Complete the files, and let the checkpoint appear; what rank 0 does."""
+        """Complete the files on rank 0, and rename the checkpoint to its final name."""
         if dist.get_rank() != 0:
             return
         files = {name: digest for each in digests for name, digest in each.items()}
@@ -329,30 +310,30 @@ class Checkpoints:
                 f"{damage[0]}, as this process sees it; training.checkpoint.path has to be a "
                 "folder that all ranks share"
             )
-        read_metadata(partial)  # what a torch writes that this version does not read is told now
+        read_metadata(partial)  # refuse now what a newer torch writes
         (partial / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
         for path in (*partial.iterdir(), partial):
             sync(path)
         put(partial, final)
         for old in checkpoints_in(self._folder)[: -self._keep]:
-            if best_step is not None and old.name == step_name(best_step):
-                continue
-            try:
+            if best_step is None or old.name != step_name(best_step):
                 delete(old)
-            except OSError as error:  # of a run that goes on: the new one is whole
-                reason = error.strerror or error
-                click.echo(f"{old}: is no longer needed and cannot be removed ({reason})", err=True)
+
+
+def _say(line: str) -> None:
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        click.echo(line, err=True)
 
 
 def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:
-    """Of the files that this rank wrote, by the names that DCP gives them."""
+    """Return the digests of the files that this rank wrote, by the names that DCP gives them."""
     rank = dist.get_rank()
     own = [path.name for path in partial.glob(f"__{rank}_*")] + [METADATA] * (rank == 0)
     return {name: digest_of(partial / name) for name in own}
 
 
 def _damage(path: Path) -> list[str]:
-    """What is wrong with the files of a checkpoint, which all ranks read, each its share."""
+    """Return the damage of a checkpoint; each rank reads its share of the files."""
 
     def manifest() -> tuple[dict[str, FileDigest], list[str]]:
         if dist.get_rank() != 0:
@@ -373,7 +354,7 @@ def _damage(path: Path) -> list[str]:
 
 
 def _own(error: BaseException) -> Exception | None:
-    """What this package or the operating system said, on whichever rank."""
+    """Return the error of this package or the operating system, of whichever rank."""
     failures = error.failures.values() if isinstance(error, CheckpointException) else ()
     for each in (error, *(failure for failure, *_ in failures)):
         if isinstance(each, OSError | RecdError):
@@ -381,26 +362,18 @@ def _own(error: BaseException) -> Exception | None:
     return None
 
 
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
-
-
-def _cannot_be_written(
-    path: Path, error: BaseException, num_bytes: int, free: int | None
-) -> RecdError:
+def _cannot_be_written(path: Path, error: BaseException, num_bytes: int) -> RecdError:
     cause = _own(error)
     if isinstance(cause, RecdError):
         return cause
     reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
     if isinstance(cause, OSError):
         reason = cause.strerror or str(cause)
-        if cause.errno in _FULL and free is not None:
+        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            free = shutil.disk_usage(path.parent).free
             reason += f": its tensors take {num_bytes:,} bytes, and {free:,} are free"
-    before = checkpoints_in(path.parent)
     left = "the checkpoints before it are as they were, and --resume goes on from them"
     return RecdError(
-        f"{path}: cannot be written ({reason}); {left if before else 'there is none before it'}"
+        f"{path}: cannot be written ({reason}); "
+        f"{left if checkpoints_in(path.parent) else 'there is none before it'}"
     )

@@ -1,9 +1,9 @@
-"""State of model and optimizer under the names and shapes that it has wherever tables live."""
+"""State of model and optimizer, under names and shapes that do not depend on the plan."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,31 +14,27 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
 from recd_plugins.distributed.step_counts import set_steps_of_tables, steps_of_tables
-from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
 from recd_plugins.training.agreement import together
 from recd_plugins.training.optimizer import in_embedding_module
 from recd_plugins.words import shortened
 
-# Where models keep pooled tables that every rank has whole; the others are in what is called so
-# without the first word.
+# Models keep replicated pooled tables in such a module, and the others in the one without the word.
 _REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
 
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint holds of a model and its optimizer.
+    """State of a model and its optimizer.
 
-    A replicated table is named as a sharded one, and so is its row-wise Adagrad: ``sum`` of
-    TorchRec's, [rows, 1], are the numbers of ``momentum1`` of FBGEMM's, [rows]. Its ``step``
-    changes nothing without a decay of the learning rate, and is left out.
-
-    Tables that learn by the number of their steps, as FBGEMM's Adam does, have that under
-    ``steps``: TorchRec's state dicts lack it.
+    A replicated table is named as a sharded one, and so is its row-wise Adagrad: TorchRec's
+    ``sum``, ``[rows, 1]``, holds the numbers of FBGEMM's ``momentum1``, ``[rows]``. Its ``step``
+    changes nothing without a decay of the learning rate, and is left out. Tables that learn by
+    their step count, as FBGEMM's Adam does, have it under ``steps``.
 
     Attributes:
-        document: for DCP, which saves its tensors or fills them in place.
-        model, optimizer: the state dicts that it was made of; tensors are shared.
+        document: DCP saves its tensors or fills them in place.
+        model, optimizer: the state dicts that share those tensors.
         tables: names in ``optimizer`` of replicated tables with row-wise Adagrad.
     """
 
@@ -49,11 +45,7 @@ class CheckpointState:
 
     @classmethod
     def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
-        """The state as it is now; without an optimizer, of the model alone. A collective call.
-
-        Raises:
-            SetupError: two parameters would have one name.
-        """
+        """Return the present state; of the model alone without an optimizer. Collective."""
         model = dmp.state_dict()
         check_names(model)
         document: dict[str, Any] = {
@@ -72,8 +64,7 @@ class CheckpointState:
             if name in tables
             else values
             for name, values in state["state"].items()
-            # What has no state is no entry: of SGD, a replicated table has none either.
-            if values
+            if values  # SGD has none, also of a replicated table
         }
         document["optimizer"] = {**state, "state": by_name}
         if steps := steps_of_tables(dmp.module):
@@ -81,7 +72,7 @@ class CheckpointState:
         return cls(document, model, state, tables)
 
     def leave_out_steps(self, stored: Collection[str]) -> list[str]:
-        """Leave out the steps of tables that an older checkpoint lacks, and name these.
+        """Leave out and return tables whose steps an older checkpoint lacks.
 
         Args:
             stored: names of the entries of the checkpoint.
@@ -95,10 +86,10 @@ class CheckpointState:
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
     ) -> None:
-        """Load what DCP filled the document with. A collective call.
+        """Load what DCP filled the document with. Collective.
 
         Args:
-            dmp, optimizer: those that the state is of.
+            dmp, optimizer: those of the state.
             step: optimizer steps done.
         """
         filled = self.document["model"]
@@ -116,24 +107,17 @@ class CheckpointState:
         optimizer.load_state_dict({**filled, "state": by_name})
 
     def num_bytes(self) -> int:
-        """Bytes of the tensors of this rank."""
-        return sum(
-            tensor.numel() * tensor.element_size()
-            for value in _values(self.document)
-            for tensor in _local(value)
-        )
+        """Return the bytes of this rank's tensors."""
+        return sum(tensor.nbytes for tensor in _tensors(self.document))
 
 
 def common_name(name: str) -> str:
-    """The name of a parameter in checkpoints."""
+    """Return the name of a parameter in checkpoints."""
     return _REPLICATED.sub(r"\1\2", name)
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse parameters that would have one name in checkpoints, where the last would be all.
-
-    Args:
-        names: of the parameters of a model.
+    """Refuse parameters that would share a name in checkpoints and overwrite each other.
 
     Raises:
         SetupError: names two.
@@ -150,35 +134,29 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
-    """Refuse an optimizer without what tables have learned by in the backward pass.
-
-    A checkpoint would have none of it, and who goes on from that would begin anew, unseen. A
-    collective call.
+    """Refuse an optimizer whose state would be missing from checkpoints. Collective.
 
     Raises:
-        SetupError: names the tables; or the optimizer knows no names of parameters, or has state
-            that its state dicts lack.
+        SetupError: names the tables or optimizers.
     """
-    given: Mapping[str, Any] | None = getattr(optimizer, "params", None)
-    if given is None:
+    if not hasattr(optimizer, "params"):
         raise SetupError(
             f"checkpoints have state by the names of parameters, which {type(optimizer).__name__} "
             "does not know: put it into a KeyedOptimizerWrapper of torchrec.optim.keyed"
         )
     if unsaved := _unsaved(optimizer):
-        state_of, wrapper = shortened([*unsaved]), next(iter(unsaved.values()))
         raise SetupError(
-            f"no state dict of the optimizer has the state of {state_of}, which training would "
-            f"begin anew from a checkpoint: put the {wrapper} inside of "
+            f"no state dict of the optimizer has the state of {shortened(unsaved)}, which training "
+            "would begin anew from a checkpoint: put wrappers, as WarmupOptimizer, inside of "
             "CombinedOptimizer([...]), one around dmp.fused_optimizer and one around each of "
             "yours, with a param_name of its own"
         )
-    known = {id(parameter) for parameter in given.values()}
+    known = {id(parameter) for parameter in optimizer.params.values()}
     fused = dmp.fused_optimizer
     lacking = {name: each for name, each in fused.params.items() if id(each) not in known}
     if not any(together(lambda: bool(lacking))):
         return
-    state = fused.state  # which ranks may read together alone
+    state = fused.state  # collective
     lost = together(lambda: [name for name, each in lacking.items() if state.get(each)])
     if names := sorted({name for of_rank in lost for name in of_rank}):
         raise SetupError(
@@ -189,10 +167,10 @@ def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None
 
 
 def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
-    """Have an optimizer make what it lacks of the state that a checkpoint has, to be filled.
+    """Have an optimizer make its lazy state, to be filled from a checkpoint.
 
-    Adam makes its state in the first step, and so does SGD with momentum. Here that is a step by
-    gradients of zero, of those parameters alone, which are afterwards as they were.
+    Adam makes its state in the first step, and so does SGD with momentum. This takes a step by
+    gradients of zero, for those parameters alone, and restores them.
 
     Args:
         optimizer: of TorchRec, which knows parameters by name.
@@ -204,7 +182,8 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
     lazy = {
         parameter: parameter.detach().clone()
         for name, parameter in dense.items()
-        if parameter not in known and _has_state_of(name, stored)
+        if parameter not in known
+        and any(entry.startswith(f"optimizer.state.{common_name(name)}.") for entry in stored)
     }
     if not lazy:
         return
@@ -214,62 +193,49 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
     optimizer.step()
     with torch.no_grad():
         for parameter, values in lazy.items():
-            parameter.copy_(values)  # which a decay of weights has changed
+            parameter.copy_(values)  # weight decay changes them
     for parameter, gradient in gradients:
         parameter.grad = gradient
 
 
 def trained_names(optimizer: Optimizer | None) -> list[str]:
-    """The parameters of an optimizer of TorchRec, as checkpoints name them; none of None."""
+    """Return the parameters of an optimizer, as checkpoints name them."""
     return [common_name(name) for name in getattr(optimizer, "params", {})]
 
 
-def _unsaved(optimizer: Any) -> dict[str, str]:
-    """What wrappers around a CombinedOptimizer keep of state from its state dict, and which do.
+def _unsaved(optimizer: Any) -> list[str]:
+    """Return parameters with state in some part of an optimizer, and none in its state dict.
 
-    It makes a new dict of its parts' state whenever it is asked: a wrapper adds to another one, as
-    WarmupOptimizer its steps, and one that is a part itself has what there was when it was made.
+    A wrapper, as WarmupOptimizer, adds state of its own, and keeps the state that a
+    CombinedOptimizer inside had when it was made.
     """
-    found: dict[str, str] = {}
-    while isinstance(optimizer, OptimizerWrapper):
-        inner = _wrapped(optimizer)
-        added = sorted(optimizer.params.keys() - inner.params.keys())
-        found |= dict.fromkeys(added, type(optimizer).__name__)
-        optimizer = inner
-    parts = [*optimizer.optimizers] if isinstance(optimizer, CombinedOptimizer) else []
-    for _, part in parts:
-        inner = part
-        while isinstance(inner, OptimizerWrapper):
-            inner = _wrapped(inner)
-        if inner is not part and isinstance(inner, CombinedOptimizer):
-            state = inner.state
-            made_since = [
-                name for name, of in inner.params.items() if of in state and of not in part.state
-            ]
-            found |= dict.fromkeys(made_since, type(part).__name__)
-        else:
-            found |= _unsaved(inner)
-    return found
+    saved = optimizer
+    while isinstance(saved, OptimizerWrapper):
+        saved = saved._optimizer  # private, torchrec 1.6 to 1.9; its state dict is the wrapper's
+    kept = saved.state
+    found = {
+        name: None
+        for part in _parts(optimizer)
+        for name, each in part.params.items()
+        if each in part.state and each not in kept
+    }
+    return list(found)
 
 
-def _wrapped(optimizer: OptimizerWrapper) -> Any:
-    require_attributes(optimizer, "_optimizer")  # private, torchrec 1.6 to 1.9
-    return optimizer._optimizer
+def _parts(optimizer: Any) -> Iterator[Any]:
+    yield optimizer
+    if isinstance(optimizer, OptimizerWrapper):
+        yield from _parts(optimizer._optimizer)
+    elif isinstance(optimizer, CombinedOptimizer):
+        for _, part in optimizer.optimizers:
+            yield from _parts(part)
 
 
-def _has_state_of(name: str, stored: Collection[str]) -> bool:
-    return any(entry.startswith(f"optimizer.state.{common_name(name)}.") for entry in stored)
-
-
-def _values(document: Any) -> list[Any]:
-    if not isinstance(document, dict):
-        return [document]
-    return [value for item in document.values() for value in _values(item)]
-
-
-def _local(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor) and not hasattr(value, "local_shards"):
-        return [value]
-    return (
-        [shard.tensor for shard in value.local_shards()] if hasattr(value, "local_shards") else []
-    )
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif hasattr(value, "local_shards"):
+        yield from (shard.tensor for shard in value.local_shards())
+    elif isinstance(value, Tensor):
+        yield value

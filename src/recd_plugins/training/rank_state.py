@@ -1,9 +1,8 @@
-"""What each rank of a run has of its own: random generators, and buffers that nobody sends."""
+"""State that differs between ranks: random generators, and buffers that nobody sends."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,23 +14,15 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.table_report import outermost_sharded
-from recd_plugins.errors import PluginError
 from recd_plugins.generators import GeneratorState
-from recd_plugins.interfaces import Plugin
-from recd_plugins.plugin_call import plugin_call
 from recd_plugins.training.agreement import from_rank_0, together
-from recd_plugins.training.checkpoint_files.arrays import RANKS, read_arrays
-from recd_plugins.training.checkpoint_files.errors import DamagedError
-from recd_plugins.training.checkpoint_files.progress import Progress
+from recd_plugins.training.checkpoint_files import RANKS, DamagedError, read_arrays
 
 _GENERATOR, _BUFFER = "generator ", "buffer "
 
 
 def rank_state(dmp: DistributedModelParallel) -> dict[str, np.ndarray]:
-    """The state of this rank: generators, and bytes of the buffers that differ from other ranks'.
-
-    A collective call.
-    """
+    """Return this rank's generators, and the buffers that differ between ranks. Collective."""
     state = {_GENERATOR + name: each for name, each in GeneratorState.now().arrays().items()}
     for name, buffer in _own_buffers(dmp.module).items():
         state[_BUFFER + name] = _bytes(buffer).numpy()
@@ -39,13 +30,7 @@ def rank_state(dmp: DistributedModelParallel) -> dict[str, np.ndarray]:
 
 
 def read_rank_state(checkpoint: Path) -> dict[str, np.ndarray]:
-    """The state of this rank in a checkpoint; empty where that is of another number of ranks.
-
-    Of an earlier version, too.
-
-    Raises:
-        DamagedError: the file is not as it was written.
-    """
+    """Return this rank's state in a checkpoint; empty if that is of another number of ranks."""
     arrays = read_arrays(checkpoint, RANKS)
     parted = {name: name.partition(" ") for name in arrays}
     if len({rank for rank, *_ in parted.values()}) != dist.get_world_size():
@@ -55,7 +40,7 @@ def read_rank_state(checkpoint: Path) -> dict[str, np.ndarray]:
 
 
 def of_all_ranks(states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """States by rank, as ``read_rank_state`` finds them."""
+    """Merge states by rank, for one file."""
     return {
         f"{rank} {name}": array
         for rank, state in enumerate(states)
@@ -63,51 +48,16 @@ def of_all_ranks(states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     }
 
 
-def make_alike(tensors: Iterable[Tensor]) -> None:
-    """Have tensors be rank 0's on every rank, as DistributedDataParallel does. A collective call.
-
-    Args:
-        tensors: equally large on every rank, in the same order.
-    """
+def broadcast_state(tensors: Iterable[Tensor]) -> None:
+    """Copy rank 0's tensors to every rank, as DistributedDataParallel does. Collective."""
     for tensor in tensors:
         whole = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
         dist.broadcast(whole, 0)
         _set(tensor, whole)
 
 
-def check_positions(plugin: Plugin, progress: Progress) -> None:
-    """Refuse a position of the reader that is no JSON, or another one on some rank.
-
-    A collective call.
-
-    Args:
-        plugin: whose reader it is.
-        progress: of this rank.
-
-    Raises:
-        PluginError: says what it is.
-    """
-
-    def text() -> str:
-        with plugin_call(plugin, "state_dict of a reader"):
-            return json.dumps(progress.reader, sort_keys=True, allow_nan=False)
-
-    first, *others = together(text)
-    for rank, other in enumerate(others, 1):
-        if other != first:
-            raise PluginError(
-                f"{plugin.title}: after step {progress.step} state_dict of a reader is "
-                f"{other:.200} on rank {rank} and {first:.200} on rank 0; it is the same on every "
-                "rank, so that another number of them can go on"
-            )
-
-
 def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> None:
-    """Have buffers be what this rank's were, and generators be where they were.
-
-    Raises:
-        DamagedError: ``state`` has a buffer that the model does not have so, or no generators.
-    """
+    """Restore this rank's buffers and generators."""
     put_back_generators(state)
     buffers = dict(_dense_buffers(dmp.module))
     for name, array in state.items():
@@ -120,11 +70,7 @@ def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> 
 
 
 def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
-    """Have generators be where this rank's were; as they are where ``state`` has none.
-
-    Raises:
-        DamagedError: it has none that there could be.
-    """
+    """Restore this rank's generators, if ``state`` has any."""
     arrays = {
         name.removeprefix(_GENERATOR): array
         for name, array in state.items()
@@ -132,18 +78,12 @@ def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
     }
     if not arrays:
         return
-    try:
-        GeneratorState.of_arrays(arrays).put_back()
-    except (KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise DamagedError(f"{RANKS}: has no state of generators ({error})") from error
+    GeneratorState.of_arrays(arrays).put_back()
 
 
 @contextmanager
 def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
-    """A context in which all ranks have rank 0's buffers, which are those of a checkpoint.
-
-    Entering it is a collective call.
-    """
+    """Give all ranks rank 0's buffers, as a checkpoint has them. Collective."""
     own = _own_buffers(dmp.module)
     before = {name: _bytes(buffer) for name, buffer in own.items()}
     first = from_rank_0(before)
@@ -157,7 +97,7 @@ def buffers_of_rank_0(dmp: DistributedModelParallel) -> Iterator[None]:
 
 
 def _own_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those of which some rank has another one than this."""
+    """Return buffers that differ between ranks."""
     buffers = dict(_dense_buffers(model))
     ranks = together(lambda: {name: _digest(buffer) for name, buffer in buffers.items()})
     return {
@@ -168,7 +108,7 @@ def _own_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _dense_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers of a checkpoint, besides those of sharded modules."""
+    """Yield persistent buffers outside of sharded modules."""
     sharded = tuple(f"{path}." for path, _ in outermost_sharded(model))
     for path, module in model.named_modules():
         if f"{path}.".startswith(sharded):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -14,10 +15,9 @@ from recd_plugins.errors import RunInterrupted
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_files.curve import ValidationCurve
+from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.interrupts import Interrupts
-from recd_plugins.training.rank_state import check_positions
 from recd_plugins.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -54,8 +54,6 @@ class Record:
         every: int,
     ) -> None:
         self._dmp, self._optimizer = parts.dmp, parts.optimizer
-        registry = parts.prepared.registry
-        self._reads = [registry.dataset, *(entry.plugin for entry in registry.wrappers)][-1]
         self._finite = finite
         self._callbacks = callbacks
         self._interrupts = interrupts
@@ -111,11 +109,9 @@ class Record:
         losses = [] if self.losses and math.isnan(self.losses[0]) else self.losses
         with activity.doing("saving a checkpoint", long=True):
             self._finite.check_state(self._dmp, self._optimizer, progress.step)
-            check_positions(self._reads, progress)
             states = self._callbacks.states()
-            self._checkpoints.save(
-                self._dmp, self._optimizer, progress.with_states(losses, states, curve)
-            )
+            whole = replace(progress, losses=list(losses), callbacks=states, validation=curve)
+            self._checkpoints.save(self._dmp, self._optimizer, whole)
         self._saved = progress.step, curve
 
     def _newest_curve(self) -> ValidationCurve | None:

@@ -35,8 +35,8 @@ from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_scores
+from recd_plugins.training.resume import load_fitted
 from recd_plugins.training.steps import steps
 from recd_plugins.values.model_input import ModelInput
 

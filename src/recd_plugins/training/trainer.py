@@ -31,8 +31,6 @@ from recd_plugins.training.dense_gradients import EveryGradient
 from recd_plugins.training.dry_run import converter_line, rest_line, rounded_line, unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.first_choice import resume_choice
-from recd_plugins.training.fitted import check_fitted_alike, resume_fitted
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.interrupts import Interrupts
@@ -44,6 +42,7 @@ from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
 from recd_plugins.training.record import Record
 from recd_plugins.training.result import Result
+from recd_plugins.training.resume import check_fitted_alike, resume_choice, resume_fitted
 from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.steps import steps
 from recd_plugins.training.table_parts import sections_of

@@ -12,7 +12,7 @@ from recd_plugins.interfaces import Split
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.registry import RunConfig
 from recd_plugins.registry.training_spec import ValidationSpec
-from recd_plugins.training.checkpoint_files.curve import ValidationCurve
+from recd_plugins.training.checkpoint_files import ValidationCurve
 
 M = TypeVar("M")
 #: Quality of a split, None where it is empty, and its metrics by name.

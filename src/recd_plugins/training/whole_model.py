@@ -18,9 +18,10 @@ from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import id_limits
 from recd_plugins.planning.topologies import MACHINE
 from recd_plugins.registry import RunConfig
-from recd_plugins.training.checkpoint_weights import check_whole, load_weights
-from recd_plugins.training.fitted import load_fitted
+from recd_plugins.training.checkpoint_dcp import load_weights
+from recd_plugins.training.checkpoint_files import check_whole
 from recd_plugins.training.identity import check_scores
+from recd_plugins.training.resume import load_fitted
 
 
 def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:

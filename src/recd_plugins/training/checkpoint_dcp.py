@@ -1,0 +1,370 @@
+"""torch.distributed.checkpoint without running code from files, with errors that name the cause."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+
+# Private, as no public name has it; so in torch 2.11 to 2.14.
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from recd_plugins.errors import RecdError
+from recd_plugins.model_tables import embedding_modules
+from recd_plugins.training.checkpoint_files import METADATA, DamagedError, check_whole
+from recd_plugins.words import did_you_mean, shortened
+
+_DCP = "torch.distributed.checkpoint.metadata"
+#: What ``.metadata`` may name: what torch 2.11 to 2.14 write, and Python 3.11 to 3.14 with them.
+ALLOWED = {
+    *((_DCP, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    *((_DCP, name) for name in ("TensorStorageMetadata", "TensorProperties")),
+    *((_DCP, name) for name in ("ChunkStorageMetadata", "BytesStorageMetadata")),
+    (_DCP, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    *((module, "PosixPath") for module in ("pathlib", "pathlib._local")),
+    ("builtins", "getattr"),  # members of enums, by Python 3.11.0 to 3.11.3
+}
+DTYPES = frozenset(
+    {
+        *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        *("uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128"),
+    }
+)
+_MODEL, _STATE = "model.", "optimizer.state."
+# How torch.load(weights_only=True) names what it refuses.
+_NAMED = re.compile(r"GLOBAL (\S+)")
+# Where the first models of two towers had replicated tables.
+_COPIES = re.compile(r"(^|\.)copies(\.embedding_bags\.)")
+
+
+class _RefusedError(pickle.UnpicklingError):
+    """The full name of a class that is not allowed."""
+
+
+class _Record:
+    """Stands for an unpickled object: its arguments and state, and no code."""
+
+    args: tuple[Any, ...]
+    state: Any = None
+
+    def __new__(cls, *args: Any) -> _Record:
+        record = object.__new__(cls)
+        record.args = args
+        return record
+
+    def __init__(self, *_: Any) -> None:
+        """``__new__`` keeps the arguments."""
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Records(pickle.Unpickler):
+    """Makes a record of each object. Classes are made anew for each file, which may change them."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        self._classes: dict[str, type[_Record]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in DTYPES:
+            return name
+        if (module, name) not in ALLOWED:
+            raise _RefusedError(f"{module}.{name}")
+        return self._classes.setdefault(name, type(name, (_Record,), {}))
+
+
+def read_metadata(checkpoint: Path) -> Metadata:
+    """Read ``.metadata``, a pickle that torch itself would let run any code.
+
+    Raises:
+        DamagedError: it is damaged, or names a class that no checkpoint needs.
+    """
+    path = checkpoint / METADATA
+    try:
+        return _metadata(_Records(path.read_bytes()).load().state)
+    except _RefusedError as error:
+        raise DamagedError(_refusal(path, str(error))) from error
+    except Exception as error:  # a damaged pickle can raise any of them
+        raise DamagedError(f"{path}: is damaged ({type(error).__name__}: {error})") from error
+
+
+def _metadata(fields: dict[str, Any]) -> Metadata:
+    entries = {name: _entry(entry) for name, entry in fields["state_dict_metadata"].items()}
+    places = {}
+    for index, info in fields["storage_data"].items():
+        key, place = index.state, info.state
+        file = place["relative_path"]
+        if "/" in file or file in ("", ".", ".."):
+            raise ValueError(f"{key['fqn']} is in {file!r}, outside of the checkpoint")
+        offset = key.get("offset")
+        where = MetadataIndex(key["fqn"], offset and _size(offset), key.get("index"))
+        places[where] = _StorageInfo(file, place["offset"], place["length"])
+    return Metadata(entries, storage_data=places)
+
+
+def _entry(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    if type(record).__name__ == "BytesStorageMetadata":
+        return BytesStorageMetadata()
+    fields = record.state
+    dtype = fields["properties"].state[0]
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype!r} is no dtype")
+    chunks = [
+        ChunkStorageMetadata(_size(chunk.state["offsets"]), _size(chunk.state["sizes"]))
+        for chunk in fields["chunks"]
+    ]
+    properties = TensorProperties(dtype=getattr(torch, dtype))
+    return TensorStorageMetadata(properties, _size(fields["size"]), chunks)
+
+
+def _size(record: Any) -> torch.Size:
+    return torch.Size(*record.args)
+
+
+def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Metadata:
+    """Rename replicated tables of an early checkpoint to the names that the model has now.
+
+    Args:
+        metadata: of the checkpoint.
+        names: returns the model's parameters, as checkpoints name them; called if needed.
+    """
+    entries = metadata.state_dict_metadata
+    new = {name: _COPIES.sub(r"\1bags\2", name) for name in entries}
+    tables = [name for name in entries if name.startswith(_MODEL) and new[name] != name]
+    if not tables:
+        return metadata
+    known = {f"{_MODEL}{name}" for name in names()}
+    if any(name in known or new[name] not in known - entries.keys() for name in tables):
+        return metadata  # today's model has tables of that name
+    return Metadata(
+        {new[name]: entry for name, entry in entries.items()},
+        storage_data={
+            replace(index, fqn=new[index.fqn]): place
+            for index, place in metadata.storage_data.items()
+        },
+    )
+
+
+class TellingWriter(FileSystemWriter):
+    """DCP's writer, which raises the OSError behind torch.save's complaint of missing bytes."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """See ``FileSystemWriter.write_data``."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__cause__ or cause.__context__
+            raise cause or error from None
+
+
+class SafeReader(FileSystemReader):
+    """DCP's reader with metadata from ``read_metadata``."""
+
+    def __init__(self, path: Path, metadata: Metadata) -> None:
+        super().__init__(path)
+        self._metadata = metadata
+
+    def read_metadata(self) -> Metadata:
+        """Return what DCP's own reader would unpickle."""
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read file by file.
+
+        Raises:
+            DamagedError: a file holds a class that no checkpoint needs; names both.
+        """
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
+        for name, items in by_file.items():
+            path = Path(self.path) / name
+            try:
+                super().read_data(replace(plan, items=items), planner).wait()
+            except pickle.UnpicklingError as error:
+                if (found := _NAMED.search(str(error))) is None:
+                    raise DamagedError(f"{path}: is damaged ({error})") from error
+                cls = found[1] if "." in found[1] else f"builtins.{found[1]}"
+                raise DamagedError(_refusal(path, cls)) from error
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+
+class SafeLoadPlanner(DefaultLoadPlanner):
+    """DCP's planner, for entries of the same dtype and bytes of plain values.
+
+    Args:
+        trained: parameters whose stored state has to be loaded, as checkpoints name them.
+        partial: allow weights in the checkpoint that are not asked for.
+    """
+
+    def __init__(self, trained: Collection[str] = (), *, partial: bool = False) -> None:
+        self._trained = tuple(f"{_STATE}{name}." for name in trained)
+        self._partial = partial
+        # Flattened, a table without rows on this rank would be missing from its state, which
+        # torch takes for a checkpoint of before 2.4; one without optimizer state then fails.
+        super().__init__(flatten_sharded_tensors=False)
+
+    def create_local_plan(self) -> LoadPlan:
+        """Refuse weights that the model lacks or has in another dtype, which DCP accepts."""
+        assert self.metadata is not None, "set_up_planner came before"
+        for name, stored in {} if self._partial else self.metadata.state_dict_metadata.items():
+            if name.startswith(_MODEL) and name not in self.state_dict:
+                raise ValueError(f"{name} is there, and the model has no such parameter")
+            dtype = getattr(self.state_dict.get(name), "dtype", None)
+            if isinstance(stored, TensorStorageMetadata) and dtype not in (
+                None,
+                stored.properties.dtype,
+            ):
+                raise ValueError(f"{name} is {stored.properties.dtype} there and {dtype} here")
+        return super().create_local_plan()
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Refuse state that the optimizers of all ranks lack, which DCP accepts."""
+        read = {item.storage_index.fqn for plan in global_plan for item in plan.items}
+        for name in self.metadata.state_dict_metadata if self.metadata else ():
+            if name.startswith(self._trained) and name not in read:
+                raise ValueError(f"{name} is there, and the optimizer has no such state")
+        return super().create_global_plan(global_plan)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Hand over plain values only; DCP would unpickle anything."""
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
+class SafeSavePlanner(DefaultSavePlanner):
+    """DCP's planner, for values that can be loaded again."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        """See ``SavePlanner.transform_object``.
+
+        Raises:
+            RecdError: a value that is no tensor is of a class that no checkpoint may name.
+        """
+        written = super().transform_object(write_item, object)
+        if write_item.type == WriteItemType.BYTE_IO:
+            try:
+                torch.load(io.BytesIO(written.getvalue()), weights_only=True)
+            except pickle.UnpicklingError as error:
+                raise RecdError(
+                    f"{write_item.index.fqn}: is a {type(object).__qualname__}, which a "
+                    "checkpoint cannot hold; keep tensors and plain values in state dicts"
+                ) from error
+        return written
+
+
+def read_weights(
+    checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True, model: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Return whole parameters and buffers of a checkpoint, whatever sharding wrote them.
+
+    Args:
+        checkpoint: a whole one.
+        wanted: selects them by name.
+        model: names of the model's parameters, for checkpoints of early versions.
+    """
+    metadata = as_named_now(read_metadata(checkpoint), lambda: model)
+    weights = {
+        name.removeprefix(_MODEL): torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+        if name.startswith(_MODEL) and wanted(name.removeprefix(_MODEL))
+    }
+    reader, planner = SafeReader(checkpoint, metadata), SafeLoadPlanner(partial=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load({"model": weights}, storage_reader=reader, planner=planner, no_dist=True)
+    return weights
+
+
+def table_weights(checkpoint: Path, table: str) -> Tensor:
+    """Return the rows of an embedding table, ``[num_embeddings, embedding_dim]``.
+
+    Raises:
+        RecdError: the checkpoint is damaged, or has no such table; names those that it has.
+    """
+    tables = {}
+    for name in read_metadata(checkpoint).state_dict_metadata:
+        parts = name.split(".")
+        if parts[0] == "model" and parts[-3:-2] in (["embedding_bags"], ["embeddings"]):
+            tables[parts[-2]] = name.removeprefix(_MODEL)
+    if table not in tables:
+        raise RecdError(
+            f"{checkpoint}: no table {table}"
+            + (did_you_mean(table, tables) or f"; the tables: {shortened(list(tables))}")
+        )
+    wanted = tables[table]
+    check_whole(checkpoint)
+    return read_weights(checkpoint, lambda name: name == wanted)[wanted]
+
+
+def load_weights(checkpoint: Path, model: nn.Module) -> None:
+    """Load the weights of a checkpoint into an unsharded model.
+
+    Tensors that a sharding's modules keep beside the tables are left out.
+
+    Raises:
+        RecdError: the model has other parameters; names one.
+    """
+    own = model.state_dict()
+    weights = read_weights(checkpoint, model=own)
+    kept = tuple(f"{module.path}." for module in embedding_modules(model) if module.path)
+    for name in own.keys() ^ weights.keys():
+        if name not in own and name.startswith(kept):
+            continue
+        raise RecdError(
+            f"{checkpoint}: {name} is {'not ' if name in own else ''}there, and the model of the "
+            f"registry has {'it' if name in own else 'no such parameter'}; take the registry that "
+            "it was trained by"
+        )
+    model.load_state_dict({name: weights[name] for name in own})
+
+
+def _refusal(path: Path, name: str) -> str:
+    return (
+        f"{path}: names {name}, which no checkpoint needs; nothing of it was run. Take no "
+        "checkpoint from where this one is from"
+    )

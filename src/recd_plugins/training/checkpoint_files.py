@@ -1,0 +1,543 @@
+"""Files of a checkpoint: names, manifest, progress and arrays. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import click
+import numpy as np
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+
+from recd_plugins.distributed.launch import torchrun_rank
+from recd_plugins.errors import RecdError
+from recd_plugins.registry import RunConfig
+
+MANIFEST, PROGRESS, IDENTITY = "manifest.json", "progress.json", "identity.json"
+#: Written by torch.distributed.checkpoint.
+METADATA = ".metadata"
+#: Fitted preprocessing, and the state of each rank.
+FITTED, RANKS = "preprocessing.npz", "ranks.npz"
+FORMAT = 1
+
+_NAME = re.compile(r"step-\d{9}")
+# Left by a killed process: a partial checkpoint, a half-deleted one, and a whole one that was about
+# to be replaced by another of the same step.
+_LEFTOVER = re.compile(r"\.(?P<step>step-\d{9})(\.[0-9a-f]{8})?\.(partial|old|(?P<whole>before))")
+Number = Annotated[int, Field(ge=0, le=2**53)]
+
+# Fields of a run's identity (training/identity.py): sections of further plugin kinds, and of kinds
+# whose plugins only observe.
+FURTHER, OBSERVERS = "further", "observers"
+#: What a resumed run may change, and reports: no result depends on it.
+FREE = (
+    *("sharding", "cache", "ingestion", "versions", "model.pool_rows", OBSERVERS),
+    *(
+        f"training.{name}"
+        for name in (
+            *("ranks", "ranks_per_node", "topology", "workers", "epochs", "steps", "device"),
+            *("overlap", "checkpoint", "evaluate", "validation", "hang_notice", "hang_timeout"),
+        )
+    ),
+)
+#: What it may change with ``--allow``: the state fits, and later steps learn otherwise.
+ALLOWABLE = (
+    *("training.learning_rate", "training.dense_learning_rate", "training.eps"),
+    *("training.schedule", "training.wire", "converter", "preprocessing", "model.bag_pooling"),
+)
+
+
+class DamagedError(RecdError):
+    """A file of a checkpoint is missing, changed, or holds what no checkpoint needs."""
+
+
+def damaged(problems: Sequence[str]) -> DamagedError:
+    """Return the error for the first problem."""
+    return DamagedError(f"{problems[0]}; name another checkpoint (recd checkpoint verify)")
+
+
+# The folder.
+
+
+def step_name(step: int) -> str:
+    """Return the folder name of the checkpoint of a step."""
+    return f"step-{step:09d}"
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder, oldest first; none if the folder is missing."""
+    if not folder.exists():
+        return []
+    return sorted(p for p in folder.iterdir() if _NAME.fullmatch(p.name) and p.is_dir())
+
+
+def check_newest(checkpoint: Path) -> None:
+    """Refuse to write an earlier step than the newest checkpoint, which would be resumed instead.
+
+    Raises:
+        RecdError: names both.
+    """
+    newest = max((path.name for path in checkpoints_in(checkpoint.parent)), default="")
+    if checkpoint.name < newest:
+        raise RecdError(
+            f"{checkpoint}: is of an earlier step than {newest}, which is there and would be "
+            "resumed: count steps on from what load returned, as BatchSource(loader, progress) "
+            "does, or set another folder"
+        )
+
+
+def partial_of(checkpoint: Path) -> Path:
+    """Return a new hidden name to write to, unknown to ranks of a killed run."""
+    return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.partial")
+
+
+def clean(folder: Path) -> None:
+    """Remove leftovers of earlier runs; a whole checkpoint gets its name back."""
+    for path in folder.iterdir():
+        if not (found := _LEFTOVER.fullmatch(path.name)):
+            continue
+        checkpoint = path.with_name(found["step"])
+        if found["whole"] and not checkpoint.exists():
+            os.replace(path, checkpoint)
+        else:
+            _remove(path)
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Rename a damaged checkpoint, so that nothing loads it."""
+    number = 1
+    while (aside := checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")).exists():
+        number += 1
+    os.replace(checkpoint, aside)
+    return aside
+
+
+def delete(checkpoint: Path) -> None:
+    """Rename a checkpoint, then remove it."""
+    dying = _hidden(checkpoint, "old")
+    os.replace(checkpoint, dying)
+    _remove(dying)
+
+
+def put(partial: Path, checkpoint: Path) -> None:
+    """Rename a written checkpoint to its final name, and remove one that has it already.
+
+    Raises:
+        OSError: the rename failed; the existing checkpoint keeps its name.
+    """
+    before = _hidden(checkpoint, "before") if checkpoint.exists() else None
+    if before:
+        os.replace(checkpoint, before)
+    try:
+        os.replace(partial, checkpoint)
+    except OSError:
+        if before:
+            os.replace(before, checkpoint)
+        raise
+    sync(checkpoint.parent)
+    if before:
+        dying = before.with_suffix(".old")
+        os.replace(before, dying)
+        _remove(dying)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _hidden(checkpoint: Path, suffix: str) -> Path:
+    return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.{suffix}")
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except OSError as error:  # on NFS an open file stays for a while
+        click.echo(
+            f"{path}: cannot be removed ({error.strerror or error}); the next run that writes here "
+            "tries it again",
+            err=True,
+        )
+
+
+# The manifest: size and digest of each file, and a digest of itself.
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """Size of a file in bytes and its SHA-256 in hex."""
+
+    bytes: int
+    sha256: str
+
+
+def digest_of(path: Path) -> FileDigest:
+    """Return size and digest of a file, which is read whole."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileDigest(file.tell(), sha256)
+
+
+def manifest_text(files: Mapping[str, FileDigest]) -> str:
+    """Return the manifest as JSON; its last entry is the digest of all before it."""
+    entries = {name: asdict(digest) for name, digest in sorted(files.items())}
+    return sealed({"format": FORMAT, "files": entries})
+
+
+def sealed(document: dict[str, Any]) -> str:
+    """Return a document as JSON with a digest of itself."""
+    digest = hashlib.sha256(_text(document).encode()).hexdigest()
+    return _text({**document, "sha256": digest})
+
+
+def _text(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=1) + "\n"
+
+
+def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
+    """Return the digests of the files that a checkpoint must have.
+
+    Raises:
+        DamagedError: the manifest is missing or changed.
+        RecdError: a later version wrote it.
+    """
+    path = checkpoint / MANIFEST
+    try:
+        text = _regular(path).read_text(encoding="utf-8")
+        document = json.loads(text)
+        del document["sha256"]
+        intact = sealed(document) == text
+    except FileNotFoundError:
+        raise DamagedError(f"{path}: is missing") from None
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, TypeError, KeyError, RecursionError):
+        intact = False
+    if not intact:
+        raise DamagedError(f"{path}: is damaged")
+    if document.get("format") != FORMAT:
+        raise RecdError(
+            f"{path}: is of format {document.get('format')!r}, and this version reads {FORMAT}; "
+            "take the version of recd-plugins that wrote it"
+        )
+    files = {name: FileDigest(**entry) for name, entry in document["files"].items()}
+    if any("/" in name for name in files):
+        raise DamagedError(f"{path}: names a file outside of the checkpoint")
+    return files
+
+
+def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str], list[str]]:
+    """Return which files are missing or of another size, and which are unknown; reads none."""
+    damage = []
+    for name, digest in files.items():
+        path = checkpoint / name
+        try:
+            size = _regular(path).stat().st_size
+        except FileNotFoundError:
+            damage.append(f"{path}: is missing")
+        except OSError as error:
+            damage.append(f"{path}: cannot be read ({error.strerror or error})")
+        else:
+            if size != digest.bytes:
+                damage.append(f"{path}: has {size} bytes, and had {digest.bytes}")
+    names = sorted(path.name for path in checkpoint.iterdir())
+    extra = [name for name in names if name not in {MANIFEST, *files}]
+    return damage, [f"{checkpoint / name}: is no file of this checkpoint" for name in extra]
+
+
+def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
+    """Return which of these files, all of the right size, have another content."""
+    damage = []
+    for name, digest in files.items():
+        path = checkpoint / name
+        try:
+            found = digest_of(path)
+        except OSError as error:
+            damage.append(f"{path}: cannot be read ({error.strerror or error})")
+        else:
+            if found != digest:
+                damage.append(
+                    f"{path}: its content is not what was written (SHA-256 "
+                    f"{found.sha256[:12]}..., and was {digest.sha256[:12]}...)"
+                )
+    return damage
+
+
+def check_file(checkpoint: Path, name: str) -> bool:
+    """Refuse a changed file; return whether the checkpoint has it.
+
+    Raises:
+        DamagedError: the file or the manifest is damaged.
+    """
+    files = read_manifest(checkpoint)
+    if name not in files:
+        return False
+    mine = {name: files[name]}
+    if damage := misfits(checkpoint, mine)[0] or differing(checkpoint, mine):
+        raise damaged(damage)
+    return True
+
+
+def problems(checkpoint: Path) -> tuple[list[str], list[str]]:
+    """Read every file; return the damage, and the unknown files."""
+    try:
+        files = read_manifest(checkpoint)
+    except DamagedError as error:
+        return [str(error)], []
+    damage, extra = misfits(checkpoint, files)
+    return damage or differing(checkpoint, files), extra
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Raise ``DamagedError`` if a file of a checkpoint is damaged; reads all of them."""
+    if damage := problems(checkpoint)[0]:
+        raise damaged(damage)
+
+
+def _regular(path: Path) -> Path:
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError("no plain file")
+    return path
+
+
+# Progress.
+
+
+@dataclass(frozen=True)
+class ValidationCurve:
+    """Validations so far, by the metric that picks the best.
+
+    Attributes:
+        metric: its name.
+        mode: whether the least or the most is best.
+        steps: optimizer steps done before each.
+        values: None for a value that is not finite, which is never the best.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    metric: str
+    mode: Literal["min", "max"]
+    steps: list[Number] = field(default_factory=list)
+    values: list[FiniteFloat | None] = field(default_factory=list)
+
+    @property
+    def best(self) -> int | None:
+        """The index of the best validation, the first of equal ones."""
+        sign = 1 if self.mode == "min" else -1
+        known = [(sign * value, i) for i, value in enumerate(self.values) if value is not None]
+        return min(known)[1] if known else None
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best validation."""
+        return None if self.best is None else self.steps[self.best]
+
+    @property
+    def stale(self) -> int:
+        """The number of validations since the best one."""
+        return len(self.values) - (0 if self.best is None else self.best + 1)
+
+    def with_value(self, step: int, value: float | None) -> ValidationCurve:
+        """Return the curve with one more validation."""
+        return replace(self, steps=[*self.steps, step], values=[*self.values, value])
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run came.
+
+    Attributes:
+        step: optimizer steps done.
+        epoch: epochs of the reader completed.
+        reader: the reader's position after the last batch that was trained on.
+        losses: the mean loss over ranks of every step so far; empty if nobody kept them.
+        callbacks: states of callbacks by name, one per rank.
+        validation: the curve so far, if there is one.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    step: Number = 0
+    epoch: Number = 0
+    reader: dict[str, Any] | None = None
+    losses: list[FiniteFloat] = field(default_factory=list)
+    callbacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    validation: ValidationCurve | None = None
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of the best validation."""
+        return None if self.validation is None else self.validation.best_step
+
+
+_PROGRESS = TypeAdapter(Progress)
+
+
+def progress_text(progress: Progress) -> str:
+    """Return a progress as JSON.
+
+    Raises:
+        RecdError: a value cannot be saved, such as a loss that is not finite.
+    """
+    values = asdict(progress)
+    for later in ("callbacks", "validation"):  # absent in files of the first versions
+        if not values[later]:
+            del values[later]
+    text = json.dumps(values) + "\n"
+    _parsed(text, "this step cannot be saved", RecdError)
+    return text
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """Read ``progress.json`` of a checkpoint.
+
+    Raises:
+        DamagedError: it is missing or has a wrong field.
+    """
+    path = checkpoint / PROGRESS
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise DamagedError(f"{path}: cannot be read ({error.strerror or error})") from error
+    progress = _parsed(text, str(path), DamagedError)
+    if checkpoint.name != step_name(progress.step):
+        raise DamagedError(
+            f"{path}: step: is {progress.step}, of a checkpoint {checkpoint.name}; where it was "
+            f"renamed or copied, name the folder {step_name(progress.step)}"
+        )
+    return progress
+
+
+def _parsed(text: str | bytes, where: str, error_type: type[RecdError]) -> Progress:
+    try:
+        progress = _PROGRESS.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        shown = f"{name}: is {first['input']!r:.40} ({first['msg']})" if name else first["msg"]
+        raise error_type(f"{where}: {shown}") from error
+    if progress.losses and len(progress.losses) != progress.step:
+        raise error_type(f"{where}: losses: are {len(progress.losses)}, of {progress.step} steps")
+    return progress
+
+
+# Arrays: archives of numpy files, without pickle.
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileDigest:
+    """Write arrays by name; return the digest for the manifest."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, (name, array) in enumerate(arrays.items()):
+            entry = zipfile.ZipInfo(f"{number}.npy")
+            entry.comment = name.encode()  # any name, unlike a file name
+            with archive.open(entry, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asarray(array, order="C"), allow_pickle=False)
+    return digest_of(path)
+
+
+def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
+    """Read the arrays of a file of a checkpoint; empty if it has no such file.
+
+    Raises:
+        DamagedError: the file was changed.
+    """
+    if not check_file(checkpoint, name):
+        return {}
+    arrays = {}
+    with zipfile.ZipFile(checkpoint / name) as archive:
+        for entry in archive.infolist():
+            with archive.open(entry) as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+            arrays[entry.comment.decode()] = array
+    return arrays
+
+
+# The choice of a checkpoint to score with.
+
+
+def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
+    """Find a checkpoint of a run, and say on stderr which one it is if that may surprise.
+
+    Args:
+        registry: names the folder, by ``training.checkpoint.path``.
+        wanted: ``newest``, ``best``, or the path of a checkpoint or of a folder (its newest). None
+            takes the best of a validated run and the newest of any other.
+
+    Raises:
+        RecdError: there is none.
+    """
+    if wanted not in (None, "newest", "best"):
+        path = Path(wanted)
+        if (path / MANIFEST).exists():
+            return path
+        return _newest(path, f"name a checkpoint, or a folder of some; recd checkpoint list {path}")
+    folder = registry.training.checkpoint.path
+    if folder is None:
+        raise RecdError(
+            f"{registry.path}: training.checkpoint.path is not set, so no run leaves a trained "
+            "model; set it and train, or name a checkpoint with --checkpoint"
+        )
+    newest = _newest(Path(folder), f"train first: recd run {registry.path}")
+    if wanted == "newest":
+        return newest
+    if wanted is None:
+        chosen, note = _best_or_newest(registry, newest)
+        if note and torchrun_rank() in (None, 0):
+            click.echo(f"{chosen}: {note}", err=True)
+        return chosen
+    best_step = read_progress(newest).best_step
+    if best_step is None:
+        raise RecdError(
+            f"{newest}: its run was not validated, so there is no best checkpoint; use "
+            "--checkpoint newest"
+        )
+    best = newest.with_name(step_name(best_step))
+    if not best.exists():
+        raise RecdError(
+            f"{best}: the best checkpoint is gone; take the newest with --checkpoint newest"
+        )
+    return best
+
+
+def _best_or_newest(registry: RunConfig, newest: Path) -> tuple[Path, str]:
+    """Return the default checkpoint, and a note if it needs one."""
+    try:
+        progress = read_progress(newest)
+    except DamagedError:  # told when it is loaded
+        return newest, ""
+    curve, validated = progress.validation, registry.training.validation is not None
+    if curve is None or curve.best_step is None:
+        return newest, "the newest is taken, as no validation has found a best" * validated
+    best = newest.with_name(step_name(curve.best_step))
+    if best == newest:
+        return newest, ""
+    if not validated and progress.step > curve.steps[-1]:
+        return newest, (
+            "the newest is taken: training continued after the last validation; --checkpoint best "
+            f"takes {best.name}"
+        )
+    if not best.exists():
+        return newest, f"the newest is taken, as the best, {best.name}, is gone"
+    return best, f"the best by {curve.metric} is taken; --checkpoint newest takes {newest.name}"
+
+
+def _newest(folder: Path, remedy: str) -> Path:
+    if not (found := checkpoints_in(folder)):
+        raise RecdError(f"{folder}: holds no checkpoint; {remedy}")
+    return found[-1]

@@ -1,0 +1,151 @@
+"""What a resumed run takes from its newest checkpoint before the model: preprocessing and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from recd_plugins.data.fitted_state import load_fitted_state
+from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.interfaces import Offer, Preprocessing
+from recd_plugins.planning.choosing.entries import chooser_of, with_offers, wrong_options
+from recd_plugins.registry import RunConfig
+from recd_plugins.training.checkpoint_files import (
+    FITTED,
+    DamagedError,
+    checkpoints_in,
+    read_arrays,
+)
+from recd_plugins.training.identity import (
+    read_identity,
+    read_schema,
+    same_preprocessing,
+    sharding_identity,
+)
+
+
+def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
+    """Restore the fitted preprocessing of a checkpoint.
+
+    Entries that the checkpoint lacks, or that have other options now, are fitted when they are
+    used; the identity tells whether they are the same then.
+
+    Raises:
+        DamagedError: the file was changed.
+    """
+    if registry.preprocessing:
+        arrays = read_arrays(checkpoint, FITTED)
+        state = {name: torch.from_numpy(each) for name, each in arrays.items()}
+        if state:
+            load_fitted_state(registry, state, same_preprocessing(checkpoint, registry))
+
+
+def resume_fitted(registry: RunConfig) -> None:
+    """Restore the fitted preprocessing of the newest whole checkpoint; all of a run have the same.
+
+    Args:
+        registry: names the folder of checkpoints, if there is one.
+    """
+    for checkpoint in _newest_first(registry):
+        try:
+            load_fitted(registry, checkpoint)
+        except DamagedError:  # told when weights are loaded
+            continue
+        return
+
+
+def check_fitted_alike(registry: RunConfig) -> None:
+    """Fit preprocessing, and refuse ranks that fitted otherwise. Collective.
+
+    Raises:
+        SetupError: names the plugin and the feature.
+    """
+    fits = [
+        entry.plugin
+        for entry in registry.preprocessing
+        if type(entry.plugin).fit is not Preprocessing.fit
+    ]
+    if not fits:
+        return
+
+    fitted_steps(registry, registry.dataset.schema())
+    decided = {
+        f"fit of {plugin.title} to {feature}": step.identity()
+        for plugin in fits
+        for feature, step in (plugin.fitted or {}).items()
+    }
+    check_agreement("fitting preprocessing", decided)
+
+
+def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
+    """Replace a chooser by the entries that the newest whole checkpoint was trained with.
+
+    A chooser decides by measurements, which differ from start to start.
+
+    Args:
+        registry: returned as it is without a chooser or a checkpoint.
+        quiet: say nothing on stderr.
+    """
+    chooser = chooser_of(registry)
+    if chooser is None:
+        return registry
+    for checkpoint in _newest_first(registry):
+        try:
+            identity = read_identity(checkpoint)
+        except DamagedError:  # told when weights are loaded
+            continue
+        entries, tables = identity["sharding"], list(identity["model"]["tables"])
+        at = registry.sharding.index(chooser)
+        own = sharding_identity(registry, tables)
+        before, after = own[:at], own[at + 1 :]
+        end = len(entries) - len(after)
+        chosen = entries[at:end]
+        if end < at or entries[:at] != before or entries[end:] != after:
+            why = "other sharding entries are not those of then"
+        elif read_schema(checkpoint).sparse != tuple(registry.dataset.schema().sparse):
+            why = "the data has other features than then"
+        else:
+            why = _why_not(registry, chosen)
+        if not quiet:
+            took = f"{checkpoint} was trained with"
+            text = (
+                f"does not take what {took}, and chooses anew: {why}"
+                if why
+                else f"takes what {took}: {_words(chosen)}"
+            )
+            click.echo(f"{chooser.plugin.name} {text}", err=True)
+        if why:
+            return registry
+        offers = [(Offer(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
+        return with_offers(registry, chooser, offers)
+    return registry
+
+
+def _newest_first(registry: RunConfig) -> Iterator[Path]:
+    folder = registry.training.checkpoint.path
+    return reversed(checkpoints_in(Path(folder)) if folder is not None else [])
+
+
+def _why_not(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> str:
+    """Return why the installed plugins cannot repeat a choice; empty if they can."""
+    installed = {cls.name: cls for cls in registry.offering}
+    for entry in chosen:
+        if (use := entry["use"]) not in installed:
+            return f"{use} is not installed"
+        if wrong := wrong_options(installed[use], entry.get("options", {})):
+            return f"{use} has other options now: {wrong}"
+    return ""
+
+
+def _words(entries: Sequence[dict[str, Any]]) -> str:
+    words = (
+        f"{entry['use']} for {n} table{'s' * (n != 1)}"
+        for entry in entries
+        for n in [len(entry["tables"])]
+    )
+    return ", ".join(words) or "the planner"
