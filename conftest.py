@@ -16,7 +16,7 @@ from tests.absent import ABSENT, PRESENT, uses_what_is_absent
 from tests.covering import by_night, cells_of_today, of_today
 from tests.schedule import BENCHMARKS, BY_NIGHT, IN_TURN, RAY, SLOW
 
-os.environ["RECD_ONLY"] = ",".join(sorted(PRESENT))
+os.environ["RECD_ONLY"] = ",".join(f"recd-plugin-{name}" for name in sorted(PRESENT))
 # What says that it is installed may still be there.
 if gone := ABSENT & entry_points(group="recd_plugins").names:
     os.environ["RECD_WITHOUT"] = ",".join(sorted(gone))

@@ -13,10 +13,9 @@ _BUILT_IN = set(
 )
 #: Commands of plugins that are used without another word of theirs.
 _COMMANDS = {
-    "calibration": ("calibrate",),
-    "profiles": ("profile",),
     "reports": ('report(?!")',),  # the quoted word is a name in many tests
     "scoring": ("evaluate", "predict", "export", "embeddings"),
+    "tuning": ("calibrate", "profile"),
 }
 PRESENT = {
     path.parent.name.removeprefix("recd_plugin_") for path in _ROOT.glob("plugins/*/pyproject.toml")
@@ -30,6 +29,8 @@ def uses_what_is_absent(text: str) -> bool:
         return False
     names = "|".join(ABSENT)
     used = [rf"\brecd_plugin_({names})\b", rf"\b({names})\.[a-z]", rf"\buse\W+({names})\b"]
+    if "tuning" in ABSENT:
+        used.append(r"\buse\W+auto\b")
     if commands := "|".join(each for name in ABSENT for each in _COMMANDS.get(name, ())):
         used += [rf"\brecd ({commands})\b", rf'"({commands})", ']  # on a page, and in a test
     return bool(re.search("|".join(used), text))

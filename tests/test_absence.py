@@ -100,7 +100,7 @@ ENTRIES = (
     ("recd_plugin_recd", "pooling", "{use: recd.mean, features: [seq_0_0]}"),
     ("recd_plugin_flexshard", "sharding", "{use: flexshard.two_tier, tables: [t_seq_0_0]}"),
     ("recd_plugin_torchrec", "sharding", "{use: torchrec.table_wise, tables: [t_item_0]}"),
-    ("recd_plugin_auto", "sharding", "{use: auto}"),  # of t_item_1
+    ("recd_plugin_tuning", "sharding", "{use: auto}"),  # of t_item_1
     ("recd_plugin_scars", "cache", "{use: scars.cache, tables: [t_item_0], options: {share: 0.1}}"),
 )
 REST = """version: 1

@@ -96,7 +96,7 @@ def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
 
 @hookspec
 def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
-    """Ways to measure machines, classes ``Measurement``: one package has one."""
+    """Ways to measure machines, classes ``Measurement``; the last counts."""
 
 
 @hookspec

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recd_plugin_calibration.cluster.groups import node_groups
 from recd_plugin_flexshard.runtime import tier_groups
+from recd_plugin_tuning.cluster.groups import node_groups
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.launch import launch
 

@@ -1,6 +1,6 @@
 """The examples of docs/commands/plan.md run, and print what the page says.
 
-Where recd_plugin_flexshard, recd_plugin_profiles or recd_plugin_scars is absent, this is left out.
+Where recd_plugin_flexshard, recd_plugin_tuning or recd_plugin_scars is absent, this is left out.
 """
 
 from __future__ import annotations

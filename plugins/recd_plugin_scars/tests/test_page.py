@@ -1,6 +1,6 @@
 """The registry of its page plans and trains as the page says.
 
-Where recd_plugin_profiles is absent, whose command makes its profiles, this is left out.
+Where recd_plugin_tuning is absent, whose command makes its profiles, this is left out.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from recd_plugins.cli.plan import plan_modes
 from recd_plugins.cli.run import run
 from recd_plugins.cli.run_reports import RunReports
 from recd_plugins.manager import PluginManager
-from recd_plugins.planning.measurement import Measurements
 
 
 def check_contributions(manager: PluginManager) -> None:
@@ -21,7 +20,6 @@ def check_contributions(manager: PluginManager) -> None:
     manager.register_commands(PluginCommands())
     manager.hand("register_starts", Starts().add)
     manager.hand("register_plans", plan_modes().add)
-    manager.hand("register_measurements", Measurements().add)
     manager.hand("register_reports", RunReports(run.params).add)
     manager.hand("register_benchmarks", Benchmarks().add)
     manager.register_topology_sections()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.manager import PluginManager
-from recd_plugins.plugin_check import check_implements
 from recd_plugins.plugin_modules import qualified
 
 if TYPE_CHECKING:
@@ -67,45 +66,15 @@ class Measurement(ABC):
         raise PluginError(f"{qualified(type(self))} measures no steps: it has no method steps")
 
 
-class Measurements:
-    """What installed packages and files measure machines by."""
-
-    def __init__(self) -> None:
-        self._found: list[Measurement] = []
-
-    def add(self, cls: Any, where: str) -> None:
-        """Add what a package registers.
-
-        Args:
-            cls: the measurement.
-            where: that registers it, for messages.
-
-        Raises:
-            PluginError: it is none, or there is another already.
-        """
-        check_implements(cls, Measurement, where)
-        if self._found:
-            raise PluginError(
-                f"{where}: {qualified(cls)} measures machines, as "
-                f"{qualified(type(self._found[0]))} does; leave one out (--without NAME)"
-            )
-        self._found.append(cls())
-
-    @property
-    def only(self) -> Measurement | None:
-        """The one that is there."""
-        return next(iter(self._found), None)
-
-
 def measurement(plugins_dir: Path | None = None) -> Measurement | None:
-    """The way to measure machines; None where nothing that is installed has one.
+    """Return the way to measure machines that was registered last, files of plugins after packages.
 
     Raises:
         PluginError: a file of ``plugins_dir`` is broken.
     """
-    found = Measurements()
-    PluginManager(plugins_dir).hand("register_measurements", found.add)
-    return found.only
+    found: list[type[Measurement]] = []
+    PluginManager(plugins_dir).hand("register_measurements", lambda cls, _: found.append(cls))
+    return found[-1]() if found else None
 
 
 def needed_measurement(what: str, plugins_dir: Path | None = None) -> Measurement:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,8 +29,6 @@ from recd_plugins.registry.schema import RegistrySpec, registry_spec
 from recd_plugins.registry.step_values import wrong_at_first
 from recd_plugins.registry.written import misread
 from recd_plugins.words import closest, did_you_mean
-
-_PACKAGE = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 @dataclass(frozen=True)
@@ -260,18 +257,13 @@ def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name
         return f"{message}; {what}s: {', '.join(sorted(usable)) or 'none'}"
     message = (
         f"{message}, and no plugin has a name that starts with {package}. (there are: "
-        f"{', '.join(installed) or 'none'}); install the distribution that has it"
-        f"{_own_distribution(package)}, or give the folder of its file with --plugins-dir"
+        f"{', '.join(installed) or 'none'}); install the distribution that has it "
+        "(recd-plugins brings all built-in ones), or give the folder of its file with --plugins-dir"
     )
     if manager.broken:
         reasons = "; ".join(broken.reason for broken in manager.broken)
         message += f". It may be in what could not be loaded: {reasons}"
     return message
-
-
-def _own_distribution(package: str) -> str:
-    """What it is called if it is one of this project's."""
-    return f" (of recd-plugins: recd-plugin-{package})" if _PACKAGE.fullmatch(package) else ""
 
 
 def schema_problems(

@@ -1,0 +1,38 @@
+"""Commands and flags that tune: ``recd calibrate``, ``recd profile``, ``recd plan --scaling``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from recd_plugins.api import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+    from recd_plugins.api import Measurement, PlanMode
+
+REQUIRES_API = 4
+
+
+@hookimpl
+def register_plans() -> Sequence[type[PlanMode]]:
+    from recd_plugin_tuning.plan_modes import AutoPlan, ScalingPlan
+
+    return [AutoPlan, ScalingPlan]
+
+
+@hookimpl
+def register_commands(cli: click.Group) -> None:
+    from recd_plugin_tuning.calibrate import calibrate
+    from recd_plugin_tuning.profile import profile
+
+    cli.add_command(calibrate)
+    cli.add_command(profile)
+
+
+@hookimpl
+def register_measurements() -> Sequence[type[Measurement]]:
+    from recd_plugin_tuning.measurement import Calibrated
+
+    return [Calibrated]

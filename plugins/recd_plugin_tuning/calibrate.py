@@ -1,0 +1,218 @@
+"""``recd calibrate``: measure the cluster, and write it as a topology."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recd_plugins.api import RecdError, SetupError
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    OUTPUT,
+    TOPOLOGY,
+    available_cores,
+    check_output,
+    output_console,
+    report_options,
+    silence_upstream,
+)
+from recd_plugins.api.files import write_json
+
+if TYPE_CHECKING:
+    from recd_plugin_tuning.cluster.measure import MeasuredCluster
+
+# More ranks than that say no more of one machine.
+_MOST_RANKS = 8
+# For the start, and for what ends ranks where the watch cannot.
+_TIMEOUT = timedelta(minutes=5)
+# Seconds without a new round: it is said who waits for whom, and ranks end.
+_NOTICE, _HANG = 20.0, 60.0
+
+
+@click.command()
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The topology, a YAML file.")
+@click.option(
+    "--ranks",
+    type=AT_LEAST_1,
+    help="Processes to start: as many as training will; without it one a GPU or a core, at most "
+    f"{_MOST_RANKS}. Under torchrun its ranks count.",
+)
+@click.option(
+    "--ranks-per-node",
+    type=AT_LEAST_1,
+    help="Ranks that make a node: this machine pretends to be several nodes.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where tables will live; auto takes CUDA where there is a device for each rank.",
+)
+@click.option("--quick", is_flag=True, help="10 to 20 seconds in place of one or two minutes.")
+@click.option("--force", is_flag=True, help="Replace the file.")
+@report_options("Write every measurement here.", "Write a picture of collectives and links here")
+def calibrate(
+    output: Path,
+    ranks: int | None,
+    ranks_per_node: int | None,
+    device: str,
+    quick: bool,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Measure the cluster that this runs on, and write it as a topology.
+
+    Links inside a node and between nodes, collectives by size, and what a rank does by itself:
+    copies, lookups, matrix products. `training.topology` and `recd plan --topology` take the file.
+    Without torchrun it starts ranks on this machine; under torchrun all ranks take part, and rank 0
+    writes.
+
+    \b
+    recd calibrate -o cluster.yaml --ranks 2
+    torchrun --nnodes 4 ... --no-python recd calibrate -o cluster.yaml
+    """
+    from recd_plugins.api.distributed import (
+        HangLimits,
+        backend_for,
+        join_torchrun,
+        launch,
+        torchrun_rank,
+        torchrun_ranks_per_node,
+        watched_by_each_other,
+    )
+    from recd_plugins.api.training import refuse_other_names
+
+    def check_files() -> None:
+        refuse_other_names(output)
+        check_output(output, force, TOPOLOGY)
+
+    limits = HangLimits(
+        _NOTICE, _HANG, lambda: "Nothing was written.", setting="recd calibrate waits"
+    )
+    rank = torchrun_rank()
+    if rank is not None and (ranks or ranks_per_node):
+        raise click.UsageError(
+            "torchrun says which ranks there are: leave out --ranks and --ranks-per-node"
+        )
+    silence_upstream()
+    if rank is None:
+        check_files()
+        ranks = ranks or _default_ranks(device)
+        ranks_per_node = ranks_per_node or ranks
+        if ranks % ranks_per_node:
+            raise click.UsageError(
+                f"{ranks} ranks do not fill nodes of {ranks_per_node} each; every node needs as "
+                "many"
+            )
+        found = launch(
+            _measure,
+            ranks,
+            kind := _kind(device, ranks),
+            quick,
+            backend=backend_for(kind),
+            timeout=_TIMEOUT,
+            local_world_size=ranks_per_node,
+            hang_limits=limits,
+        )[0]
+    else:
+        kind = _kind(device, torchrun_ranks_per_node())
+        options = {"--quick": quick, "device": kind}
+        options |= {"--json": bool(json_path), "--plot": bool(plot_path)}
+        with (
+            join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size),
+            watched_by_each_other(rank, world_size, limits),
+        ):
+            _refuse_together(rank, check_files, options)
+            found = _measure(rank, world_size, kind, quick)
+        if rank:
+            return
+    _tell(found, _comment(found, quick), output, json_path, plot_path)
+
+
+def _refuse_together(rank: int, check: Callable[[], None], options: Mapping[str, object]) -> None:
+    """Have all ranks end with what rank 0 refuses, or with options that differ, not in a hang."""
+    from recd_plugins.api.distributed import check_agreement, tell_all
+
+    refused = ""
+    if rank == 0:
+        try:
+            check()
+        except (RecdError, click.ClickException) as error:
+            refused = str(error)
+    if found := tell_all("recd calibrate", refused)[0]:
+        raise SetupError(found)
+    check_agreement("starting", {"options of recd calibrate": options})
+
+
+def _default_ranks(device: str) -> int:
+    import torch
+
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    return min(gpus or available_cores(), _MOST_RANKS)
+
+
+def _kind(device: str, ranks: int) -> str:
+    """``cpu`` or ``cuda``."""
+    from recd_plugins.api.distributed import lack_for_cuda
+
+    lack = "" if device == "cpu" else lack_for_cuda(ranks)
+    if lack and device == "cuda":
+        raise SetupError(f"--device cuda: {lack}; cpu measures without CUDA")
+    return "cpu" if device == "cpu" or lack else "cuda"
+
+
+def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredCluster:  # noqa: ARG001
+    from recd_plugin_tuning.cluster.measure import measure_cluster
+    from recd_plugin_tuning.cluster.timing import FULL, QUICK
+    from recd_plugins.api.distributed import device_of_rank
+    from recd_plugins.api.ingestion import doing
+
+    silence_upstream()
+    start = time.monotonic()
+
+    def say(what: str) -> None:
+        if rank == 0:
+            click.echo(f"{time.monotonic() - start:4.0f} s  measuring {what}", err=True)
+
+    with doing("measuring"):
+        return measure_cluster(device_of_rank(kind), QUICK if quick else FULL, say)
+
+
+def _comment(found: MeasuredCluster, quick: bool) -> str:
+    """The first line of the file."""
+    how = f"recd calibrate {version('recd-plugins-core')}{' --quick' if quick else ''}"
+    line = f"Measured by {how} on {time.strftime('%Y-%m-%d')}."
+    return line if found.spec.nodes > 1 else f"{line} One node: rates between nodes are assumed."
+
+
+def _tell(
+    found: MeasuredCluster,
+    comment: str,
+    output: Path,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    from recd_plugin_tuning.cluster.report import far_apart, plot, render
+    from recd_plugins.api.training import write_topology
+
+    spec = found.spec
+    write_topology(output, spec, comment)
+    if json_path is not None:
+        write_json(json_path, found.as_json())
+    if plot_path is not None:
+        plot(found, plot_path)
+    output_console().print(render(found))
+    if apart := far_apart(found):
+        click.echo(
+            f"{apart}: plans would be made for these too, so measure again when they are done",
+            err=True,
+        )
+    click.echo(f"{output}: {spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}", err=True)

@@ -1,0 +1,97 @@
+"""``recd plan --auto`` and ``recd plan --scaling``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api.commands import TablesPlan
+from recd_plugins.api.registry import load_registry
+
+_GLOBAL_BATCH = 65_536
+
+
+class AutoPlan(TablesPlan):
+    """The plan of the tables with ``auto`` in place of the first sharding entry.
+
+    ``--calibrate`` trains the file as it is: what it measures is of this machine, and ``auto``
+    chooses by that.
+    """
+
+    flag = "--auto"
+    help = "Choose the sharding as use: auto does, in place of the first sharding entry."
+
+    def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Plan with it."""
+        path = question.registry.path
+        registry = load_registry(path, plugins_dir=question.plugins_dir, sharding="auto")
+        return super().plan(replace(question, registry=registry))
+
+
+class ScalingPlan(PlanMode):
+    """Predicted steps from one node to all of a topology, of this registry and of others."""
+
+    flag = "--scaling"
+    help = (
+        "Plan for 1, 2, 4 ... nodes instead, up to --nodes: what a step takes as ranks are added, "
+        "each with as many rows (weak), or with its part of one batch (strong)."
+    )
+    because = "plans for many numbers of ranks, of rows that they have each or together"
+
+    def options(self) -> Sequence[click.Option]:
+        """What is planned besides, and how many rows."""
+        return [
+            click.Option(
+                ["--beside"],
+                type=click.Path(path_type=Path),
+                multiple=True,
+                metavar="REGISTRY",
+                help="another registry file of the same data and model; several times for several.",
+            ),
+            click.Option(
+                ["--global-batch"],
+                type=click.IntRange(min=1),
+                default=_GLOBAL_BATCH,
+                show_default=True,
+                help="rows of all ranks where scaling is strong.",
+            ),
+        ]
+
+    def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Plan every registry for every number of nodes."""
+        if question.options["global_batch"] < (ranks := question.spec.world_size):
+            raise click.UsageError(
+                f"--global-batch {question.options['global_batch']}: no row for each of {ranks:,} "
+                "ranks"
+            )
+        from recd_plugin_tuning.scaling import STOCK, study_scaling
+        from recd_plugin_tuning.scaling_report import plot, render
+
+        first = question.registry.path
+        if first.stem == STOCK:
+            raise click.UsageError(
+                f"--scaling: {first}: there is a line named {STOCK}, plain TorchRec's; rename the "
+                "file"
+            )
+        registries = {
+            first.stem: question.registry.with_training({"batch_size": question.batch_size})
+        }
+        for path in question.options["beside"]:
+            if path.stem in {STOCK, *registries}:
+                raise click.UsageError(
+                    f"--beside {path}: there is a line named {path.stem}; rename the file"
+                )
+            registries[path.stem] = load_registry(path, plugins_dir=question.plugins_dir)
+        report = study_scaling(
+            registries,
+            question.topology,
+            question.spec,
+            question.options["global_batch"],
+            question.say,
+        )
+        return PlanAnswer(render(report), report.as_json, partial(plot, report))

@@ -1,0 +1,329 @@
+"""``recd profile``: how often each row of a table is read, from data or from a distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recd_plugin_tuning.profile_output import (
+    finish,
+    in_memory,
+    of_distribution,
+    seed_of,
+    show,
+    shown,
+    written,
+)
+from recd_plugins.api import DataError, RecdError, Table
+from recd_plugins.api.commands import (
+    ABOVE_0,
+    AT_LEAST_1,
+    FiniteFloat,
+    check_output,
+    row_progress,
+    silence_upstream,
+    table_kind,
+)
+from recd_plugins.api.registry import did_you_mean, load_registry, shortened
+
+if TYPE_CHECKING:
+    from recd_plugins.api.access import AccessProfile
+    from recd_plugins.api.registry import RunConfig
+
+_AT_LEAST_0 = FiniteFloat(min=0)
+_PROFILE = table_kind("access profile", "table", "row", "accesses")
+
+
+@click.group()
+def profile() -> None:
+    """Count how often each row of a table is read, or take it from a distribution.
+
+    A profile is a Parquet file. Plugins that treat rows by how often they are read take it, and
+    recd simulate plays it.
+
+    \b
+    recd profile registry registry.yaml -o profile.parquet
+    recd profile distribution zipf --table t_items --rows 1000000 --length 50 -o zipf.parquet
+    recd profile merge monday.parquet tuesday.parquet -o both.parquet
+    recd profile show profile.parquet
+    """
+
+
+@profile.command("registry", short_help="Count the training rows of a registry's data.")
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.option("--rows", type=AT_LEAST_1, help="Read the first so many rows of the data, not all.")
+@click.option(
+    "--tables",
+    multiple=True,
+    metavar="PATTERN",
+    help="Tables to profile, a name or glob; all without it. Can be repeated.",
+)
+@click.option(
+    "--table",
+    "own_tables",
+    multiple=True,
+    type=(str, AT_LEAST_1, str),
+    metavar="NAME ROWS FEATURES",
+    help="A table of a model of your own, its rows, and the features that look it up, with commas "
+    "between them; in place of the tables of the file's model: section. Can be repeated.",
+)
+@click.option(
+    "--bound",
+    type=AT_LEAST_1,
+    help="Rows of a table that are counted one by one, exactly; where more are read, the counts of "
+    "the most read are kept, with a bound of their error. Without it tables share 33,554,432.",
+)
+@click.option(
+    "--all-rows",
+    is_flag=True,
+    help="Count every row of the data. Without it only what is sent counts: where the converter of "
+    "REGISTRY deduplicates, the unique rows of batches of training.batch_size.",
+)
+@written
+@click.pass_obj
+def registry_command(
+    plugins_dir: Path | None,
+    registry: Path,
+    rows: int | None,
+    tables: tuple[str, ...],
+    own_tables: tuple[tuple[str, int, str], ...],
+    bound: int | None,
+    all_rows: bool,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
+    from recd_plugins.api.access import measure_access
+    from recd_plugins.api.batches import fitted_steps
+
+    check_output(output, force, _PROFILE)
+    silence_upstream()
+    loaded = load_registry(registry, plugins_dir=plugins_dir)
+    loaded.dataset.prepare()
+    chosen = _matching(_tables(loaded, own_tables), tables)
+    statistics = loaded.dataset.statistics()
+    in_all = None if statistics is None else statistics.rows
+    if rows is not None:
+        in_all = rows if in_all is None else min(rows, in_all)
+    fitted_steps(loaded, loaded.dataset.schema())  # with bars of their own
+    with row_progress("reading rows", in_all) as advance:
+        made = measure_access(
+            loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance
+        )
+    finish(made, output, json_path, plot_path)
+
+
+@profile.command("distribution", short_help="A table that is read as a distribution says.")
+@click.argument(
+    "form",
+    type=click.Choice(["zipf", "zipf-mandelbrot", "exponential", "half-normal"]),
+    metavar="FORM",
+)
+@click.option("--rows", type=AT_LEAST_1, required=True, help="Rows of the table.")
+@click.option("--length", type=ABOVE_0, required=True, help="Accesses of a sample: L.")
+@click.option(
+    "--exponent",
+    type=ABOVE_0,
+    help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.  "
+    "[default: 1.0]",
+)
+@click.option("--shift", type=_AT_LEAST_0, default=0.0, help="Of zipf-mandelbrot.", metavar="Q")
+@click.option(
+    "--scale",
+    type=ABOVE_0,
+    help="Of exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
+)
+@click.option("--cap", type=ABOVE_0, help="No row is read more often a sample.")
+@of_distribution
+@written
+def distribution_command(
+    form: str,
+    rows: int,
+    length: float,
+    exponent: float | None,
+    shift: float,
+    scale: float | None,
+    cap: float | None,
+    table: str,
+    seed: int | None,
+    in_order: bool,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Make the profile of a table that is read as FORM says.
+
+    FORM is zipf, zipf-mandelbrot, exponential or half-normal.
+    """
+    from recd_plugins.api.access import AccessProfile, exponential, half_normal, zipf
+
+    if (scale is None) == (form in ("exponential", "half-normal")):
+        raise click.UsageError(
+            "--scale is for exponential and half-normal, and they need it"
+            if scale is not None
+            else f"{form} needs --scale"
+        )
+    if shift and form != "zipf-mandelbrot":
+        raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
+    if exponent is not None and scale is not None:
+        raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
+    exponent = 1.0 if exponent is None else exponent
+    drawn = seed_of(seed, in_order)
+    check_output(output, force, _PROFILE)
+    with in_memory(rows):
+        if scale is None:
+            made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
+        else:
+            make = exponential if form == "exponential" else half_normal
+            made = make(table, rows, length, scale, cap=cap, seed=drawn)
+    parameters = f"scale {scale:g}" if scale is not None else f"exponent {exponent:g}"
+    if shift:
+        parameters += f", shift {shift:g}"
+    source = f"{form} ({parameters})"
+    finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+
+
+@profile.command("reuse", short_help="From a text file of histograms of reuse.")
+@click.argument("histograms", type=click.Path(path_type=Path))
+@click.option("--name", help="Which histogram of the file, where it has several.")
+@click.option("--rows", type=AT_LEAST_1, help="Rows of the table; without it those that are read.")
+@click.option(
+    "--read-rows",
+    type=AT_LEAST_1,
+    help="Rows that are read at all, in place of the histogram's; the shape stays.",
+)
+@click.option("--length", type=ABOVE_0, help="Accesses of a sample, in place of the histogram's.")
+@of_distribution
+@written
+def reuse_command(
+    histograms: Path,
+    name: str | None,
+    rows: int | None,
+    read_rows: int | None,
+    length: float | None,
+    table: str,
+    seed: int | None,
+    in_order: bool,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Make the profile of a table from a text file with histograms of how often rows are read."""
+    from recd_plugins.api.access import (
+        AccessProfile,
+        from_reuse_histogram,
+        read_reuse_histograms,
+    )
+
+    drawn = seed_of(seed, in_order)
+    check_output(output, force, _PROFILE)
+    found = read_reuse_histograms(histograms)
+    if name is None and len(found) == 1:
+        name = next(iter(found))
+    if name not in found:
+        raise DataError(
+            f"{histograms}: "
+            + ("choose a histogram with --name" if name is None else f"no histogram {name}")
+            + f"; there are {', '.join(found)}"
+        )
+    with in_memory(max(rows or 0, read_rows or found[name].unique_rows)):
+        made = from_reuse_histogram(
+            table,
+            found[name],
+            num_embeddings=rows,
+            read_rows=read_rows,
+            length=length,
+            seed=drawn,
+        )
+    source = f"{name} of {histograms}"
+    finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+
+
+@profile.command("merge", short_help="Add up profiles of the same tables.")
+@click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--bound", type=AT_LEAST_1, help="Keep the counts of at most so many rows a table.")
+@written
+def merge_command(
+    profiles: tuple[Path, ...],
+    bound: int | None,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Add up PROFILES of the same tables, as those of several days or parts of the data."""
+    from recd_plugins.api.access import AccessProfile
+
+    check_output(output, force, _PROFILE)
+    made: AccessProfile | None = None
+    for path in profiles:
+        part = AccessProfile.load(path)
+        try:
+            made = part if made is None else made.merge(part)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+        if bound is not None:
+            made = made.bounded(bound)
+    assert made is not None, "click wants one at least"
+    finish(made, output, json_path, plot_path)
+
+
+@profile.command("show")
+@click.argument("file", type=click.Path(path_type=Path))
+@shown
+def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> None:
+    """Show the tables of the profile FILE."""
+    from recd_plugins.api.access import AccessProfile
+
+    show(AccessProfile.load(file), json_path, plot_path)
+
+
+def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
+    """Those of the command line, else those of the registry's model."""
+    if own:
+        tables = [
+            Table(
+                name, tuple(map(str.strip, names.split(","))), rows, embedding_dim=0, pooled=False
+            )
+            for name, rows, names in own
+        ]
+        _check_distinct("tables", [table.name for table in tables])
+        for table in tables:
+            _check_distinct(f"features of {table.name}", table.features)
+        return tables
+    if not registry.has_model:
+        raise RecdError(
+            f"{registry.path}: no model: section says the tables; add one, or name the tables of "
+            "your own model with --table NAME ROWS FEATURES"
+        )
+    import torch
+
+    from recd_plugins.api.model import build_model, tables_of
+
+    with torch.device("meta"):
+        return tables_of(build_model(registry, registry.dataset.schema()))
+
+
+def _check_distinct(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise click.UsageError(f"--table: {name} is twice among the {what}")
+
+
+def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
+    names = [table.name for table in tables]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"
+            raise click.UsageError(f"--tables {pattern} matches no table{near}")
+    if not patterns:
+        return tables
+    return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]

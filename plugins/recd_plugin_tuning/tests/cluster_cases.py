@@ -1,0 +1,147 @@
+"""What ranks of test_cluster do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from itertools import cycle
+
+import torch
+
+from recd_plugin_tuning import calibrate as commands
+from recd_plugin_tuning.cluster import measure as module
+from recd_plugin_tuning.cluster.measure import MeasuredCluster, measure_cluster
+from recd_plugin_tuning.cluster.timing import Effort
+from recd_plugin_tuning.cluster.work_rates import of_all_ranks
+from recd_plugin_tuning.measurement import Calibrated
+from recd_plugins.errors import SetupError
+from recd_plugins.planning.topologies import MACHINE, TopologySpec
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.registry.training_spec import CheckpointSpec
+from recd_plugins.training.measured_at_start import topology_at_start
+
+WAITED = 0.06
+TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0, partners=1)
+
+
+class LinkWithBucket:
+    """A link that lets so many bytes through at once when it was idle, by a clock of its own."""
+
+    def __init__(self, bytes_per_second: float, bucket: int) -> None:
+        self.now, self._free_from = 0.0, -1.0  # idle before
+        self._rate, self._bucket = bytes_per_second, bucket
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def sending(self, size: int) -> LinkWithBucket:
+        """Something to ``wait`` for."""
+        self._size = size
+        return self
+
+    def wait(self) -> None:
+        idle = (self.now - self._free_from) * self._rate
+        self.now += 2e-3 + max(0.0, self._size - min(self._bucket, idle)) / self._rate
+        self._free_from = self.now
+
+    def rounds(self, run: Callable[[], object], *_: object) -> tuple[list[float], list[float]]:
+        """As ``timing.rounds``."""
+        seconds = []
+        for _round in range(3):
+            start = self.now
+            run()
+            seconds.append(self.now - start)
+        return seconds, seconds
+
+
+def measured(rank: int, world_size: int, *_: object) -> MeasuredCluster:
+    told: list[str] = []
+    found = measure_cluster(torch.device("cpu"), TINY, told.append)
+    assert "all-to-all, all ranks" in told
+    return found
+
+
+def waits_each_third_time(rank: int, world_size: int) -> float:
+    waits = cycle((0.0, 0.0, WAITED))
+    (seconds,) = of_all_ranks(lambda: time.sleep(next(waits)), torch.device("cpu"), 0.0)
+    return seconds
+
+
+def goes_on_until_all_are_done(rank: int, world_size: int) -> int:
+    times = 0
+
+    def run() -> None:
+        nonlocal times
+        times += 1
+        time.sleep(WAITED if rank else WAITED / 60)
+
+    of_all_ranks(run, torch.device("cpu"), 0.0)
+    return times
+
+
+def a_rank_has_ended(rank: int, world_size: int) -> str:
+    def ended(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer\nmore")
+
+    kept, module.measure_work = module.measure_work, ended  # type: ignore[assignment]
+    try:
+        measure_cluster(torch.device("cpu"), TINY, lambda _: None)
+    except SetupError as error:
+        return str(error)
+    finally:
+        module.measure_work = kept
+    return ""
+
+
+def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec | None], int]:
+    """What runs plan for: one anew, one that goes on, and those that measure nothing."""
+    measurements = [0]
+
+    def counted(*_: object) -> MeasuredCluster:
+        measurements[0] += 1
+        return measure_cluster(torch.device("cpu"), TINY, lambda _: None)
+
+    module.measure_cluster = counted  # type: ignore[assignment]
+    try:
+        training = TrainingSpec(checkpoint=CheckpointSpec(path=folder))
+        machine = TrainingSpec(topology=MACHINE)
+        return [
+            topology_at_start(training, "cpu", 1, resume=False),
+            topology_at_start(training, "cpu", 1, resume=True),
+            topology_at_start(machine, "cpu", 1, resume=False),
+            topology_at_start(training, "cpu", 2, resume=False),
+        ], measurements[0]
+    finally:
+        module.measure_cluster = measure_cluster
+
+
+def said_at_start(rank: int, world_size: int, found: MeasuredCluster) -> str:
+    """What a run says of a cluster that was measured like this."""
+    module.measure_cluster = lambda *_: found  # type: ignore[assignment]
+    try:
+        with redirect_stderr(StringIO()) as said:
+            Calibrated().cluster(torch.device("cpu"))
+    finally:
+        module.measure_cluster = measure_cluster
+    return said.getvalue()
+
+
+def refused(rank: int, world_size: int) -> list[str]:
+    """What ranks end with where rank 0 refuses, where their options differ, and else."""
+
+    def fails() -> None:
+        raise SetupError(f"refused by rank {rank}")
+
+    def passes() -> None:
+        """Nothing is wrong."""
+
+    found = []
+    for check, quick in ((fails, 0), (passes, rank), (passes, 0)):
+        try:
+            commands._refuse_together(rank, check, {"--quick": quick})
+            found.append("")
+        except SetupError as error:
+            found.append(str(error))
+    return found

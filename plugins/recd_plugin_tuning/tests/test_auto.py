@@ -1,0 +1,351 @@
+"""What ``auto`` chooses: as good as the best by hand, the same each time, and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from rich.console import Console
+from ruamel.yaml import YAML
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+
+from recd_plugin_torchrec.table_wise import TableWise
+from recd_plugin_tuning.lines import patterns_of
+from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
+from recd_plugins import prepare
+from recd_plugins.cli import main
+from recd_plugins.drop_in.wrap import wrap
+from recd_plugins.errors import NoPlanError, RegistryError, SetupError
+from recd_plugins.interfaces import Setting, Table
+from recd_plugins.model.build import build_model
+from recd_plugins.model_tables import all_tables_of
+from recd_plugins.planning.candidates import Candidate, with_plugins
+from recd_plugins.planning.compute import Compute, Operations
+from recd_plugins.planning.report_text import render
+from recd_plugins.planning.setting import setting_of
+from recd_plugins.planning.stage_times import predict_stages
+from recd_plugins.planning.study import Study
+from recd_plugins.planning.topologies import TopologySpec, load_topology
+from recd_plugins.planning.work import work_of_step
+from recd_plugins.training.identity import identity_of
+from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, LookupCost, StageCosts
+
+SEQUENCES, BAGS = ["t_seq_*"], ["t_usr_*", "t_item_*"]
+COALESCED = {"coalesce": True}
+
+
+def seconds_of(candidate: Candidate, spec: TopologySpec) -> float:
+    planned = candidate.plan(spec.to_torchrec(), 256)
+    works = work_of_step(
+        candidate.tables,
+        planned.sharding,
+        candidate.profile,
+        NO_COMPUTE,
+        batch_size=256,
+        world_size=spec.world_size,
+        local_world_size=spec.ranks_per_node,
+        parts=candidate.prepared.checked_parts,
+    )
+    return predict_stages(works, spec.least_costs).total
+
+
+def by_hand() -> Iterator[list[dict[str, Any]]]:
+    of_sequences = [None, ("torchrec.planner", COALESCED), ("flexshard.joint", {})]
+    of_sequences.append(("flexshard.joint", COALESCED))
+    for sequences, bags in product(of_sequences, [None, ("torchrec.planner", COALESCED)]):
+        yield [
+            {"use": each[0], "tables": tables, "options": each[1]}
+            for each, tables in ((sequences, SEQUENCES), (bags, BAGS))
+            if each is not None
+        ]
+
+
+@pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
+def test_nothing_by_hand_is_much_better(make_registry, converter: str) -> None:
+    spec, given = slow(), {"converter": {"use": converter}}
+    auto = with_plugins(make_registry(sharding=AUTO, **given), spec)
+    found = chosen_of(auto.prepared)
+    least = min(
+        seconds_of(with_plugins(make_registry(sharding=entries, **given), spec), spec)
+        for entries in by_hand()
+    )
+    assert seconds_of(auto, spec) <= 1.1 * least
+    assert found.planner is not None
+    assert found.seconds.total < 0.7 * found.planner
+    assert any(each.offer for each in found.groups)
+
+
+def test_it_leaves_no_trace_and_comes_to_the_same(make_registry) -> None:
+    registry = make_registry(sharding=AUTO)
+    model = build_model(registry, registry.dataset.schema())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    setting = setting_of(registry, model, slow())
+    # The poolings that go into the model draw what they begin with.
+    twice = [prepare(registry, build_model(registry, registry.dataset.schema()), setting)]
+    torch.set_rng_state(state)
+    twice.append(prepare(registry, model, setting))
+    first, second = (json.dumps(chosen_of(each).as_json()) for each in twice)
+    assert first == second
+    after = [each.model.state_dict() for each in twice]
+    assert after[0].keys() == after[1].keys()
+    for name, value in before.items():
+        torch.testing.assert_close(after[1][name], value, rtol=0, atol=0)
+    drawn = [name for name in after[0] if name not in before]
+    assert drawn, "poolings"
+    for registry_of in twice:
+        assert not any(entry.plugin.name == "auto" for entry in registry_of.registry.sharding)
+
+
+def test_its_lines_say_the_same(make_registry) -> None:
+    spec, given = slow(), {"converter": {"use": "recd.kjt"}}
+    auto = with_plugins(make_registry(sharding=AUTO, **given), spec).prepared
+    lines = YAML(typ="safe").load(chosen_of(auto).lines())
+    pasted = with_plugins(make_registry(**lines, **given), spec).prepared
+    names = [table.name for table in auto.tables]
+
+    def entries(registry: Any) -> list[Any]:
+        return [
+            (entry.plugin.name, entry.plugin.options, [n for n in names if entry.matches(n)])
+            for entry in registry.sharding
+        ]
+
+    assert entries(pasted.registry) == entries(auto.registry)
+    assert pasted.coalesced == auto.coalesced != frozenset()
+    uses = [entry["use"] for entry in identity_of(auto.registry, auto.tables)["sharding"]]
+    assert uses == [entry["use"] for entry in lines["sharding"]]
+
+
+def test_a_plan_tells_why(make_registry) -> None:
+    compute = Compute(Operations(matmul_flops=1e6), Operations(matmul_flops=1e6), 10_000)
+    large = {"embedding_dim": 16, "num_embeddings": 100_000}
+    registry = make_registry(sharding=AUTO, model=large)
+    made = Study("slow", slow(), compute, lambda _: None).report(registry, 256)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(render(made))
+    shown, told = capture.get(), made.as_json()["auto"]
+    assert "auto: what was chosen" in shown
+    assert told["registry"] in shown
+    assert next(iter(told["limits"])) == "links between nodes"
+    assert told["with_compute"]
+    # The topology has collectives as free, which no choice may count on.
+    step = told["milliseconds"] - told["limits"]["latency of collectives"]
+    assert step == pytest.approx(1000 * made.plugins.seconds.total, rel=0.01)
+    assert told["milliseconds"] < told["milliseconds_of_the_planner"]
+    names = [name for group in told["groups"] for name in group["tables"]]
+    assert sorted(names) == sorted(table.name for table in made.plugins.tables)
+    for group in told["groups"]:
+        assert group["next_best"] is None or group["next_best"]["milliseconds"] > 0
+
+
+def test_a_plan_has_one_predicted_step(make_registry) -> None:
+    compute = Compute(
+        Operations(matmul_flops=1e6),
+        Operations(matmul_flops=1e6),
+        500_000,
+        operators=900,
+        products=40,
+    )
+    least = slow().least_costs
+    costs = least.model_copy(
+        update={
+            "gemm": least.gemm.model_copy(update={"products": 1e-5}),
+            "all_to_all": least.all_to_all.model_copy(update={"collectives": 1e-3}),
+            "other": least.other.model_copy(update={"steps": 1e-3, "operators": 4e-6}),
+            "hidden": 0.5,
+        }
+    )
+    spec = slow(costs=costs)
+    registry = make_registry(sharding=AUTO)
+    made = Study("machine", spec, compute, lambda _: None).report(registry, 256)
+    assert made.plain is not None
+    told = made.as_json()["auto"]["milliseconds"]
+    assert told == pytest.approx(1000 * made.plugins.seconds.total)
+    computed = made.plugins.seconds - made.plugins.seconds_of_tables
+    learned = 15 * 500_000 * costs.other.element_bytes
+    assert computed.other == pytest.approx(900 * 4e-6 + learned)
+
+
+def test_recd_plan_puts_it_in_place_of_the_first_entry(make_registry) -> None:
+    training = {"batch_size": 64, "ranks": 4, "ranks_per_node": 2, "device": "cpu"}
+    entries = [{"use": "torchrec.row_wise", "tables": ["t_*"]}]
+    path = make_registry(sharding=entries, training=training).path
+    done = CliRunner().invoke(main, ["plan", str(path), "--auto"])
+    assert done.exit_code == 0, done.output
+    assert "2 nodes of machine: 4 ranks on cpu" in done.stdout
+    assert "auto: what was chosen" in done.stdout
+    assert "flexshard.joint {budget" in done.stdout, "what others were predicted at"
+
+
+def test_others_keep_their_tables(make_registry) -> None:
+    entry = {"use": "torchrec.row_wise", "tables": ["t_seq_0_0", "t_usr_0"]}
+    found = with_plugins(make_registry(sharding=[*AUTO, entry]), slow()).prepared
+    names = [name for each in chosen_of(found).groups for name in each.tables]
+    assert not {"t_seq_0_0", "t_usr_0"} & set(names)
+    claims = found.registry.claim("sharding", [table.name for table in found.tables])
+    assert claims["t_usr_0"].plugin.name == "torchrec.row_wise"
+    assert "t_usr_0" not in chosen_of(found).lines()
+    assert chosen_of(found).lines().startswith("# sharding: in place of its entry\n  - {use: ")
+
+
+def test_a_name_that_is_spelt_out_is_its_own(make_registry) -> None:
+    mine, other = (
+        {"use": use, "tables": ["t_usr_0", pattern]}
+        for use, pattern in (("auto", "t_item_*"), ("torchrec.row_wise", "t_seq_*"))
+    )
+    with pytest.raises(RegistryError, match=r"t_usr_0 is claimed by sharding\[0\] .* and sharding"):
+        with_plugins(make_registry(sharding=[mine, other]), slow())
+
+
+def test_where_others_have_every_table_it_is_refused(make_registry) -> None:
+    every = {"use": "torchrec.row_wise", "tables": ["*"]}
+    with pytest.raises(RegistryError, match=r"sharding\[0\]: other entries name every table that"):
+        with_plugins(make_registry(sharding=[*AUTO, every]), slow())
+
+
+def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
+    auto = with_plugins(make_registry(sharding=AUTO), slow())
+    found, planned = chosen_of(auto.prepared), auto.plan(slow().to_torchrec(), 256)
+    replicated = {
+        name
+        for each in found.groups
+        if str(each.offer) == "torchrec.planner {replicate: true}"
+        for name in each.tables
+    }
+    kinds = {
+        name: sharding.sharding_type
+        for tables in planned.sharding.plan.values()
+        for name, sharding in tables.items()
+    }
+    assert replicated
+    assert {name for name, kind in kinds.items() if kind == "data_parallel"} == replicated
+    assert found.planner is not None
+    assert found.seconds.total < found.planner
+
+
+def test_sequences_may_be_whole_where_calls_of_kernels_take_time(make_registry) -> None:
+    registry = make_registry(sharding=AUTO)
+    model = build_model(registry, registry.dataset.schema())
+    sequences, bags = ([t for t in all_tables_of(model) if t.pooled == p] for p in (False, True))
+
+    def offers(tables: list[Table], seconds: float) -> list[Any]:
+        costs = StageCosts(lookup=LookupCost(lookups=seconds))
+        return list(TableWise.offers(tables, setting_of(registry, model, slow(costs=costs))))
+
+    assert offers(sequences, 1e-3) == [{}], "that coalescing saves is known of an auto that asks"
+    assert offers(sequences, 0.0) == offers(bags, 1e-3) == []
+
+
+@pytest.mark.parametrize("milliseconds", [1e-6, 5.0])
+def test_tables_are_on_every_rank_where_that_spares_collectives(
+    make_registry, milliseconds: float
+) -> None:
+    spec = load_topology("machine", nodes=1, ranks=2)
+    costs = StageCosts(
+        all_to_all=AllToAllCost(collectives=milliseconds / 1e3, bytes_in_node=1e-9),
+        all_reduce=AllReduceCost(bytes_reduced=1e-9),
+    )
+    auto = with_plugins(make_registry(sharding=AUTO), spec.model_copy(update={"costs": costs}))
+    pooled = [each for each in chosen_of(auto.prepared).groups if each.pooled]
+    replicated = [str(each.offer) == "torchrec.planner {replicate: true}" for each in pooled]
+    assert all(replicated) == (milliseconds == 5.0)
+
+
+def test_packages_that_cannot_be_loaded_are_named(make_registry, caplog) -> None:
+    registry = replace(make_registry(sharding=AUTO), unloaded=("acme.far failed to load",))
+    with_plugins(registry, slow())
+    assert "auto chooses without what cannot be loaded: acme.far failed to load" in caplog.text
+
+
+def test_what_cannot_be_is_refused(make_registry) -> None:
+    with pytest.raises(RegistryError, match=r"sharding\[1\]: auto stands in sharding\[0\]"):
+        make_registry(sharding=[*AUTO, {"use": "auto", "tables": ["t_usr_0"]}])
+    with pytest.raises(RegistryError, match=r"sharding\[0\]\.options\.memory: unknown option"):
+        make_registry(sharding=[{"use": "auto", "options": {"memory": 1}}])
+    with pytest.raises(RegistryError, match=r"t_user\w* matches no table"):
+        with_plugins(make_registry(sharding=[{"use": "auto", "tables": ["t_user_0"]}]), slow())
+    with pytest.raises(NoPlanError, match=r"sharding\[0\]: auto finds nothing that fits"):
+        with_plugins(make_registry(sharding=AUTO), slow(ddr_bytes=100_000))
+
+
+def test_codecs_that_it_was_not_told_of_are_refused_with_what_to_do(make_registry) -> None:
+    sections = {"converter": {"use": "recd.kjt"}, "training": {"batch_size": 1024}}
+    sections |= {"pooling": [], "model": {"embedding_dim": 64}}
+    prepared = with_plugins(make_registry(sharding=AUTO, **sections), slow()).prepared
+    for kind, refused in ((CommType.BF16, False), (CommType.INT8, True)):
+        config = QCommsConfig(kind, kind)
+        codecs = get_qcomm_codecs_registry(config, device=torch.device("cpu"))
+        why = (
+            "auto chose to coalesce bags of t_seq_0_0, .* codecs of INT8 .*: in place of auto name"
+        )
+        with pytest.raises(SetupError, match=why) if refused else nullcontext():
+            prepared.sharders(qcomm_codecs_registry=codecs)
+
+
+def test_a_pipeline_that_does_not_overlap_is_chosen_for(make_registry) -> None:
+    costs = StageCosts(
+        lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=1.0), hidden=0.5
+    )
+    sharding = [
+        {"use": "auto", "tables": SEQUENCES},
+        {"use": "torchrec.row_wise", "tables": BAGS},
+    ]
+    reduced = [
+        chosen_of(
+            with_plugins(make_registry(sharding=sharding, pipeline=use), slow(costs=costs)).prepared
+        ).seconds.all_reduce
+        for use in (None, {"use": "torchrec.base"})
+    ]
+    assert reduced == [pytest.approx(0.5), pytest.approx(1.0)]
+
+
+def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:
+    registry = make_registry(sharding=AUTO)
+    model = build_model(registry, registry.dataset.schema())
+    known = setting_of(registry, model, slow())
+    unknown = Setting(**{**vars(known), "costs": None})
+    with pytest.raises(SetupError, match="no costs"):
+        prepare(registry, model, unknown)
+
+
+def test_a_trainer_without_data_is_told_what_that_leaves_out(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text("version: 1\nsharding: [{use: auto}]\ntraining: {ranks: 2}\n")
+    table = EmbeddingConfig(name="t_a", feature_names=["a"], num_embeddings=99, embedding_dim=8)
+    ready = wrap(EmbeddingCollection(tables=[table], device=torch.device("cpu")), path)
+    (group,) = chosen_of(ready).groups
+    assert group.offer is None
+    assert {str(offer) for offer, why in group.refused if "needs rows" in why} == {
+        "flexshard.joint", "flexshard.joint {coalesce: true}"
+    }  # fmt: skip
+    assert ready.registry.sharding == ()
+    assert chosen_of(ready).lines() == "sharding: []"
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "patterns"),
+    [
+        (["t_seq_0", "t_seq_1"], ["t_usr_0"], ["t_seq_*"]),
+        (["t_seq_0", "t_seq_1"], ["t_seq_2", "t_usr_0"], ["t_seq_0", "t_seq_1"]),
+        (["t_a_1", "t_b_1", "t_b_2"], ["t_c"], ["t_a_1", "t_b_*"]),
+        (["t_[x]_1", "t_[x]_2"], ["t_x_1"], ["t_[[]x]_*"]),
+        (["t_a", "t_b"], [], ["t_*"]),
+    ],
+)
+def test_patterns_are_short(names: list[str], others: list[str], patterns: list[str]) -> None:
+    assert patterns_of(names, others) == patterns

@@ -1,0 +1,377 @@
+"""What is measured of a cluster, and the topology that it makes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
+from rich.console import Console
+from tests import forked
+
+from recd_plugin_tuning.cluster import collectives, report
+from recd_plugin_tuning.cluster.collectives import NAMES, fit_rate
+from recd_plugin_tuning.cluster.measure import MeasuredCluster
+from recd_plugin_tuning.cluster.report import plot, render
+from recd_plugin_tuning.cluster.sharded_module import ModuleSeconds
+from recd_plugin_tuning.cluster.timing import QUICK, MiddleHalf, StepSeconds, goes_on
+from recd_plugin_tuning.tests import cluster_cases
+from recd_plugins.api import distributed
+from recd_plugins.api.planning import CollectiveRate
+from recd_plugins.cli import main
+from recd_plugins.planning.machines import named_topology
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.training.measured_at_start import KEPT
+
+CPU = torch.device("cpu")
+SIZES = (2**12, 2**16, 2**20, 2**22)
+
+
+@pytest.fixture(scope="module")
+def measured() -> MeasuredCluster:
+    """Two nodes of one rank."""
+    return run_on_ranks(cluster_cases.measured, 2, local_world_size=1)[0]
+
+
+def recd_calibrate(monkeypatch: pytest.MonkeyPatch, found: MeasuredCluster, *args: str) -> Result:
+    """The command on ranks that have measured already."""
+
+    def launch(*_: Any, **__: Any) -> list[MeasuredCluster]:
+        return [found]
+
+    monkeypatch.setattr(distributed, "launch", launch)
+    return CliRunner().invoke(main, ["calibrate", *args])
+
+
+def test_latency_and_bandwidth_are_found_again() -> None:
+    rate = fit_rate({size: 2e-3 + size / 5e8 for size in SIZES})
+    assert rate.seconds == pytest.approx(2e-3)
+    assert rate.bytes_per_second == pytest.approx(5e8)
+    # What a limited link lets through at once takes no time, and hides no bandwidth.
+    free = fit_rate({size: 2e-3 + max(0, size - 2**17) / 5e8 for size in SIZES[1:]})
+    assert free.bytes_per_second == pytest.approx(5e8, rel=0.05)
+    # Where the bytes make no difference, the largest still took some time.
+    flat = fit_rate(dict.fromkeys(SIZES, 1e-3))
+    assert flat.bytes_per_second == pytest.approx(SIZES[-1] / 1e-3)
+    assert flat.seconds == 1e-3
+
+
+@pytest.mark.parametrize("bucket", [0, 2**15, 2**18])
+def test_links_that_let_bytes_through_after_a_pause_spare_a_collective_their_time(
+    monkeypatch: pytest.MonkeyPatch, bucket: int
+) -> None:
+    link = cluster_cases.LinkWithBucket(5e8, bucket)
+    monkeypatch.setattr(collectives, "time", link)
+    monkeypatch.setattr(collectives, "rounds", link.rounds)
+    monkeypatch.setattr(collectives, "_values", lambda size, *_: size)
+    monkeypatch.setattr(collectives, "_all_to_all", lambda size, _: link.sending(size))
+    steady = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
+    everyone: Any = SimpleNamespace(everyone=None)
+
+    def spared(sizes: dict[int, MiddleHalf]) -> float:
+        return collectives.seconds_spared(everyone, CPU, {"a2a_global": sizes}, QUICK)
+
+    assert spared(steady) == pytest.approx(bucket / 5e8)
+    assert spared(dict.fromkeys(SIZES, MiddleHalf(1.0, 1.0, 1.0))) == 0.0
+
+
+def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
+    spec = measured.spec
+    assert (spec.nodes, spec.ranks_per_node, spec.device) == (2, 1, "cpu")
+    assert [(link.source, link.target) for link in measured.between] == [(1, 0), (0, 1)]
+    assert not measured.inside
+    costs, rates = spec.costs, spec.collectives
+    assert costs is not None
+    assert rates is not None
+    # Half of what a rank puts in goes to the other one.
+    sent = max(2 / rates.a2a_global.bytes_per_second, 1 / spec.inter_node_bandwidth)
+    assert costs.all_to_all.bytes_across_nodes == pytest.approx(sent)
+    assert costs.all_to_all.bytes_waited_for == pytest.approx(1 / spec.inter_node_bandwidth)
+    # In a step of a sharded module, which has sizes to send and Python to run.
+    assert costs.all_to_all.collectives == measured.collective > 0
+    assert 0 <= costs.hidden <= 1
+    assert 0 < costs.alone == measured.alone <= 1
+    assert costs.spared == measured.spared >= 0
+    assert 0 <= costs.idle == measured.idle <= 1
+    assert 0 <= costs.idle_links == measured.idle_links <= 1
+    # Each sends as much as it reduces, 2 (n - 1) / n.
+    assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
+    # Bytes and products that are small are told apart from operations, which decide the largest.
+    assert 0 < costs.gemm.matmul_flops <= 1.5 / spec.flops
+    assert costs.gemm.products + costs.gemm.matmul_bytes > 0
+    assert costs.lookup.rows_updated + costs.lookup.ids_looked_up > 0
+    assert costs.gemm.attention_flops + costs.gemm.attention_queries > 0
+    assert costs.other.operators > 0
+
+
+def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) -> None:
+    reduced = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
+    sweeps = {**measured.sweeps, "ar_global": reduced}
+    for dense, beside_it in ((5e-3, 3e-3), (1e-3, 0.0)):
+        costs = replace(measured, sweeps=sweeps, dense=StepSeconds(dense, (dense,))).spec.costs
+        assert costs is not None
+        assert costs.all_reduce.steps == pytest.approx(2e-3)
+        assert costs.other.steps == pytest.approx(beside_it)
+
+
+@pytest.mark.parametrize(
+    ("alone", "processor", "idle"),
+    [(1.0, 4e-3, 0.6), (0.5, 4e-3, 0.2), (0.5, 5e-3, 0.0), (0.25, 4e-3, 0.0)],
+)
+def test_processors_are_idle_while_no_rank_computes(
+    measured: MeasuredCluster, alone: float, processor: float, idle: float
+) -> None:
+    module, dense = StepSeconds(8e-3, (0.8 * processor,)), StepSeconds(2e-3, (0.2 * processor,))
+    found = replace(measured, alone=alone, module=ModuleSeconds(module, 0.0), dense=dense)
+    assert found.idle == pytest.approx(idle)
+    carried = StepSeconds(1e-2, (0.5 * processor, 1.5 * processor))
+    assert replace(found, carried=carried).idle_links == pytest.approx(idle)
+    assert replace(found, carried=None).idle_links == 1
+
+
+@pytest.mark.parametrize(
+    ("alone", "with_tables", "lookup"), [(1.0, 1e-3, 1e-3), (0.5, 1e-3, 2e-3), (0.5, 0.0, 5e-4)]
+)
+def test_what_ranks_with_tables_have_more_is_no_collective(
+    measured: MeasuredCluster, alone: float, with_tables: float, lookup: float
+) -> None:
+    """A rank without tables of a module has neither its kernel nor what stands around that."""
+    work = replace(measured.work, lookup={**measured.work.lookup, "lookups": 5e-4})
+    module = ModuleSeconds(StepSeconds(8e-3, (4e-3,)), with_tables)
+    found = replace(measured, alone=alone, module=module, work=work)
+    costs = found.spec.costs
+    assert costs is not None
+    assert costs.lookup.lookups == pytest.approx(lookup)
+    assert costs.all_to_all.collectives == pytest.approx((8e-3 - lookup) / 4)
+    on_gpu = replace(found, machine=found.machine.model_copy(update={"device": "cuda"}))
+    assert on_gpu.lookup == 5e-4, "its kernels are launched while others run"
+
+
+def test_the_command_writes_what_training_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ["--json", "all.json", "--plot", "cluster.svg"]
+    result = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--ranks", "2", *files)
+    assert result.exit_code == 0, result.output
+    for words in ("between nodes", "all-reduce", "matrix products", "GFLOP/s"):
+        assert words in result.output
+    assert (tmp_path / "cluster.svg").read_text().startswith("<?xml")
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert [each["bytes"] for each in report["collectives"]["ar_global"]] == [1024, 4096, 16384]
+    written = named_topology("cluster.yaml", 2, 1, "cpu")
+    assert written.model_dump(exclude_none=True) == measured.spec.model_dump(exclude_none=True)
+    again = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml")
+    assert again.exit_code == 1
+    assert "cluster.yaml exists already" in again.output
+    named = recd_calibrate(monkeypatch, measured, "-o", "cluster.txt")
+    assert named.exit_code == 1
+    assert "the file of a topology ends in .yaml" in named.output
+    assert not Path("cluster.txt").exists()
+    assert recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--force").exit_code == 0
+
+
+def test_a_collective_that_sends_nothing_is_not_shown(
+    tmp_path: Path, measured: MeasuredCluster
+) -> None:
+    assert measured.sweeps["a2a_intra"], "a rank that is alone in its node"
+    one_rank = replace(measured, between=[], at_once=None)
+    for found, shown in ((measured, {"a2a_global", "ar_global", "ar_cross"}), (one_rank, set())):
+        path = tmp_path / f"{len(shown)}.svg"
+        plot(found, path)
+        told = StringIO()
+        Console(file=told, width=200).print(render(found))
+        for text in (told.getvalue(), path.read_text()):
+            assert {name for name, words in NAMES.items() if words in text} == shown
+
+
+def test_the_picture_has_room_above_links_that_are_as_fast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    figures: list[Figure] = []
+
+    def kept(_: Path, figure: Figure) -> None:
+        figures.append(figure)
+
+    monkeypatch.setattr(report, "write_figure", kept)
+    between = [
+        replace(link, rate=CollectiveRate(bytes_per_second=rate, seconds=1e-3))
+        for link, rate in zip(measured.between, (24e6, 23.99e6), strict=True)
+    ]
+    plot(replace(measured, between=between), tmp_path / "cluster.svg")
+    links = figures[0].axes[1]
+    assert links.get_ylim()[0] == 0
+    assert links.get_ylim()[1] > 1.04 * 24
+
+
+def test_the_file_says_what_was_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    path = tmp_path / "cluster.yaml"
+
+    def first_line(found: MeasuredCluster, *options: str) -> str:
+        recd_calibrate(monkeypatch, found, "-o", str(path), "--force", *options)
+        return path.read_text().splitlines()[0]
+
+    assert "--quick" not in first_line(measured)
+    assert "assumed" not in first_line(measured)
+    assert " --quick on " in first_line(measured, "--quick")
+    one_node = replace(measured, machine=measured.machine.model_copy(update={"nodes": 1}))
+    assert first_line(one_node).endswith("One node: rates between nodes are assumed.")
+
+
+def with_spread(measured: MeasuredCluster, high: float) -> MeasuredCluster:
+    spread = MiddleHalf(1.0, 1.0, high)
+    one = dict.fromkeys(SIZES, spread)
+    rates = dict.fromkeys(measured.work.rates, MiddleHalf(1.0, 1.0, 1.0))
+    work = replace(measured.work, rates=rates, timed=dict.fromkeys(measured.work.timed, spread))
+    return replace(measured, sweeps=dict.fromkeys(measured.sweeps, one), work=work)
+
+
+def test_rounds_that_lie_far_apart_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    for high, said in ((1.9, False), (3.0, True)):
+        output = str(tmp_path / f"{high}.yaml")
+        shown = recd_calibrate(monkeypatch, with_spread(measured, high), "-o", output).output
+        assert ("rounds lie far apart (" in shown) == said
+        for words in ("all-reduce, all ranks", *map(str, measured.work.timed)):
+            assert (f"{words} 3.0x" in shown) == said
+        assert "in a node 3.0x" not in shown, "its ranks are alone there"
+
+
+def test_a_run_says_that_rounds_at_its_start_lie_far_apart(measured: MeasuredCluster) -> None:
+    for high, words in ((1.9, ""), (3.0, "rounds lie far apart (all-to-all, all ranks 3.0x; ")):
+        first, second = run_on_ranks(
+            cluster_cases.said_at_start, 2, with_spread(measured, high), local_world_size=1
+        )
+        assert first.startswith(words)
+        assert bool(first) == bool(words)
+        assert not second, "rank 0 speaks for all"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--ranks", "3", "--ranks-per-node", "2"], {}, "3 ranks do not fill nodes of 2 each"),
+        (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: cannot be written"),
+        (["--plot", "links.txt"], {}, "--plot links.txt ends in none of .png"),
+        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says which ranks there are"),
+        (["--ranks-per-node", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "and --ranks-per-node"),
+        (["--device", "cuda"], {}, "--device cuda: "),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    environment: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = [] if "-o" in arguments else ["-o", "cluster.yaml"]
+    result = CliRunner().invoke(main, ["calibrate", *output, *arguments], env=environment)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "cluster.yaml").exists()
+
+
+def test_what_ranks_wait_for_one_another_s_cores_counts() -> None:
+    (seconds,) = run_on_ranks(cluster_cases.waits_each_third_time, 1)
+    # Two of three rounds take no time, as those of ranks that are alone on a core do.
+    assert seconds >= cluster_cases.WAITED / 3
+
+
+def test_who_is_done_leaves_no_core_to_the_others() -> None:
+    quick, slow = run_on_ranks(cluster_cases.goes_on_until_all_are_done, 2)
+    # A rank makes three rounds at least, of which one of the slow rank takes 60 of the quick one.
+    assert slow >= 3
+    assert quick >= 3 * slow
+
+
+def test_a_rank_that_ends_is_told_of() -> None:
+    (message,) = run_on_ranks(cluster_cases.a_rank_has_ended, 1)
+    assert message.startswith("measuring nodes failed on rank 0: Connection closed by peer. Has")
+
+
+def test_all_ranks_end_with_what_the_first_refuses() -> None:
+    for first, second, third in run_on_ranks(cluster_cases.refused, 2):
+        assert (first, third) == ("refused by rank 0", "")
+        assert "options of recd calibrate, --quick: 0 on rank 0, 1 on rank 1" in second
+
+
+_STOPS = """
+import os, signal, sys
+from recd_plugin_tuning import calibrate as commands
+from recd_plugin_tuning.cluster import measure
+commands._NOTICE, commands._HANG = 1.0, 3.0
+def stop(*args):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return measure_work(*args)
+measure_work, measure.measure_work = measure.measure_work, stop
+from recd_plugins.cli import main
+main(["calibrate", "-o", sys.argv[1], "--quick"])
+"""
+
+
+def test_a_stopped_rank_is_named_and_ends_all(tmp_path: Path) -> None:
+    output = tmp_path / "cluster.yaml"
+    done = forked.torchrun([sys.executable, "-c", _STOPS, output], ranks=2)
+    assert done.returncode == 1
+    assert re.search(
+        r"nothing has moved for \d s: rank 0 waits .* for rank 1, which is stopped \(process \d+ "
+        r"of .*\)\. That is longer than recd calibrate waits, 3 s: the run is ended\. Nothing was "
+        "written",
+        done.stderr,
+    )
+    assert not output.exists()
+
+
+def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:
+    ranks = run_on_ranks(cluster_cases.at_start, 2, str(tmp_path), local_world_size=1)
+    (found, again, named, alone), measurements = ranks[0]
+    assert measurements == 1
+    assert found == again  # of the file beside the checkpoints
+    assert found is not None
+    assert (found.nodes, found.ranks_per_node) == (2, 1)
+    assert found.costs is not None
+    assert named is None
+    assert alone is None
+    assert ranks[1][0] == ranks[0][0]
+    assert (tmp_path / KEPT).exists()
+
+
+def test_other_ranks_are_refused_before_the_data_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_topology(Path("cluster.yaml"), measured.spec, "Measured.")
+    Path("registry.yaml").write_text(
+        "version: 1\n"
+        "dataset: {use: recd.session_parquet, options: {path: table, generate: {rows: 64}}}\n"
+        "converter: {use: recd.kjt}\nmodel: {}\n"
+        "training: {ranks: 2, device: cpu, topology: cluster.yaml}\n"
+    )
+    result = CliRunner().invoke(main, ["run", "registry.yaml"])
+    assert result.exit_code == 1
+    assert "was measured on 2 nodes of 1 rank each, and this run has one node of 2" in result.output
+    assert not Path("table").exists()
+
+
+def test_small_sizes_do_not_end_a_sweep() -> None:
+    """What they take is latency: it was taken for bandwidth, and nothing else was measured."""
+    assert goes_on(1 << 17, 256, 2e-3, QUICK)
+    assert goes_on(1 << 17, 256, 0.8, QUICK)  # beside other load
+    assert goes_on(1 << 20, 1 << 19, 0.02, QUICK)
+    assert not goes_on(1 << 22, 1 << 20, 0.2, QUICK)

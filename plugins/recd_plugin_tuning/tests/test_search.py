@@ -1,0 +1,44 @@
+"""The search for choices, over trials whose steps are told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from recd_plugin_tuning.groups import Group
+from recd_plugin_tuning.search import best_choices
+from recd_plugin_tuning.trials import Trials
+from recd_plugins.interfaces import Offer, Offered, Table, Trial
+from recd_plugins.values.stages import StageTimes
+
+TIERS = Offer("acme.tiers", {})
+TWICE = Offer("acme.tiers", {"budget": "2x"})
+SEQUENCES = Group((Table("t", ("f",), 100, 8, pooled=False),), (TIERS, TWICE))
+
+#: Seconds of a step: in haste, and as training plans it.
+Told = dict[Offer | None, tuple[float, float]]
+
+
+def found(told: Told) -> Offer | None:
+    def trial(offered: Offered, *, haste: bool = False) -> Trial:
+        hasty, settled = told[offered[0][0] if offered else None]
+        times = StageTimes(0.0, 0.0, hasty if haste else settled, 0.0, 0.0)
+        return Trial(times, without=lambda _: StageTimes(0.0, 0.0, 0.0, 0.0, 0.0))
+
+    question: Any = SimpleNamespace(trial=trial)
+    (choice,) = best_choices(Trials(question, [SEQUENCES]), [SEQUENCES])
+    return choice
+
+
+def test_what_is_best_is_found() -> None:
+    assert found({None: (1.0, 1.0), TIERS: (0.5, 0.5), TWICE: (0.4, 0.4)}) == TWICE
+
+
+def test_what_saves_little_is_not_worth_it() -> None:
+    assert found({None: (1.0, 1.0), TIERS: (0.5, 0.5), TWICE: (0.49, 0.49)}) == TIERS
+    assert found({None: (1.0, 1.0), TIERS: (0.98, 0.98), TWICE: (0.98, 0.98)}) is None
+
+
+def test_what_saved_enough_in_haste_alone_is_not_kept() -> None:
+    assert found({None: (1.0, 1.0), TIERS: (0.5, 0.5), TWICE: (0.45, 0.495)}) == TIERS
+    assert found({None: (1.0, 1.0), TIERS: (0.9, 0.99), TWICE: (0.95, 0.99)}) is None

@@ -1,0 +1,132 @@
+"""What a third party's sharding offers to ``auto``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
+from recd_plugins import RunConfig, load_registry
+from recd_plugins.errors import NoPlanError, PluginError
+from recd_plugins.planning.candidates import with_plugins
+
+ACME = """
+from collections.abc import Sequence
+from pydantic import Field
+from recd_plugins.api import PluginOptions, Sharding, TablePart, hookimpl
+
+class Near(TablePart):
+    def __init__(self, share, keeps): self.share, self.keeps = share, keeps
+    def sharded_share(self, table): return self.share
+    def memory_of_rank(self, ranks_per_node, optimizer): return {"copies": 2**20}
+    def activation_bytes(self, table, ids): return self.keeps
+
+class Nearer(Sharding):
+    "All but a share of ids are somehow there already."
+    name = "acme.nearer"
+    class Options(PluginOptions):
+        share: float = Field(default=1.0, ge=0, le=1)
+        keeps: float = 0.0
+    @classmethod
+    def offers(cls, tables, setting):
+        return [] if tables[0].pooled else OFFERS
+    def part(self, tables, setting):
+        return Near(self.options.share, self.options.keeps)
+
+@hookimpl
+def register_shardings():
+    return [Nearer]
+"""
+
+
+def with_acme(make_registry: Any, tmp_path: Path, offers: str, **sections: Any) -> RunConfig:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "acme_nearer.py").write_text(f"{ACME}\nOFFERS = {offers}\n")
+    path = make_registry(sharding=AUTO, **sections).path
+    return load_registry(path, plugins_dir=folder)
+
+
+def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
+    registry = with_acme(make_registry, tmp_path, "[{}, {'share': 0.0}, {'share': 0.1}]")
+    found = chosen_of(with_plugins(registry, slow()).prepared)
+    for each in found.groups:
+        if not each.pooled:
+            assert str(each.offer) == "acme.nearer {share: 0.0}"
+            assert any("share: 0.1" in str(offer) for offer, _ in each.others)
+
+
+@pytest.mark.parametrize(
+    ("offers", "said"),
+    [
+        (
+            "[{'shares': 0}]",
+            r"\{'shares': 0\}, .*: shares: unknown option of acme\.nearer; did you mean share\?; ",
+        ),
+        (
+            "[{'share': 2}]",
+            r"\{'share': 2\}, .*: share: input should be less than or equal to 1, got 2; recd --",
+        ),
+        (
+            "['a']",
+            "'a', which are no options of it: options: input should be a mapping, got 'a';",
+        ),
+        (
+            "'a'",
+            r"returned 'a'; expected a list of mappings; \[\{\}\] offers the defaults; recd --",
+        ),
+        (
+            "None",
+            r"returned None; expected a list of mappings; \[\{\}\] offers the defaults; recd --",
+        ),
+        ("iter(dict, None)", "returned more than 1,000"),
+    ],
+)
+def test_offers_that_are_no_options_name_the_plugin(
+    make_registry, tmp_path: Path, offers: str, said: str
+) -> None:
+    registry = with_acme(make_registry, tmp_path, offers)
+    with pytest.raises(
+        PluginError, match=r"sharding\[0\]: auto asks .* acme\.nearer: offers " + said
+    ):
+        with_plugins(registry, slow())
+
+
+def test_what_does_not_fit_names_what_it_chose_and_where(make_registry, tmp_path: Path) -> None:
+    offers, large = "[{'share': 0.01}]", {"num_embeddings": 50_000}
+    registry = with_acme(make_registry, tmp_path, offers, model=large)
+    with pytest.raises(NoPlanError) as raised:
+        with_plugins(registry, slow()).plan(slow().to_torchrec(), 256, activation_bytes=2**40)
+    said = str(raised.value)
+    place = f"{registry.path}:{registry.sharding[0].line}"
+    entry = f"acme.nearer ({place} sharding[0], choice 1 of auto)"
+    assert f"{entry} takes 1.0 MiB of copies on each rank" in said
+    assert "in place of auto stands what it chose before it was known what a forward" in said
+    assert "keeps: acme.nearer {share: 0.01} for t_seq_0_0, " in said
+
+
+def test_what_a_forward_pass_keeps_is_counted_before_it_chooses(
+    make_registry, tmp_path: Path
+) -> None:
+    offers, large = "[{'share': 0.0, 'keeps': 1e15}, {'share': 0.01}]", {"num_embeddings": 50_000}
+    registry = with_acme(make_registry, tmp_path, offers, model=large)
+    auto = with_plugins(registry, slow())
+    assert "acme.nearer {share: 0.01}" in {str(g.offer) for g in chosen_of(auto.prepared).groups}
+    alone = [{"use": "acme.nearer", "tables": ["t_seq_*"], "options": {"keeps": 1e15}}]
+    document = YAML(typ="safe").load(registry.path.read_text()) | {"sharding": alone}
+    registry.path.write_text(json.dumps(document))
+    by_hand = with_plugins(load_registry(registry.path, plugins_dir=tmp_path / "plugins"), slow())
+    kept = by_hand.activation_bytes(NO_COMPUTE, 256)
+    with pytest.raises(NoPlanError, match=r"in reserve and a forward pass keeps [0-9.]+ GiB; the"):
+        by_hand.plan(slow().to_torchrec(), 256, kept)
+
+
+def test_an_estimate_that_is_none_ends_the_choice(make_registry, tmp_path: Path) -> None:
+    registry = with_acme(make_registry, tmp_path, "[{'keeps': -1.0}]")
+    said = r"choice 1 of auto: acme.nearer: activation_bytes returned -1.0.*recd --without PACKAGE"
+    with pytest.raises(PluginError, match=said):
+        with_plugins(registry, slow())
