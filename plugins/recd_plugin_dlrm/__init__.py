@@ -31,8 +31,3 @@ def register_commands(cli: click.Group) -> None:
 
     cli.add_command(criteo)
     cli.add_command(trace)
-
-
-@hookimpl
-def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_dlrm.benchmarks.dlrm"]

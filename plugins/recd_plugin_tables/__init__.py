@@ -26,8 +26,3 @@ def register_starts() -> Sequence[click.Command]:
     from recd_plugin_tables.start.command import init
 
     return [init]
-
-
-@hookimpl
-def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_tables.benchmarks.requests"]

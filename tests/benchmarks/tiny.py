@@ -26,7 +26,6 @@ _MEASURING = {
         "recd_plugin_flexshard.benchmarks.papercal_figures.measure_papercal",
         "recd_plugin_flexshard.benchmarks.drift.measure_drift",
     ),
-    "trainer": ("recd_plugin_recd.benchmarks.trainer._measure",),
     "scars": (
         "recd_plugin_scars.benchmarks.cells.measure_cells",
         "recd_plugin_scars.benchmarks.by_registry.measure_by_registry",
@@ -34,12 +33,7 @@ _MEASURING = {
 }
 #: Those that take more than a second of a processor, in parts that take as long as one another,
 #: 20 s. By day one part runs, another one each day; all others run every time.
-_PARTS = (
-    {"scars"},
-    {"trainer", "fill", "logs"},
-    {"flexshard", "train", "convert"},
-    {"storage", "reader", "requests"},
-)
+_PARTS = ({"scars"}, {"flexshard"})
 _measured: dict[str, Any] = {}
 
 

@@ -8,7 +8,6 @@ import pytest
 from tests import forked
 
 from recd_plugins.errors import SetupError
-from recd_plugins.testing.against_stock import figures_over_stock
 from recd_plugins.training.session import session
 
 REGISTRY = """\
@@ -40,11 +39,6 @@ def test_a_second_run_that_would_go_on_from_the_first_is_refused(tmp_path: Path)
         assert len(trainer.train("plugins").losses) == 1
         with pytest.raises(SetupError, match=r"registry.yaml: this session has trained to the end"):
             trainer.train("plugins")
-
-
-def test_figures_over_stock_are_of_runs_without_checkpoints(tmp_path: Path) -> None:
-    assert figures_over_stock(registry(tmp_path, 9), 1)
-    assert not (tmp_path / "checkpoints").exists()
 
 
 WAITS = '''

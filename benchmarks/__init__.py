@@ -1,0 +1,1 @@
+"""Benchmarks behind the figures of the documentation: ``python -m benchmarks``."""

@@ -1,0 +1,154 @@
+"""The command ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import importlib
+import io
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from recd_plugins.errors import RecdError
+from recd_plugins.files import write_json, write_text
+from recd_plugins.plots import COLORS, plot_style
+
+BENCHMARKS = {
+    "train": "training on 2 ranks, stock TorchRec against deduplicated (RecD)",
+    "ablation": "throughput of rm1, rm2 and rm3, from stock TorchRec to deduplicated, by step",
+    "storage": "bytes of PAPERCAL on disk, by time over clustered by session",
+    "logs": "compression of log shards by session, over shards of rows spread at random",
+    "reader": "rows a second from Parquet to hashed tensors, clustered over interleaved",
+    "convert": "time of making IKJTs of a batch, over that of a plain KJT",
+    "requests": "training on requests of 38 candidates, stock TorchRec against ours",
+    "dlrm": "a step of the DLRM paper's section 5.2 against plain EmbeddingBags",
+}
+_SIZE = click.Option(
+    ["--size"],
+    type=click.Choice(["tiny", "small", "reference"]),
+    default="small",
+    show_default=True,
+    help="small takes minutes; reference is what the documentation quotes; tiny only shows that a "
+    "benchmark runs.",
+)
+_JSON = click.Option(
+    ["--json", "json_path"],
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the report here.",
+)
+_PLOT = click.Option(
+    ["--plot", "plot_path"],
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the report into this SVG file.",
+)
+
+
+class _Benchmarks(click.Group):
+    """One command a benchmark, whose module is imported when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(BENCHMARKS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _command(cmd_name) if cmd_name in BENCHMARKS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Benchmarks"):
+            formatter.write_dl(list(BENCHMARKS.items()))
+
+
+@click.group(cls=_Benchmarks, no_args_is_help=True, subcommand_metavar="NAME [OPTIONS]")
+def main() -> None:
+    """Measure a figure that the documentation quotes. NAME --help shows a benchmark's options."""
+
+
+def report(name: str, size: str = "small", **options: Any) -> dict[str, Any]:
+    """Run a benchmark; return the report that ``--json`` writes."""
+    from benchmarks._measure import machine
+
+    module = importlib.import_module(f"benchmarks.{name}")
+    return {"name": name, "machine": machine(), **asdict(module.run(size, **options))}
+
+
+def _command(name: str) -> click.Command:
+    module = importlib.import_module(f"benchmarks.{name}")
+    own: list[click.Parameter] = list(getattr(module, "OPTIONS", ()))
+
+    def measure(size: str, json_path: Path | None, plot_path: Path | None, **options: Any) -> None:
+        try:
+            found = report(name, size, **options)
+        except RecdError as error:
+            raise click.ClickException(str(error)) from error
+        bars = found.pop("bars")
+        if json_path is not None:
+            write_json(json_path, found)
+        if plot_path is not None:
+            _draw(plot_path, bars)
+        _show(found)
+
+    return click.Command(
+        name, callback=measure, help=BENCHMARKS[name], params=[_SIZE, *own, _JSON, _PLOT]
+    )
+
+
+def _show(result: dict[str, Any]) -> None:
+    console = Console()
+    table = Table(title=result["workload"])
+    table.add_column("figure", overflow="fold", min_width=24)
+    for heading in ("value", "min - max", "runs", "goal", "paper"):
+        table.add_column(heading)
+    for each in result["figures"]:
+        unit = "" if each["unit"] == "ratio" else " " + each["unit"]
+        sign = ">=" if each["better"] == "higher" else "<="
+        table.add_row(
+            each["figure"],
+            f"{each['value']:.3g}{unit}",
+            f"{each['min']:.3g} - {each['max']:.3g}",
+            str(each["runs"]),
+            "" if each["goal"] is None else f"{sign} {each['goal']:g}",
+            "" if each["paper"] is None else str(each["paper"]),
+        )
+    console.print(table)
+    for detail in result["details"]:
+        table = Table(*detail["headings"], title=detail["title"])
+        for row in detail["rows"]:
+            table.add_row(*(each if isinstance(each, str) else f"{each:.4g}" for each in row))
+        console.print(table)
+    for note in result["notes"]:
+        console.print(note, markup=False, highlight=False)
+
+
+@plot_style()
+def _draw(path: Path, charts: list[dict[str, Any]]) -> None:
+    from matplotlib.figure import Figure
+
+    if not charts:
+        raise click.ClickException("--plot: this benchmark, or this part of it, draws nothing")
+    heights = [0.8 + 0.35 * len(chart["labels"]) for chart in charts]
+    figure = Figure(figsize=(8, sum(heights)), layout="constrained")
+    rows = figure.subplots(len(charts), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, chart in zip(rows, charts, strict=True):
+        left = [0.0] * len(chart["labels"])
+        width = 0.8 if chart["stacked"] else 0.8 / len(chart["series"])
+        for number, (name, values) in enumerate(chart["series"].items()):
+            places = [at + (0 if chart["stacked"] else number * width) for at in range(len(values))]
+            color = COLORS[number % len(COLORS)]
+            axes.barh(places, values, width, left, label=name, color=color)
+            if chart["stacked"]:
+                left = [start + value for start, value in zip(left, values, strict=True)]
+        middle = 0 if chart["stacked"] else 0.4 - width / 2
+        axes.set_yticks([at + middle for at in range(len(chart["labels"]))], chart["labels"])
+        axes.set_xlabel(chart["unit"])
+        axes.set_title(chart["title"], loc="left")
+        axes.invert_yaxis()
+        axes.legend(frameon=False, fontsize=7)
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None})
+    write_text(path, text.getvalue())
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

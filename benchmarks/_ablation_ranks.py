@@ -1,0 +1,388 @@
+"""One model's variants on each rank: sharded models that live at once and step in turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.profiler import ProfilerActivity, profile
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ModuleSharder
+
+from benchmarks._measure import Device, from_every_rank, keep_freed_memory, mean_over_ranks
+from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
+from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.distributed.sharders import fused_params
+from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model.sequence_pooling import SequencePooling
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.registry.from_file import load_registry
+from recd_plugins.registry.run_config import RunConfig
+from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.breakdown import StepProfile, static_bytes
+from recd_plugins.training.meter import sum_by_kind
+from recd_plugins.training.profile_events import PROFILED_STEP, host_seconds, read_profile
+from recd_plugins.upstream_noise import silence as silence_upstream
+from recd_plugins.values.stages import Stage, StageTimes, stage_of
+
+# Profiler range around the forward pass of sequence pooling.
+_POOLING = "## sequence pooling ##"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One trainer of a model.
+
+    Attributes:
+        name: in reports.
+        layout: its table: a cut by time of a steady stream, or by session.
+        side: with the plugins, or stock TorchRec on plain KeyedJaggedTensors.
+        pool_rows: whether poolings see unique rows, or all rows by the jagged index select.
+        batch: multiple of the model's batch size.
+        dim: multiple of the model's embedding dim.
+        sharders: the side's; or on the baseline's side stock ones with TorchRec's own
+            deduplication of ids in EmbeddingCollections, or the plugins'.
+        compiled: torch.compile of interaction and MLPs.
+    """
+
+    name: str
+    layout: Literal["stream", "clustered"] = "clustered"
+    side: Side = "plugins"
+    pool_rows: Literal["unique", "all"] = "unique"
+    batch: int = 1
+    dim: int = 1
+    sharders: Literal["side", "index_dedup", "plugins"] = "side"
+    compiled: bool = False
+
+    def apply(self, registry: RunConfig) -> RunConfig:
+        """Return the registry of this trainer, from the model's."""
+        assert registry.model is not None, "the models of the benchmark have a section model"
+        model = registry.model.model_copy(
+            update={
+                "pool_rows": self.pool_rows,
+                "embedding_dim": registry.model.embedding_dim * self.dim,
+            }
+        )
+        registry = replace(registry, spec=registry.spec.model_copy(update={"model": model}))
+        return registry.with_training(
+            {
+                "batch_size": registry.training.batch_size * self.batch,
+                # Rates at which a model learns amplify rounding too; here losses are compared.
+                "learning_rate": 0.1,
+                "dense_learning_rate": 0.01,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured; travels to the ranks by pickle.
+
+    Attributes:
+        registries: the model's registry file by layout of its table.
+        variants: all of one model.
+        num_batches: batches of a rank that go round; fewer of a variant with larger ones.
+        turns: turns of each variant; one more warms up.
+        steps: timed steps of a turn; one more before them warms up.
+        profiled: turns in which each variant is profiled.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    registries: Mapping[str, Path]
+    variants: tuple[Variant, ...]
+    num_batches: int
+    turns: int
+    steps: int
+    profiled: int
+    device: Device = "cpu"
+
+
+@dataclass
+class Measured:
+    """One variant, over all ranks.
+
+    Attributes:
+        batch_size: rows of a step of one rank.
+        seconds: wall time of a step, by turn.
+        num_batches: batches of one rank that go round.
+        losses: by step, the mean over ranks.
+        bytes_by_kind: bytes sent in a step, all ranks.
+        ids: ids looked up in a step by feature, all ranks.
+        sent: bytes that the features make all ranks send in a step, see ``_Trainer.sent_bytes``.
+        stages: seconds of a step, the mean over ranks.
+        pooling: sequence pooling's share of the stages gemm and other, likewise; on the CPU.
+        static_bytes: parameters and optimizer state, of the rank with most.
+        peak_bytes: peak memory of a step above them, of the same rank.
+        mean_bytes: mean memory of a step above them, of the same rank.
+        failure: why it could not be trained; nothing else is known then.
+    """
+
+    batch_size: int = 0
+    seconds: list[float] = field(default_factory=list)
+    num_batches: int = 0
+    losses: list[float] = field(default_factory=list)
+    bytes_by_kind: dict[str, float] = field(default_factory=dict)
+    ids: dict[str, float] = field(default_factory=dict)
+    sent: float = 0
+    stages: StageTimes | None = None
+    pooling: dict[Stage, float] = field(default_factory=dict)
+    static_bytes: float = 0
+    peak_bytes: float = 0
+    mean_bytes: float = 0
+    failure: str | None = None
+
+
+def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
+    """Measure all variants of a job, by name. A collective call."""
+    silence_upstream()
+    # Or the system clears each large tensor page by page, above all the baseline's.
+    keep_freed_memory()
+    device = torch.device(job.device, rank) if job.device == "cuda" else torch.device("cpu")
+    trainers: dict[str, _Trainer] = {}
+    result: dict[str, Measured] = {}
+    for variant in job.variants:
+        trainer, failure = _try(variant, job, device)
+        result[variant.name] = Measured(failure=failure)
+        if trainer is not None:
+            trainers[variant.name] = trainer
+    # Everything that is there stays: collecting garbage need not go through it.
+    gc.collect()
+    gc.freeze()
+    for name, trainer in trainers.items():
+        found = result[name]
+        found.batch_size, found.num_batches = trainer.batch_size, len(trainer.batches)
+        by_kind, ids = zip(*from_every_rank(trainer.counts()), strict=True)
+        found.bytes_by_kind, found.ids = sum_by_kind(list(by_kind)), sum_by_kind(list(ids))
+        found.sent = sum(from_every_rank(trainer.sent_bytes()))
+    for turn in range(job.turns + 1):
+        for name, trainer in trainers.items():
+            spent = _turn(trainer, job.steps)
+            if turn:
+                result[name].seconds.append(spent)
+    for _ in range(job.profiled):
+        for trainer in trainers.values():
+            trainer.profile()
+    for name, trainer in trainers.items():
+        found = result[name]
+        found.stages = StageTimes.mean(from_every_rank(trainer.profiled.stages()))
+        shares = [share for rank in from_every_rank(trainer.pooling_shares) for share in rank]
+        if shares:
+            found.pooling = {
+                stage: sum(s[stage] for s in shares) / len(shares) for stage in shares[0]
+            }
+        memory = from_every_rank((trainer.static_bytes(), trainer.profiled.memory()))
+        found.static_bytes, of_step = max(memory, key=lambda each: each[0] + each[1].peak)
+        found.peak_bytes, found.mean_bytes = of_step.peak, of_step.mean
+        found.losses = mean_over_ranks(trainer.step_losses)
+    return result
+
+
+def _try(variant: Variant, job: Job, device: torch.device) -> tuple[_Trainer | None, str | None]:
+    """Return a trainer that has made a step, or what TorchRec's index dedup lacks."""
+    # Deduplication is taken apart: no other choices of auto.
+    registry = load_registry(job.registries[variant.layout], sharding="torchrec.planner")
+    trainer = _Trainer(registry, variant, device, job.num_batches)
+    try:
+        trainer.steps(1)
+    except NotImplementedError as error:
+        if variant.sharders != "index_dedup":
+            raise
+        return None, str(error).partition(".")[0]
+    return trainer, None
+
+
+def _turn(trainer: _Trainer, steps: int) -> float:
+    """Return seconds a step, the same on every rank."""
+    trainer.steps(1)
+    dist.barrier()
+    start = time.perf_counter()
+    trainer.steps(steps)
+    dist.barrier()
+    spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+    dist.all_reduce(spent, dist.ReduceOp.MAX)
+    return float(spent) / steps
+
+
+class _Trainer:
+    """One variant on this rank. Batches are made beforehand and go round."""
+
+    def __init__(
+        self, registry: RunConfig, variant: Variant, device: torch.device, num_batches: int
+    ) -> None:
+        registry = variant.apply(registry)
+        parts = assemble(
+            registry, variant.side, device, sharders=_sharders(variant, registry.training)
+        )
+        self.batch_size = registry.training.batch_size
+        self.dmp, self.optimizer = parts.dmp, parts.optimizer
+        loader = parts.prepared.dataloader(
+            rank=dist.get_rank(), world_size=dist.get_world_size(), device=device
+        )
+        self.batches = list(islice(loader, max(2, num_batches // variant.batch)))
+        assert registry.model is not None, "it was assembled"
+        # Forward and backward, float32.
+        self._vector_bytes = 2 * 4 * registry.model.embedding_dim
+        self._device = device
+        self._around: Iterator[Any] = cycle(self.batches)
+        self._pipeline = parts.prepared.train_pipeline(self.dmp, self.optimizer, device)
+        self.step_losses: list[Tensor] = []
+        self.profiled = StepProfile(device, warmup=0)
+        self.pooling_shares: list[dict[Stage, float]] = []
+        self.dmp.train()
+        (model,) = (module for module in self.dmp.modules() if isinstance(module, DLRM))
+        if variant.compiled:
+            # Not sequence pooling, which groups rows by their lengths: nearly every batch would be
+            # compiled anew. Not the whole top, in which TorchRec's outputs are awaited.
+            for module in (model.top.dense_arch, model.top.interaction, model.top.over_arch):
+                if module is not None:
+                    module.compile()
+        if model.sequence_pooling is not None:
+            _mark(model.sequence_pooling)
+
+    def step(self) -> None:
+        loss, _, _ = self._pipeline.progress(self._around)
+        self.step_losses.append(loss)
+
+    def steps(self, count: int) -> None:
+        """Make steps, which are done when this returns."""
+        for _ in range(count):
+            self.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def counts(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return bytes by kind of collective and ids by feature of a step, over all batches."""
+        with CollectiveBytes() as sent, lookup_ids(self.dmp) as ids:
+            self.steps(len(self.batches))
+        return (
+            {kind: num / len(self.batches) for kind, num in sent.by_kind().items()},
+            {feature: num / len(self.batches) for feature, num in ids.per_feature.items()},
+        )
+
+    def sent_bytes(self) -> float:
+        """Return what the features make this rank send in a step where each table is on one rank.
+
+        Ids and lengths, embeddings of the rows that travel back, and their gradients.
+        """
+        sent = 0
+        for batch in self.batches:
+            for kjt, pooled in ((batch.sparse_features, True), (batch.sequence_features, False)):
+                if kjt is not None:
+                    ids, lengths = kjt.values(), kjt.lengths()
+                    vectors = (lengths if pooled else ids).numel()
+                    sent += ids.nbytes + lengths.nbytes + vectors * self._vector_bytes
+        ranks = dist.get_world_size()
+        return sent * (ranks - 1) / ranks / len(self.batches)
+
+    def profile(self) -> None:
+        """Make one step that warms up, one timed, two profiled."""
+        self.steps(1)
+        for _ in range(2):
+            with self.profiled.step():
+                self.step()
+        if self._device.type == "cpu":
+            self.pooling_shares.append(_pooling_shares(lambda: self.steps(1)))
+
+    def static_bytes(self) -> int:
+        return static_bytes(self.dmp, self.optimizer)
+
+
+def _sharders(variant: Variant, training: TrainingSpec) -> list[ModuleSharder[nn.Module]] | None:
+    """Return None for the sharders of the variant's side."""
+    params = fused_params(training)
+    if variant.sharders == "side":
+        return None
+    if variant.sharders == "plugins":
+        return [
+            ExactEmbeddingBagCollectionSharder(dict(params)),
+            ExactEmbeddingCollectionSharder(dict(params)),
+        ]
+    return [
+        EmbeddingBagCollectionSharder(dict(params)),
+        EmbeddingCollectionSharder(dict(params), use_index_dedup=True),
+    ]
+
+
+def _mark(pooling: SequencePooling) -> None:
+    """Have the profiler see where sequence pooling begins and ends."""
+    forward = pooling.forward
+
+    def marked(*args: Any, **kwargs: Any) -> Tensor:
+        with record_function(_POOLING):
+            return forward(*args, **kwargs)
+
+    pooling.forward = marked  # type: ignore[method-assign]
+
+
+def _pooling_shares(step: Callable[[], object]) -> dict[Stage, float]:
+    """Return sequence pooling's share of the stages gemm and other of one step.
+
+    Its backward pass is the autograd nodes that its forward operators made.
+    """
+    dist.barrier()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler, record_function(PROFILED_STEP):
+        step()
+    total = host_seconds(read_profile(profiler, torch.device("cpu")))
+    results: Any = profiler.profiler
+    host = [
+        event
+        for event in results.kineto_results.events()  # profile.events() takes seconds
+        if not event.is_async() and event.name() != "[memory]"
+    ]
+    forward = _union(_span(e) for e in host if e.name() == _POOLING)
+    made = {e.sequence_nr() for e in host if e.sequence_nr() >= 0 and _within(e, forward)}
+    backward = (
+        _span(e)
+        for e in host
+        if e.name().startswith("autograd::engine::evaluate_function") and e.sequence_nr() in made
+    )
+    pooling = _union([*forward, *backward])
+    inside = [e for e in host if _within(e, pooling)]
+    products = _union(_span(e) for e in inside if stage_of(e.name()) == "gemm")
+    # Embeddings are awaited in there, too: waiting is the all-to-all's.
+    staged = _union(_span(e) for e in inside if stage_of(e.name()) is not None)
+    seconds: dict[Stage, float] = {
+        "gemm": _length(products) / 1e9,
+        "other": (_length(pooling) - _length(staged)) / 1e9,
+    }
+    return {
+        stage: min(1.0, spent / total[stage]) if total[stage] else 0.0
+        for stage, spent in seconds.items()
+    }
+
+
+def _span(event: Any) -> tuple[int, int]:
+    return event.start_ns(), event.end_ns()
+
+
+def _within(event: Any, intervals: Sequence[tuple[int, int]]) -> bool:
+    """Whether an event lies in one of the intervals of a ``_union``."""
+    later = bisect_right(intervals, event.start_ns(), key=itemgetter(0))
+    return later > 0 and bool(event.end_ns() <= intervals[later - 1][1])
+
+
+def _union(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Merge overlapping intervals, in order."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in intervals)

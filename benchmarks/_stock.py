@@ -1,0 +1,45 @@
+"""Training by a registry file against stock TorchRec on the same batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks._measure import Figure, higher, lower
+from recd_plugins.training.assembly import Side
+from recd_plugins.training.compare import Sides, in_rounds
+from recd_plugins.training.session import session
+
+
+def figures_over_stock(
+    registry: Path, rounds: int, settings: Sequence[str] = (), **of_speed: Any
+) -> list[Figure]:
+    """Return speed, bytes, ids and memory as ratios, and the difference of losses.
+
+    Each run has processes of its own; the sides take turns at being first.
+
+    Args:
+        registry: a registry file.
+        rounds: runs of each side.
+        settings: values of the file to change, ``KEY=VALUE``.
+        of_speed: ``paper`` and ``goal`` of the speed.
+    """
+    overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
+    sides: tuple[Side, ...] = ("baseline", "plugins")
+    with session(registry, overrides=overrides, settings=settings, lasting=False) as trainer:
+        pairs = [Sides(each) for each in in_rounds(sides, rounds, trainer.train)]
+    found: dict[str, list[float]] = {}
+    for pair in pairs:
+        for name, over in pair.ratios("plugins").items():
+            if over is not None:
+                found.setdefault(name, []).append(over.median)
+    losses = [pair.loss_max_abs_diff("plugins") for pair in pairs]
+    return [
+        higher("samples_per_second_over_stock", found["samples_per_second"], **of_speed),
+        *(
+            lower(f"{name}_over_stock", found[name])
+            for name in ("collective_bytes", "ids_looked_up", "peak_memory_bytes")
+        ),
+        lower("loss_max_abs_diff", losses, "loss", goal=1e-5),
+    ]

@@ -1,0 +1,352 @@
+"""The DLRM paper's section 5.2 (arXiv 1906.00091): a step by our trainer and by plain torch.
+
+Two programs train the same model in one process from the same weights and take turns. ``ours`` is
+DistributedModelParallel in the train pipeline of ``recd run``; ``plain`` is torch.nn alone, with an
+EmbeddingBag of sparse gradients a table.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, pairwise
+from typing import Any, Literal
+
+import click
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from benchmarks._measure import (
+    Device,
+    Figure,
+    Findings,
+    Size,
+    check_device,
+    higher,
+    keep_freed_memory,
+    lower,
+    ratios,
+)
+from recd_plugins.api import ExactEmbeddingBagCollectionSharder
+from recd_plugins.distributed.launch import backend_for, launch
+from recd_plugins.distributed.pipeline import build_train_pipeline
+from recd_plugins.distributed.sharders import fused_params
+from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model.interactions import CrossInteraction
+from recd_plugins.model_tables import table_name
+from recd_plugins.registry import ModelSpec, TrainingSpec
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.weights import copy_weights
+from recd_plugins.upstream_noise import silence as silence_upstream
+from recd_plugins.values.model_input import ModelInput, Placement
+
+Architecture = Literal["dlrm", "dcn"]
+ARCHITECTURES: tuple[Architecture, ...] = ("dlrm", "dcn")
+OPTIONS = [
+    click.Option(["--only"], type=click.Choice(ARCHITECTURES), help="One architecture."),
+    click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
+]
+# Caffe2 on a CPU of 2019: 256 s for 1000 batches; 62 s on a GPU.
+_PAPER_MS: dict[Device, float] = {"cpu": 256, "cuda": 62}
+_FEATURES = tuple(f"cat_{number}" for number in range(8))
+_NUM_DENSE = 512
+# Rates that do not amplify rounding: losses are compared.
+_TRAINING = TrainingSpec(optimizer="sgd", learning_rate=0.1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured; travels to the rank by pickle.
+
+    Attributes:
+        rows: of each table.
+        batch_size: rows of a batch.
+        max_lookups: a lookup has 1 to so many ids, all numbers equally likely.
+        batches: made beforehand, which go round.
+        turns: of each program; one more warms up.
+        steps: timed steps of a turn.
+    """
+
+    rows: int
+    batch_size: int
+    max_lookups: int
+    batches: int
+    turns: int
+    steps: int
+
+
+_JOBS: dict[Size, Job] = {
+    "tiny": Job(50, 16, 5, batches=3, turns=3, steps=2),
+    "small": Job(100_000, 512, 100, batches=4, turns=5, steps=3),
+    "reference": Job(1_000_000, 2048, 100, batches=8, turns=11, steps=4),
+}
+
+
+@dataclass
+class Measured:
+    """One program: wall and processor seconds of a step by turn, and the loss of every step."""
+
+    seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+
+
+def run(size: Size, only: Architecture | None = None, device: Device = "cpu") -> Findings:
+    """Measure both programs of each architecture."""
+    check_device(device)
+    job, architectures = _JOBS[size], (only,) if only else ARCHITECTURES
+    figures: list[Figure] = []
+    for architecture in architectures:
+        found = launch(measure, 1, job, architecture, device, backend=backend_for(device))[0]
+        paper = _PAPER_MS[device] if (size, architecture) == ("reference", "dlrm") else None
+        figures += _figures(architecture, found, paper)
+    return Findings(
+        f"{', '.join(architectures)}: 8 tables of {job.rows:,} rows x 64, 512 dense features, "
+        f"batch {job.batch_size}, 1 to {job.max_lookups} uniform ids a lookup, SGD, one rank on "
+        f"{device}; {job.batches} batches made beforehand go round; {job.turns} turns of "
+        f"{job.steps} steps",
+        figures,
+    )
+
+
+def _figures(name: str, found: dict[str, Measured], paper: float | None) -> list[Figure]:
+    ours, plain = found["ours"], found["plain"]
+    speeds = ratios(plain.seconds, ours.seconds)
+    processor = ratios(ours.processor_seconds, plain.processor_seconds)
+    losses = torch.tensor([ours.losses, plain.losses], dtype=torch.float64)
+    difference = float((losses[0] / losses[1] - 1).abs().max())
+    return [
+        higher(f"{name}_samples_per_second_over_plain", speeds, goal=1),
+        lower(f"{name}_processor_time_over_plain", processor, goal=1),
+        *(
+            lower(f"{name}_{side}_ms_a_step", [1e3 * s for s in each.seconds], "ms", paper=paper)
+            for side, each in found.items()
+        ),
+        lower(f"{name}_loss_max_rel_diff", difference, goal=1e-6),
+    ]
+
+
+def measure(
+    rank: int,
+    world_size: int,
+    job: Job,
+    architecture: Architecture,
+    device_type: Device,
+) -> dict[str, Measured]:
+    """Train ``ours`` and ``plain`` by the same steps. Runs on one rank."""
+    silence_upstream()
+    # Or the system clears each large tensor page by page, above all plain's.
+    keep_freed_memory()
+    device = torch.device(device_type)
+    torch.manual_seed(_TRAINING.seed)
+    spec = ModelSpec(
+        architecture=architecture,
+        embedding_dim=64,
+        num_embeddings=job.rows,
+        bottom_mlp=[512],
+        top_mlp=[1024, 1024, 1024],
+    )
+    batches = _batches(job)
+    model = DLRM(spec, _NUM_DENSE, Placement(_FEATURES))
+    # The sharded model takes a copy of the tables; the plain one trains the drawn ones.
+    plain = PlainModel(spec, model)
+    steps = {"ours": _ours(model, batches, device), "plain": _plain(plain, batches, device)}
+    found = {name: Measured() for name in steps}
+    losses: dict[str, list[Tensor]] = {name: [] for name in steps}
+    gc.collect()
+    gc.freeze()
+    order = list(steps)
+    for turn in range(job.turns + 1):
+        for name in order:
+            wall, processor = time.perf_counter(), time.process_time()
+            losses[name] += [steps[name]() for _ in range(job.steps)]
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if turn:
+                found[name].seconds.append((time.perf_counter() - wall) / job.steps)
+                found[name].processor_seconds.append((time.process_time() - processor) / job.steps)
+        order.reverse()
+    for name, result in found.items():
+        result.losses = torch.stack(losses[name]).double().tolist()
+    return found
+
+
+#: Dense features, labels, ids feature by feature, and their lengths.
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _batches(job: Job) -> list[Batch]:
+    """Draw uniform ids and dense features, and labels of a coin; the same every time."""
+    draw = torch.Generator().manual_seed(0)
+    batches = []
+    for _ in range(job.batches):
+        lengths = torch.randint(
+            1, job.max_lookups + 1, (len(_FEATURES) * job.batch_size,), generator=draw
+        )
+        dense = torch.rand(job.batch_size, _NUM_DENSE, generator=draw)
+        labels = torch.randint(0, 2, (job.batch_size,), generator=draw).float()
+        ids = torch.randint(0, job.rows, (int(lengths.sum()),), generator=draw)
+        batches.append((dense, labels, ids, lengths))
+    return batches
+
+
+def _ours(model: DLRM, batches: Sequence[Batch], device: torch.device) -> Callable[[], Tensor]:
+    """Return a step of DistributedModelParallel over the model, all tables on this rank."""
+    weights = {name: weight.detach().clone() for name, weight in model.top.state_dict().items()}
+    tables = {name: w.detach() for name, w in model.state_dict().items() if "t_" in name}
+    sharder = ExactEmbeddingBagCollectionSharder(fused_params(_TRAINING))
+    assert model.bags is not None, "the model has pooled features"
+    plan = construct_module_sharding_plan(
+        model.bags,
+        {table_name(f): table_wise(rank=0, compute_kernel="fused") for f in _FEATURES},
+        sharder,
+        local_size=1,
+        world_size=1,
+        device_type=device.type,
+    )
+    dmp = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=device,
+        plan=ShardingPlan({"bags": plan}),
+        sharders=[sharder],
+    )
+    state = dmp.state_dict()
+    copy_weights(state, tables | {f"top.{name}": weight for name, weight in weights.items()})
+    dmp.load_state_dict(state)
+    dmp.train()
+    pipeline = build_train_pipeline(dmp, build_optimizer(dmp, _TRAINING), device)
+    around: Any = cycle(
+        [
+            ModelInput(
+                dense_features=dense.to(device),
+                labels=labels.to(device),
+                sparse_features=KeyedJaggedTensor(list(_FEATURES), ids, lengths=lengths).to(device),
+            )
+            for dense, labels, ids, lengths in batches
+        ]
+    )
+    return lambda: pipeline.progress(around)[0].detach()
+
+
+def _plain(
+    model: PlainModel, batches: Sequence[Batch], device: torch.device
+) -> Callable[[], Tensor]:
+    """Return a step of the plain model with SGD."""
+    model.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=_TRAINING.learning_rate)
+    inputs = []
+    for dense, labels, ids, lengths in batches:
+        by_table = lengths.view(len(_FEATURES), -1)
+        tables = [
+            each.contiguous().to(device) for each in torch.split(ids, by_table.sum(1).tolist())
+        ]
+        offsets = list(F.pad(by_table.cumsum(1), (1, 0)).to(device))
+        inputs.append((dense.to(device), labels.to(device), tables, offsets))
+    around = cycle(inputs)
+
+    def step() -> Tensor:
+        dense, labels, ids, offsets = next(around)
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.binary_cross_entropy_with_logits(model(dense, ids, offsets), labels)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+class PlainModel(nn.Module):
+    """EmbeddingBags with sparse gradients, Linear layers, and the interaction.
+
+    It starts from the weights of ``model``; its tables are shared, all else is copied.
+    """
+
+    def __init__(self, spec: ModelSpec, model: DLRM) -> None:
+        super().__init__()
+        assert model.bags is not None, "the model has pooled features"
+        bags = model.bags.embedding_bags
+        self.tables = nn.ModuleList(
+            nn.EmbeddingBag.from_pretrained(
+                bags[table_name(feature)].weight.detach(),
+                freeze=False,
+                mode="sum",
+                sparse=True,
+                include_last_offset=True,
+            )
+            for feature in _FEATURES
+        )
+        self.bottom = _mlp([_NUM_DENSE, *spec.bottom_mlp, spec.embedding_dim])
+        interaction = model.top.interaction
+        self.interaction: nn.Module
+        if isinstance(interaction, CrossInteraction):
+            self.interaction = _Cross(interaction.crossnet)
+        else:
+            self.interaction = _Dot(len(_FEATURES) + 1)
+        self.top = _mlp([interaction.out_features, *spec.top_mlp])
+        self.last = nn.Linear(spec.top_mlp[-1], 1)
+        ours = [module for module in model.top.modules() if isinstance(module, nn.Linear)]
+        own = [*self.bottom, *self.top, self.last]
+        theirs = [module for module in own if isinstance(module, nn.Linear)]
+        for one, other in zip(theirs, ours, strict=True):
+            one.load_state_dict(other.state_dict())
+
+    def forward(self, dense: Tensor, ids: list[Tensor], offsets: list[Tensor]) -> Tensor:
+        """Return logits ``[B]``."""
+        vector = self.bottom(dense)
+        vectors = [vector, *(t(i, o) for t, i, o in zip(self.tables, ids, offsets, strict=True))]
+        stacked = torch.cat(vectors, dim=1).view(len(dense), len(vectors), -1)
+        logits: Tensor = self.last(self.top(self.interaction(vector, stacked)))
+        return logits.squeeze(1)
+
+
+class _Dot(nn.Module):
+    def __init__(self, num_vectors: int) -> None:
+        super().__init__()
+        rows, columns = torch.triu_indices(num_vectors, num_vectors, offset=1)
+        self.register_buffer("pairs", rows * num_vectors + columns)
+        self.pairs: Tensor
+
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        products = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
+        return torch.cat([dense, products.index_select(1, self.pairs)], dim=1)
+
+
+class _Cross(nn.Module):
+    """DCN-v2 with two thin matrices a layer, from TorchRec's weights."""
+
+    def __init__(self, crossnet: nn.Module) -> None:
+        super().__init__()
+        weights = {name: p.detach() for name, p in crossnet.named_parameters()}
+        layers = range(len([name for name in weights if name.startswith("bias.")]))
+        self.down = nn.ModuleList(_linear(weights[f"V_kernels.{n}"]) for n in layers)
+        self.up = nn.ModuleList(
+            _linear(weights[f"W_kernels.{n}"], weights[f"bias.{n}"]) for n in layers
+        )
+
+    def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
+        first = crossed = vectors.flatten(1)
+        for down, up in zip(self.down, self.up, strict=True):
+            crossed = first * up(down(crossed)) + crossed
+        return crossed
+
+
+def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
+    return layer
+
+
+def _mlp(widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers)

@@ -1,0 +1,123 @@
+"""What sharding logs by session saves, over spreading rows at random."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks._measure import Figure, Findings, Size, higher, lower
+from recd_plugin_recd import papercal
+from recd_plugin_recd.logs.compression import Compression
+from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
+from recd_plugin_recd.logs.shard_key import session_shards
+from recd_plugin_recd.papercal import RowKeys
+
+NUM_SHARDS = 512
+_SAMPLED = 5
+# Whole shards would hold hundreds of blocks, which do not depend on each other.
+_ROWS_A_SHARD: dict[Size, int] = {"tiny": 40, "small": 1300, "reference": 5200}
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How blocks are written."""
+
+    block_mb: int
+    sort: bool = False
+    long_distance: bool = False
+
+
+def run(size: Size) -> Findings:
+    """Write sampled shards, each of which is one run.
+
+    Without a word in its name a figure is each side's best of: as rows come, sorted by session,
+    long-distance matching, both.
+    """
+    rows = NUM_SHARDS * _ROWS_A_SHARD[size]
+    by_session, at_random = _sampled_shards(rows)
+    written = {way: _write(by_session, way) for way in _ways(1, 4, 16)}
+    sessions = {way: found for way, (found, _) in written.items()}
+    random = {way: _write(at_random, way)[0] for way in _ways(1, 4, 16)}
+
+    def gain(
+        name: str, *ways: _Way, paper: float | None = None, goal: float | None = None
+    ) -> Figure:
+        base = _best(random, _ways(ways[0].block_mb))
+        over = [mine / its for mine, its in zip(_best(sessions, ways), base, strict=True)]
+        return higher(name, over, paper=paper, goal=goal)
+
+    figures = [
+        gain("session_over_random_4mb", *_ways(4), paper=1.5, goal=2.2),
+        gain("session_sorted_over_random_16mb", _Way(16, sort=True), goal=4),
+        gain("session_unsorted_over_random_4mb", _Way(4)),
+        gain("session_long_distance_over_random_4mb", _Way(4, long_distance=True)),
+        gain("session_over_random_1mb", *_ways(1)),
+        higher("random_ratio_4mb", _best(random, _ways(4))),
+        higher("session_sorted_ratio_4mb", sessions[_Way(4, sort=True)]),
+        higher("session_sorted_ratio_16mb", sessions[_Way(16, sort=True)]),
+        lower("unsorted_4mb_cpu_us_per_row", written[_Way(4)][1], "us"),
+        lower("sorted_4mb_cpu_us_per_row", written[_Way(4, sort=True)][1], "us"),
+    ]
+    return Findings(
+        f"PAPERCAL, a stream of {rows / 1e6:.1f}M rows in {NUM_SHARDS} shards, {_SAMPLED} of them "
+        "written, rows as samples, zstd-3",
+        figures,
+    )
+
+
+def _ways(*sizes: int) -> list[_Way]:
+    plain = [_Way(size) for size in sizes]
+    plain += [replace(way, sort=True) for way in plain]
+    return plain + [replace(way, long_distance=True) for way in plain]
+
+
+def _best(found: dict[_Way, list[float]], ways: Iterable[_Way]) -> list[float]:
+    """Return the ratios of the way with the best median."""
+    return max((found[way] for way in ways), key=lambda each: float(np.median(each)))
+
+
+def _sampled_shards(rows: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """Return the rows of some shards, by session and at random, in the order they came."""
+    random = np.random.default_rng(0)
+    by_session: list[list[RowKeys]] = [[] for _ in range(_SAMPLED)]
+    at_random: list[list[RowKeys]] = [[] for _ in range(_SAMPLED)]
+    for keys in papercal.row_keys(rows, 0, "stream"):
+        shards = session_shards(pa.array(keys.sessions), NUM_SHARDS)
+        others = random.integers(0, NUM_SHARDS, len(keys))
+        for number in range(_SAMPLED):
+            by_session[number].append(keys[shards == number])
+            at_random[number].append(keys[others == number])
+    return [_rows(part) for part in by_session], [_rows(part) for part in at_random]
+
+
+def _rows(parts: list[RowKeys]) -> pa.RecordBatch:
+    return papercal.make_rows(RowKeys.concat(parts))
+
+
+def _write(shards: list[pa.RecordBatch], way: _Way) -> tuple[list[float], list[float]]:
+    """Return each shard's compression ratio and CPU microseconds a row."""
+    settings = LogSettings(
+        num_shards=1,
+        block_size=way.block_mb << 20,
+        sort=way.sort,
+        compression=Compression(long_distance=way.long_distance),
+    )
+    found, costs = [], []
+    for rows in shards:
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.process_time()
+            with LogWriter(Path(folder), rows.schema, settings, _unexpected) as log:
+                log.write(rows)
+            costs.append((time.process_time() - start) / len(rows) * 1e6)
+            found.append(log.raw_bytes / log.stored_bytes)
+    return found, costs
+
+
+def _unexpected(damage: object) -> None:
+    raise AssertionError(damage)

@@ -1,1 +1,0 @@
-"""What ``recd bench dlrm`` is made of: the DLRM paper's configuration, trained by two programs."""

@@ -1,1 +1,0 @@
-"""Benchmarks of tables: modules that ``recd bench`` runs."""

@@ -1,0 +1,143 @@
+"""Every benchmark runs at its tiny size; docs/performance.md quotes what benchmarks measure."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import torch
+from benchmarks.__main__ import BENCHMARKS, report
+from benchmarks.__main__ import main as benchmarks
+from click.testing import CliRunner
+from tests.absent import ABSENT, skip_what_is_absent
+from tests.covering import of_today
+
+from recd_plugins.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+SECTIONS = re.split(r"^## ", PAGE, flags=re.M)[1:]
+#: By day one part runs, which takes some 20 s of a processor, another one each day.
+PARTS = (
+    {"scars"},
+    {"ablation", "logs", "dlrm"},
+    {"flexshard", "train", "convert"},
+    {"storage", "reader", "requests"},
+)
+#: Measured with ``--size reference`` only, or by no benchmark of this machine.
+NOT_TINY = re.compile(r"compiled_|file_store_")
+
+
+@cache
+def tiny(name: str) -> dict[str, Any]:
+    """Return a benchmark's report; skip the test where it runs on another day, or by hand."""
+    skip_what_is_absent((ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))
+    if name == "network" and os.environ.get("RECD_SLOW_BENCHMARKS") != "1":
+        pytest.skip("starts torchrun on two nodes, and needs root: RECD_SLOW_BENCHMARKS=1 runs it")
+    if name in set().union(*PARTS).difference(*of_today(PARTS, len(PARTS))):
+        pytest.skip(f"{name} runs by night, and on another day")
+    threads = torch.get_num_threads()
+    try:
+        return report(name, "tiny")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def commands(section: str) -> list[list[str]]:
+    """Return the commands of a section, on lines of their own and in its text."""
+    lines = re.findall(r"^    (.*)$", section, re.M)
+    lines += re.findall(r"`((?:recd|python -m) [^`]+)`", section)
+    parts = [shlex.split(part) for line in lines for part in line.split("&&")]
+    return [words for words in parts if words]
+
+
+def of_section(section: str) -> set[str]:
+    return {w[3] for w in commands(section) if w[:3] == ["python", "-m", "benchmarks"]}
+
+
+def quoted(section: str) -> list[str]:
+    """Return the figures that the section's tables name."""
+    rows = re.findall(r"^\| (`[^|]*) \|", section, re.M)
+    found = [figure for row in rows for figure in re.findall(r"`([a-zA-Z0-9_.]+)`", row)]
+    return [figure for figure in found if not NOT_TINY.match(figure)]
+
+
+def title(section: str) -> str:
+    return section.partition("\n")[0]
+
+
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
+def test_it_measures(name: str) -> None:
+    found = tiny(name)
+    assert found["figures"]
+    for figure in found["figures"]:
+        assert math.isfinite(figure["value"]), figure
+        assert figure["min"] <= figure["value"] <= figure["max"]
+    losses = [each for each in found["figures"] if each["figure"].endswith("loss_max_abs_diff")]
+    for figure in losses:
+        assert figure["value"] <= figure["goal"], figure
+
+
+@pytest.mark.parametrize("section", [s for s in SECTIONS if of_section(s) and quoted(s)], ids=title)
+def test_the_page_quotes_what_is_measured(section: str) -> None:
+    found = [figure["figure"] for name in of_section(section) for figure in tiny(name)["figures"]]
+    missing = [
+        figure
+        for figure in quoted(section)
+        if not any(name.endswith(figure.removeprefix("...")) for name in found)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("section", [each for each in SECTIONS if "\n| " in each], ids=title)
+def test_the_commands_of_the_page_exist(section: str) -> None:
+    assert any(words[0] in ("recd", "python", "cd") for words in commands(section)), section[:60]
+    for words in commands(section):
+        if words[0] != "recd" and words[:3] != ["python", "-m", "benchmarks"]:
+            continue
+        if ABSENT:
+            skip_what_is_absent(section)
+        found: click.Command = main if words[0] == "recd" else benchmarks
+        rest = words[1:] if words[0] == "recd" else words[3:]
+        while isinstance(found, click.Group):
+            command = found.get_command(click.Context(found), rest[0])
+            assert command is not None, words
+            found, rest = command, rest[1:]
+        parameters = found.get_params(click.Context(found))
+        options = {option for parameter in parameters for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= options, words
+
+
+def test_the_command_writes_a_report_and_a_chart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from benchmarks._measure import Bars, Detail, Findings, higher
+
+    from benchmarks import storage
+
+    bars = [Bars("chart", "s", ["a", "b"], {"one": [1.0, 2.0], "two": [3.0, 4.0]})]
+    found = Findings(
+        "2 rows",
+        [higher("gain", [2, 1, 3])],
+        [Detail("t", ["", "x"], [["a", 1.0]])],
+        ["note"],
+        bars,
+    )
+    monkeypatch.setattr(storage, "run", lambda size: found)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(benchmarks, ["storage", "--json", "r.json", "--plot", "r.svg"])
+    assert done.exit_code == 0, done.output
+    written = json.loads(Path("r.json").read_text())
+    assert list(written) == ["name", "machine", "workload", "figures", "details", "notes"]
+    expected = {"figure": "gain", "value": 2, "runs": 3, "min": 1, "max": 3, "better": "higher"}
+    assert expected.items() <= written["figures"][0].items()
+    assert "chart" in Path("r.svg").read_text() or Path("r.svg").stat().st_size > 1000
+    assert set(BENCHMARKS) <= set(CliRunner().invoke(benchmarks, ["--help"]).output.split())
