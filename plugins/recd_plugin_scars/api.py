@@ -1,20 +1,17 @@
-"""The API of cached tables: what another package builds caches with."""
+"""The API of cached tables, for packages that build caches of their own."""
 
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan, TableLoad
-from recd_plugin_scars.runtime.kernel import cache_traffic
-from recd_plugin_scars.runtime.kernels import CachedKernels
-from recd_plugin_scars.runtime.row_policy import RowPolicy, ShardRows, Slots
-from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
-from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic
+from recd_plugin_scars.runtime.policies import RowPolicy, ShardRows, Slots
+from recd_plugin_scars.runtime.row_cache import CacheTraffic
+from recd_plugin_scars.runtime.spec import TableCache
 
 __all__ = [
     "CachePart",
     "CachePlan",
     "CacheTraffic",
     "CachedKernels",
-    "HostMemory",
-    "MappedFile",
     "RowPolicy",
     "ShardRows",
     "Slots",

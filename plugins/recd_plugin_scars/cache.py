@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from recd_plugin_scars.options import CacheOptions, FileStorage
+from recd_plugin_scars.options import CacheOptions
 from recd_plugins.api import Cache, Setting, SetupError, Table
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from recd_plugin_scars.part import CachePart
     from recd_plugin_scars.planning import CachePlan
-    from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
 
 
 class ScarsCache(Cache):
@@ -61,7 +60,7 @@ class ScarsCache(Cache):
                 load_factor=table.load_factor,
                 # All that are known, as TorchRec's planner may cache more.
                 hot_rows=table.load.hot_rows(max(table.cached, len(table.load.access.rows))),
-                storage=self._storage(lasting=setting.lasting),
+                folder=self.options.folder,
                 lookahead=self.options.lookahead,
             )
             for name, table in plan.tables.items()
@@ -104,13 +103,3 @@ class ScarsCache(Cache):
                 ),
             )
         return found
-
-    def _storage(self, *, lasting: bool) -> HostMemory | MappedFile:
-        from recd_plugin_scars.runtime.spec import TEMPORARY, HostMemory, MappedFile
-
-        storage = self.options.storage
-        if not isinstance(storage, FileStorage):
-            return HostMemory()
-        if lasting:
-            return MappedFile(storage.file, storage.keep)
-        return MappedFile(storage.file / TEMPORARY)

@@ -14,12 +14,11 @@ Count = Annotated[StrictInt, Field(gt=0)]
 
 
 class FileStorage(BaseModel):
-    """The backing store in files, for tables larger than memory."""
+    """A backing store in temporary files, for tables larger than memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    file: Path = Field(description="Folder of the files, one for each table of a rank.")
-    keep: bool = Field(default=False, description="Leave the files there after the run.")
+    file: Path = Field(description="Folder of the files, which go with the run.")
 
 
 class CacheOptions(AccessOptions):
@@ -44,14 +43,18 @@ class CacheOptions(AccessOptions):
     )
     storage: Literal["host"] | FileStorage = Field(
         default="host",
-        description="Where all rows are: host memory, or memory-mapped files in a folder: "
-        "{file: FOLDER, keep: false}.",
+        description="Where all rows are: host memory, or temporary files: {file: FOLDER}.",
     )
     lookahead: bool = Field(
         default=True,
         description="Fetch the rows of the next batch while this one is computed; the numbers "
         "stay the same.",
     )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the files; None for host memory."""
+        return self.storage.file if isinstance(self.storage, FileStorage) else None
 
     @field_validator("bytes")
     @classmethod

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_scars.planning import CachePlan
-from recd_plugin_scars.runtime.spec import HostMemory, TableCache
+from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.api import RowMemory, Section, StepShape, Table, TablePart, TrainedRun
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
     from torchrec.distributed.types import ParameterSharding
 
-    from recd_plugin_scars.runtime.kernels import CachedKernels
+    from recd_plugin_scars.runtime.kernel import CachedKernels
     from recd_plugins.api import Work
 
 _KERNEL = "fused_uvm_caching"
@@ -62,7 +62,7 @@ class CachePart(TablePart):
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> CachedKernels:
         """Cached kernels of all tables."""
-        from recd_plugin_scars.runtime.kernels import CachedKernels
+        from recd_plugin_scars.runtime.kernel import CachedKernels
 
         return CachedKernels(all_caches(parts))
 
@@ -87,7 +87,7 @@ class CachePart(TablePart):
             cold = stats.expected_lookups * stats.expected_miss_rate(load_factor)
             slots = min(rows, slots + round(2 * cold * (rows / option.tensor.shape[0])))
         fast = slots * (row + _SLOT) + rows * _ROW_MAP
-        if not isinstance(self.caches[option.name].storage, HostMemory):
+        if self.caches[option.name].folder is not None:
             return RowMemory(fast, 0, 0)
         if device_type == "cpu":
             return RowMemory(fast, rows * row, rows * state)
@@ -98,11 +98,7 @@ class CachePart(TablePart):
         from recd_plugins.api.planning import FILE_BYTES_PER_SECOND
 
         cache = self.caches.get(table)
-        return (
-            None
-            if cache is None or isinstance(cache.storage, HostMemory)
-            else FILE_BYTES_PER_SECOND
-        )
+        return None if cache is None or cache.folder is None else FILE_BYTES_PER_SECOND
 
     def work(
         self,
@@ -117,7 +113,7 @@ class CachePart(TablePart):
         if table.name not in self.caches or table.name not in self.expected:
             return
         num_bytes = self.expected[table.name].traffic.bytes
-        in_memory = isinstance(self.caches[table.name].storage, HostMemory)
+        in_memory = self.caches[table.name].folder is None
         moved = Work(bytes_from_host=num_bytes) if in_memory else Work(bytes_from_file=num_bytes)
         for owner, share_of_rows, columns in shards_of(table, sharding):
             yield slice(owner, owner + 1), moved * (share_of_rows * columns / table.embedding_dim)

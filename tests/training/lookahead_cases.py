@@ -34,8 +34,7 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
-from recd_plugin_scars.runtime.kernel import cached_kernels
-from recd_plugin_scars.runtime.kernels import CachedKernels
+from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline

@@ -15,7 +15,6 @@ from recd_plugin_scars.benchmarks.criteo import draw
 from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit, memory_limit
 from recd_plugin_scars.benchmarks.model import Shape
 from recd_plugin_scars.benchmarks.trainers import Job, Trained
-from recd_plugin_scars.runtime.spec import MappedFile
 from recd_plugins.api import RecdError
 from recd_plugins.api.access import TableAccess, zipf
 from recd_plugins.api.registry import TrainingSpec
@@ -202,7 +201,7 @@ def _job(workload: FileWorkload, access: TableAccess, folder: Path, turn: int) -
         warmup=workload.warmup,
         lookups=workload.lookups,
         seed=turn,
-        storage=MappedFile(folder),
+        storage=folder,
     )
 
 

@@ -24,7 +24,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugin_scars.runtime.kernels import CachedKernels
+from recd_plugin_scars.runtime.kernel import CachedKernels
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.api.batches import ModelInput

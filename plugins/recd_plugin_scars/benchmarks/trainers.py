@@ -6,7 +6,8 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +23,8 @@ from recd_plugin_scars.benchmarks.model import (
     sharded_model,
 )
 from recd_plugin_scars.runtime.kernel import cache_traffic, cached_kernels
-from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
-from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugin_scars.runtime.row_cache import CacheTraffic
+from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.api.batches import ModelInput
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import close_kernels
@@ -75,7 +76,7 @@ class Job:
     device: str = "cpu"
     lookups: int = 1
     seed: int = 0
-    storage: HostMemory | MappedFile = field(default_factory=HostMemory)
+    storage: Path | None = None
 
     @property
     def batch_size(self) -> int:
@@ -96,7 +97,7 @@ class Job:
                 policy=side.policy,
                 load_factor=factor if side.cached else 0.0,
                 hot_rows=self.hot_rows[table],
-                storage=self.storage,
+                folder=self.storage,
                 lookahead=side.lookahead,
             )
             for table, factor in self.load_factors().items()

@@ -19,8 +19,7 @@ import torch
 
 from recd_plugin_scars.planning.rates import SECTION, CacheRates
 from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugin_scars.runtime.open_store import open_backing_store
-from recd_plugin_scars.runtime.spec import HostMemory
+from recd_plugin_scars.runtime.stores import BackingStore
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
 from recd_plugins.api.model import build_model, tables_of
@@ -137,8 +136,7 @@ def _steps(
 def _moves(dim: int, device: torch.device) -> dict[int, float]:
     """Median seconds in which rows are fetched to the device and written back, by their bytes."""
     on_device = device.type != "cpu"
-    store = open_backing_store(
-        HostMemory(),
+    store = BackingStore(
         name="calibration",
         num_rows=_STORE_BYTES // (4 * dim),
         dim=dim,

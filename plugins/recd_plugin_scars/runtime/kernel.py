@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -16,26 +16,28 @@ from torchrec.distributed.batched_embedding_kernel import (
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
 )
-from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
-from torchrec.distributed.types import ShardingType
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugin_scars.runtime.fast_memory import FastMemory
 from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugin_scars.runtime.row_cache import CachedBatch, RowCache
-from recd_plugin_scars.runtime.shards import (
-    describe,
+from recd_plugin_scars.runtime.row_cache import CachedBatch, CacheTraffic, RowCache
+from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.stores import BackingStore
+from recd_plugin_scars.runtime.tables import (
+    FlushingOptimizer,
+    TablesInBackingStore,
+    as_planned,
+    fbgemm_arguments,
     first_values,
     open_store,
     shards_of,
+    table_names,
     with_parameters_on_host,
 )
-from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugin_scars.runtime.state import FlushingOptimizer
-from recd_plugin_scars.runtime.tables import TablesInBackingStore, fbgemm_arguments
-from recd_plugin_scars.runtime.traffic import CacheTraffic
-from recd_plugins.api import ExactnessError
+from recd_plugins.api import ExactnessError, LookupKernels
 from recd_plugins.api.distributed import (
     PortableEmbedding,
     PortableEmbeddingBag,
@@ -117,7 +119,7 @@ class _Cached(RowKernel):
         )
         self._fast = FastMemory(self._emb_module, arguments, device)
         self._rows = RowCache(shards_of(config, caches), self._fast, self._mover)
-        self._checks_bounds = (self._emb_module.that_checks_bounds(device),)
+        self._checks_bounds = (self._emb_module.bounds_checker(device),)
         self._prefetched: deque[tuple[Tensor, int, list[int], CachedBatch]] = deque()
         self._optim = FlushingOptimizer(
             flush=self.flush,
@@ -129,9 +131,8 @@ class _Cached(RowKernel):
         self.init_parameters()
 
     def init_parameters(self) -> None:
-        """Values of a new table, as the base class has them; those that were kept stay."""
-        if not self._slow.is_kept:
-            self._slow.fill(first_values(self._config))
+        """Initialise the rows as the base class does."""
+        self._slow.fill(first_values(self._config))
 
     def prefetch(self, features: KeyedJaggedTensor) -> None:
         """Start to read the rows of a batch that a later ``forward`` looks up.
@@ -160,16 +161,6 @@ class _Cached(RowKernel):
     def store(self) -> BackingStore:
         """Where all rows are."""
         return self._slow
-
-    def lend(self) -> None:
-        """As ``flush``, for somebody who may write to the backing store then."""
-        self.flush()
-        self._slow.lend()
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the backing store has the rows of an earlier run."""
-        return self._slow.is_kept
 
     def purge(self) -> None:
         """As ``flush``: TorchRec calls it before it loads a state dict, which may lack a table."""
@@ -241,7 +232,7 @@ class _Cached(RowKernel):
             if batch.is_released:
                 raise ExactnessError(
                     "a second backward pass through a lookup of cached tables "
-                    f"({describe(self._config)}), whose rows the first one gave back: do it in "
+                    f"({table_names(self._config)}), whose rows the first one gave back: do it in "
                     "one, or give these tables no cache"
                 )
             rows.land(batch)  # the backing store may have been written since the forward pass
@@ -352,6 +343,50 @@ class CachedEmbedding(_Cached, BatchedFusedEmbedding):
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """As the base class."""
         return self._look_up(features, self._fast_kernel[0])
+
+
+class CachedKernels(LookupKernels):
+    """Kernels with fast memory and a backing store, for tables planned with ``fused_uvm_caching``.
+
+    Args:
+        caches: by table.
+    """
+
+    compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+
+    def __init__(self, caches: Mapping[str, TableCache]) -> None:
+        self._caches = dict(caches)
+
+    @property
+    def tables(self) -> Mapping[str, TableCache]:
+        """The caches by table."""
+        return self._caches
+
+    def bags(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        sharding_type: ShardingType | None,
+    ) -> CachedEmbeddingBag:
+        """See ``LookupKernels.bags``."""
+        return CachedEmbeddingBag(config, pg, device, sharding_type, caches=self._caches)
+
+    def sequences(
+        self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
+    ) -> CachedEmbedding:
+        """See ``LookupKernels.sequences``."""
+        return CachedEmbedding(config, pg, device, caches=self._caches)
+
+    def as_planned(
+        self, params: Mapping[str, ParameterSharding], configs: Iterable[BaseEmbeddingConfig]
+    ) -> CachedKernels:
+        """With the load factors of the plan."""
+        return CachedKernels(as_planned(self._caches, params, configs))
+
+    def prefetches(self, table: str) -> bool:
+        """Whether its cache looks ahead."""
+        return self._caches[table].lookahead
 
 
 def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmbedding]:

@@ -1,16 +1,16 @@
-"""Rows on their way from the backing store and back, while the step goes on."""
+"""Moves rows between a backing store and fast memory in a thread, while the step goes on."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from recd_plugin_scars.runtime.backing_store import BackingStore
+from recd_plugin_scars.runtime.stores import BackingStore
 from recd_plugins.api import RecdError
 
 Result = TypeVar("Result")
@@ -19,52 +19,40 @@ Result = TypeVar("Result")
 class Pending:
     """Rows that are being read."""
 
-    def __init__(self, mover: RowMover, rows: Future[tuple[Tensor, Tensor | None]]) -> None:
-        self._mover = mover
+    def __init__(self, rows: Future[tuple[Tensor, Tensor | None]]) -> None:
         self._rows = rows
 
     def wait(self) -> tuple[Tensor, Tensor | None]:
-        """Weights, float32 ``[n, dim]``, and optimizer state, float32 ``[n]`` or None.
-
-        They are the caller's. Locked memory goes back to torch's allocator with the last reference,
-        which gives it out again when copies of it to a device are done.
+        """Return weights, float32 ``[n, dim]``, and state, float32 ``[n]`` or None.
 
         Raises:
-            RecdError: this read, or what was queued before it, failed.
+            RecdError: this read, or a move queued before it, failed.
         """
-        return self._mover._result(self._rows)
+        return self._rows.result()
 
 
 class RowMover:
     """Reads and writes rows of one backing store in one thread, first in, first out.
 
-    A read sees every write that was queued before it. Each kernel has its own mover, so that one
-    waits for no other; its thread starts with the first row that moves and sleeps while there is
-    nothing to do. One is enough for either kind of store: it copies rows of memory as fast as
-    memory is, and has many requests to a disk at a time. There are few kernels: one for each width
-    of cached tables.
-
-    After an error nothing moves any more: it is raised by each call from then on. The caller of
-    ``close`` also sees it, unless it was raised before.
+    A read sees every write queued before it. Each kernel has a mover of its own, so that none waits
+    for another. After an error nothing moves any more, and each further call raises it.
 
     Args:
         store: used by nobody else between ``read`` or ``write`` and ``drain``.
-        pin: buffers are locked memory, for copies to and from a CUDA device.
+        pin: whether buffers are pinned, for copies to and from a CUDA device.
     """
 
     def __init__(self, store: BackingStore, *, pin: bool = False) -> None:
         self.store = store
         self._pin = pin
         self._process = os.getpid()
-        # One worker takes what is submitted in order, ends with its owner, and is waited for at
-        # the end of the interpreter.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rows of {store.name}")
         self._error: RecdError | None = None
         self._is_error_raised = False
         self._is_closed = False
 
     def buffers(self, num_rows: int) -> tuple[Tensor, Tensor | None]:
-        """Memory for rows to ``write``: ``[num_rows, dim]``, and ``[num_rows]`` for their state."""
+        """Return memory for rows to ``write``: ``[num_rows, dim]``, and ``[num_rows]`` or None."""
         weights = torch.empty(num_rows, self.store.weights.shape[1], pin_memory=self._pin)
         if self.store.state is None:
             return weights, None
@@ -74,10 +62,10 @@ class RowMover:
         """Start to read rows.
 
         Args:
-            rows: int64 ``[n]`` on the CPU, in any order; not to be changed any more.
+            rows: int64 ``[n]`` on the CPU, in any order; must not change any more.
 
         Raises:
-            RecdError: something failed before; or the mover is closed, or another process's.
+            RecdError: an earlier move failed.
         """
 
         def read() -> tuple[Tensor, Tensor | None]:
@@ -85,7 +73,7 @@ class RowMover:
             self.store.read(rows, weights, state)
             return weights, state
 
-        return Pending(self, self._submit(read))
+        return Pending(self._submit(read))
 
     def write(
         self,
@@ -101,10 +89,10 @@ class RowMover:
             rows: int64 ``[n]`` on the CPU, no row twice.
             weights: float32 ``[n, dim]`` on the CPU, contiguous.
             state: float32 ``[n]``; None without optimizer state.
-            ready: the thread waits for it, such as for the end of a copy from a device.
+            ready: awaited by the thread, such as the end of a copy from a device.
 
         Raises:
-            RecdError: as ``read``.
+            RecdError: an earlier move failed.
         """
 
         def write() -> None:
@@ -115,60 +103,45 @@ class RowMover:
         self._submit(write)
 
     def drain(self) -> None:
-        """Return when everything queued is done.
+        """Return when all queued moves are done.
 
         Raises:
-            RecdError: something failed.
+            RecdError: one of them failed.
         """
-        self._result(self._submit(lambda: None))
+        self._submit(lambda: None).result()
 
     def close(self) -> None:
-        """Do what is queued and end the thread. Calling it again does nothing.
+        """Finish the queued moves and end the thread. A second call does nothing.
 
         Raises:
-            RecdError: something failed that no call has told yet.
+            RecdError: a move failed, and no call has raised that yet.
         """
         if self._is_closed or self._process != os.getpid():
             return
         self._is_closed = True
         self._thread.shutdown()
         if self._error is not None and not self._is_error_raised:
-            self._raise()
+            raise self._error
 
     def _submit(self, work: Callable[[], Result]) -> Future[Result]:
-        self._check()
+        if self._process != os.getpid():
+            raise RecdError(
+                f"{self.store.name}: a forked process lacks the thread of process "
+                f"{self._process} that moves rows; start processes by spawn, or shard after the "
+                "fork"
+            )
+        if self._error is not None:
+            self._is_error_raised = True
+            raise self._error
         return self._thread.submit(self._run, work)
 
     def _run(self, work: Callable[[], Result]) -> Result:
-        """In the thread: what follows an error is not done."""
         if self._error is None:
             try:
                 return work()
-            except RecdError as error:
-                self._error = error
             except Exception as error:
-                self._error = RecdError(f"{self.store.name}: rows could not be moved ({error})")
-                self._error.__cause__ = error
-        raise self._error
-
-    def _result(self, future: Future[Result]) -> Result:
-        try:
-            return future.result()
-        except RecdError:
-            self._raise()
-
-    def _check(self) -> None:
-        if self._process != os.getpid():
-            raise RecdError(
-                f"{self.store.name}: rows are moved by a thread of process {self._process}, "
-                "which a forked process lacks; start processes by spawn, or shard after the fork"
-            )
-        if self._error is not None:
-            self._raise()
-        if self._is_closed:
-            raise RecdError(f"{self.store.name}: is closed, no row can be moved any more")
-
-    def _raise(self) -> NoReturn:
-        assert self._error is not None
-        self._is_error_raised = True
+                if not isinstance(error, RecdError):
+                    cause, error = error, RecdError(f"{self.store.name}: rows: {error}")
+                    error.__cause__ = cause
+                self._error = error
         raise self._error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import torch
@@ -15,18 +15,8 @@ from torch import Tensor
 
 from recd_plugin_scars.runtime.fast_memory import FastMemory
 from recd_plugin_scars.runtime.mover import Pending, RowMover
-from recd_plugin_scars.runtime.policies import BUILT_IN
-from recd_plugin_scars.runtime.row_policy import (
-    PolicyMaker,
-    ShardRows,
-    SlotLists,
-    Slots,
-    check_residents,
-    made_by,
-    released,
-)
+from recd_plugin_scars.runtime.policies import PolicyMaker, ShardRows, SlotLists
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
-from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.api import DataError, SetupError
 
 # Rows that are flushed or loaded at a time.
@@ -50,6 +40,57 @@ class CachedShard:
     policy: PolicyMaker
     capacity: int
     hot_rows: NDArray[np.int64]
+
+
+@dataclass
+class CacheTraffic:
+    """What one table's shards on this rank did since the counts were reset.
+
+    A table with several column-wise shards on a rank counts each of them, as each moves its own
+    part of a row. Bytes are payload: weights and optimizer state, no row numbers.
+
+    Args:
+        batches: forward passes, those without a gradient too.
+        lookups: ids looked up.
+        unique_rows: distinct rows of a batch, summed over the batches.
+        hits: those of them in the fast memory already.
+        misses: those read from the backing store.
+        weight_bytes_read: from the backing store, of missing rows.
+        state_bytes_read: the same of the optimizer state.
+        weight_bytes_written: back to the backing store, of rows that left the fast memory.
+        state_bytes_written: the same of the optimizer state.
+        bytes_loaded: of hot rows, once at the start and once after parameters were written.
+        bytes_flushed: of rows that stay in the fast memory, as a checkpoint asks for.
+        by_policy: what the policy counts besides, by name.
+    """
+
+    batches: int = 0
+    lookups: int = 0
+    unique_rows: int = 0
+    hits: int = 0
+    misses: int = 0
+    weight_bytes_read: int = 0
+    state_bytes_read: int = 0
+    weight_bytes_written: int = 0
+    state_bytes_written: int = 0
+    bytes_loaded: int = 0
+    bytes_flushed: int = 0
+    by_policy: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def bytes_read(self) -> int:
+        """Weights and state that batches read."""
+        return self.weight_bytes_read + self.state_bytes_read
+
+    @property
+    def bytes_written(self) -> int:
+        """Weights and state that batches wrote back."""
+        return self.weight_bytes_written + self.state_bytes_written
+
+    def __add__(self, other: CacheTraffic) -> CacheTraffic:
+        """Of two shards, or of two ranks."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return CacheTraffic(**sums)
 
 
 class CachedBatch:
@@ -103,15 +144,9 @@ class RowCache:
         ends = np.cumsum([0, *map(len, hot)])
         lists = SlotLists(self._pool)
         self._policies = [
-            made_by(
-                shard.policy,
-                shard.name,
-                ShardRows(lists, table, shard.capacity, (ends[table], ends[table + 1])),
-            )
+            shard.policy(ShardRows(lists, table, shard.capacity, (ends[table], ends[table + 1])))
             for table, shard in enumerate(shards)
         ]
-        # By table: rows in the fast memory, and those of batches that are not released.
-        self._residents, self._in_flight = np.diff(ends), np.zeros(len(shards), np.int64)
         self.traffic: list[CacheTraffic] = []
         self._noted: list[CacheTraffic] = []
         self.reset_traffic()
@@ -186,24 +221,20 @@ class RowCache:
             self._land(batch.number)
             used = batch.admitted
             unpinned, bounds = self._pool.unpin(used, changed=changed)
-            self._in_flight -= np.diff(used.bounds)
             dirty = self._pool.dirty
             leaving = [
-                self._leaving(
-                    table,
+                policy.release(
                     used.slots[used.bounds[table] : used.bounds[table + 1]],
                     unpinned[bounds[table] : bounds[table + 1]],
                 )
-                for table in range(len(self._policies))
+                for table, policy in enumerate(self._policies)
             ]
             changes = [slots[dirty[slots]] for slots in leaving]
             for traffic, slots in zip(self.traffic, changes, strict=True):
                 traffic.weight_bytes_written += len(slots) * self._row_bytes
                 traffic.state_bytes_written += len(slots) * self._state_bytes
             self._write_back(np.concatenate(changes))
-            self._residents -= list(map(len, leaving))
-            leaves = np.concatenate(leaving)
-            self._pool.release(leaves)
+            self._pool.release(np.concatenate(leaving))
 
     def reset_traffic(self) -> None:
         """Start the counts again at 0, those of policies too."""
@@ -252,16 +283,6 @@ class RowCache:
             self._land(self._num_batches)  # what was read before is not read again later
             self._is_stale = True
             self._load()
-
-    def _leaving(self, table: int, used: Slots, unpinned: Slots) -> Slots:
-        policy = self._policies[table]
-        if type(policy) in BUILT_IN.values():
-            return policy.release(used, unpinned)
-        name = self._shards[table].name
-        leaves = released(policy, name, used, unpinned)
-        residents = int(self._residents[table]) - len(leaves)
-        check_residents(policy, name, residents, int(self._in_flight[table]))
-        return leaves
 
     def _load(self) -> None:
         if not self._is_stale:
@@ -336,8 +357,6 @@ class RowCache:
         for num_ids, table in zip(ids_per_feature, tables, strict=True):
             self.traffic[table].lookups += num_ids
         unique, missing = np.diff(admitted.bounds), np.diff(admitted.missing_bounds)
-        self._residents += missing
-        self._in_flight += unique
         for table, traffic in enumerate(self.traffic):
             traffic.batches += 1
             traffic.unique_rows += int(unique[table])

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from recd_plugin_scars.cache import ScarsCache
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan
-from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
+from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.cli import main
@@ -113,9 +113,9 @@ def test_hot_rows_are_the_most_read(setting: Setting) -> None:
 
 def test_the_rest_of_the_options_arrives(setting: Setting) -> None:
     cache = caches_of(setting, rows=1, lookahead=False, policy="lfu")["t_user"]
-    assert (cache.policy, cache.lookahead, cache.storage) == ("lfu", False, HostMemory())
-    cache = caches_of(setting, rows=1, storage={"file": "f", "keep": True})["t_user"]
-    assert cache.storage == MappedFile(Path("f"), keep=True)
+    assert (cache.policy, cache.lookahead, cache.folder) == ("lfu", False, None)
+    cache = caches_of(setting, rows=1, storage={"file": "f"})["t_user"]
+    assert cache.folder == Path("f")
 
 
 def test_the_plan_predicts_traffic(setting: Setting) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.planning.test_work import NOTHING, plan
 
 from recd_plugin_scars.part import CachePart
-from recd_plugin_scars.runtime.spec import MappedFile, TableCache
+from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
@@ -26,7 +26,7 @@ def test_backing_stores_move_rows_where_they_are(
     known = DataProfile({"f": FeatureProfile(3.0)})
     caches = {
         "t": TableCache("lru", 0.5),
-        "u": TableCache("lru", 0.5, storage=MappedFile(Path("u"))),
+        "u": TableCache("lru", 0.5, folder=Path("u")),
     }
     tables = {
         name: SimpleNamespace(traffic=SimpleNamespace(bytes=num_bytes))

@@ -230,7 +230,6 @@ def run(
             allowed=allowed,
             settings=settings,
             log_every=log_every,
-            lasting=not (compare or several),
             alike={
                 "--compare": compare,
                 "--rounds": rounds,

@@ -41,18 +41,6 @@ class RowKernel:
     config: GroupedEmbeddingConfig
     flush: Callable[[], None]
 
-    # Who asks for tensors of the tables changes none of an earlier run's.
-    stays: bool = False
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the tables have the rows of an earlier run."""
-        return False
-
-    def lend(self) -> None:
-        """Write rows to the tables, which somebody asks for, and may write to from now on."""
-        self.flush()
-
     def load(self) -> None:
         """Follow the parameters, which a state dict was just loaded into."""
 
@@ -70,36 +58,10 @@ def row_kernels(module: nn.Module) -> Iterator[RowKernel]:
                     yield kernel
 
 
-def kept_tables(module: nn.Module) -> set[str]:
-    """Names of tables that have the rows of an earlier run.
-
-    It says what this rank has; other ranks have other shards of the same tables.
-    """
-    return {
-        table.name
-        for kernel in row_kernels(module)
-        if kernel.is_kept
-        for table in kernel.config.embedding_tables
-    }
-
-
-@contextmanager
-def tables_drawn_anew(module: Any, configs: str) -> Iterator[None]:
-    """While it is open, the base class may draw first values of the tables, but of kept files.
-
-    Row kernels read rows again before they use them.
-    """
+def flush_kernels(module: nn.Module) -> None:
+    """Write the rows of this rank's row kernels to their tables; they are read again before use."""
     for kernel in row_kernels(module):
         kernel.flush()
-    # Private, torchrec 1.6 to 1.9: the tables whose first values the base classes draw.
-    require_attributes(module, configs)
-    tables = getattr(module, configs)
-    kept = kept_tables(module)
-    setattr(module, configs, [table for table in tables if table.name not in kept])
-    try:
-        yield
-    finally:
-        setattr(module, configs, tables)
 
 
 @contextmanager
@@ -144,45 +106,26 @@ def follow_state_dicts(module: nn.Module) -> None:
         for table in kernel.config.embedding_tables:
             of_table.setdefault(table.name, []).append(kernel)
 
-    def lend(_: nn.Module, state: Mapping[str, Any], *__: Any) -> None:
+    def flush(_: nn.Module, state: Mapping[str, Any], *__: Any) -> None:
         for table, kernels in of_table.items():
             if any(name.endswith(f".{table}.weight") for name in state):
-                _lend(kernels)
+                _flush(kernels)
 
     def load(*_: Any) -> None:
         for kernel in following:
             kernel.load()
 
     if following:
-        module.register_load_state_dict_pre_hook(lend)  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(flush)  # type: ignore[no-untyped-call]
         module.register_load_state_dict_post_hook(load)  # type: ignore[no-untyped-call]
         tell_when_asked(
-            module, {table: partial(_lend, kernels) for table, kernels in of_table.items()}
+            module, {table: partial(_flush, kernels) for table, kernels in of_table.items()}
         )
 
 
-def _lend(kernels: Iterable[RowKernel]) -> None:
+def _flush(kernels: Iterable[RowKernel]) -> None:
     for kernel in kernels:
-        if kernel.stays:
-            kernel.flush()
-        else:
-            kernel.lend()
-
-
-@contextmanager
-def kept_tables_stay(module: nn.Module) -> Iterator[None]:
-    """While it is open, nobody who asks for tensors changes rows of an earlier run.
-
-    A run that ends before its first step leaves their files whole.
-    """
-    kernels = list(row_kernels(module))
-    for kernel in kernels:
-        kernel.stays = True
-    try:
-        yield
-    finally:
-        for kernel in kernels:
-            kernel.stays = False
+        kernel.flush()
 
 
 def prefetches(model: nn.Module) -> bool:

@@ -43,9 +43,9 @@ from recd_plugins.distributed.exact_contexts import (
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.int8 import why_plain_codecs
 from recd_plugins.distributed.lookup_kernels import (
+    flush_kernels,
     follow_state_dicts,
     lookups_with,
-    tables_drawn_anew,
     tables_of_row_kernels_stay,
 )
 from recd_plugins.distributed.mean_pooling import (
@@ -131,8 +131,6 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
-        for each in self.lookup_kernels:
-            each.check_opened(self, env.process_group)
         follow_state_dicts(self)
         configs = module.embedding_bag_configs()
         shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
@@ -163,9 +161,9 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             super()._create_lookups()
 
     def reset_parameters(self) -> None:
-        """As the base class, but for tables that have the rows of an earlier run."""
-        with tables_drawn_anew(self, "_embedding_bag_configs"):
-            super().reset_parameters()
+        """As the base class; row kernels read their rows again before they use them."""
+        flush_kernels(self)
+        super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Self
 
 import torch
@@ -35,10 +35,9 @@ from recd_plugins.distributed.exact_contexts import (
     ExactSequenceContext,
 )
 from recd_plugins.distributed.lookup_kernels import (
+    flush_kernels,
     follow_state_dicts,
-    kept_tables,
     lookups_with,
-    tables_drawn_anew,
     tables_of_row_kernels_stay,
 )
 from recd_plugins.distributed.no_rows import (
@@ -84,11 +83,9 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self.fused_params = fused_params
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         self._groups = feature_groups(module.embedding_configs(), coalesced)
-        self._is_new = True
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
-        self._is_new = False
         self._on_cpu = device is None or device.type == "cpu"
         form = StoredRows if takes_stored_rows(module) else BatchForm
         self.form = form(
@@ -104,8 +101,6 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         )
         if self._on_cpu:
             use_portable_lookups(self._lookups)
-        for each in self.lookup_kernels:
-            each.check_opened(self, env.process_group)
         follow_state_dicts(self)
         if self._groups is not None and self._use_index_dedup:
             raise SetupError(
@@ -113,20 +108,10 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
                 "use_index_dedup away, as coalescing does the same"
             )
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """As the base class, which loads the first weights too: not over rows of an earlier run."""
-        if self._is_new and (kept := kept_tables(self)):
-            names = [f"embeddings.{table}.weight" for table in kept]
-            own = self.state_dict()
-            state_dict = {**state_dict, **{name: own[name] for name in names}}
-        return super().load_state_dict(state_dict, strict, assign)
-
     def reset_parameters(self) -> None:
-        """As the base class, but for tables that have the rows of an earlier run."""
-        with tables_drawn_anew(self, "_embedding_configs"):
-            super().reset_parameters()
+        """As the base class; row kernels read their rows again before they use them."""
+        flush_kernels(self)
+        super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""

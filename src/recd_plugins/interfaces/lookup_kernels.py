@@ -52,14 +52,6 @@ class LookupKernels(ABC):
         """The same for one module, with what the plan decided of its tables."""
         return self
 
-    def check_opened(self, module: nn.Module, group: Any) -> None:  # noqa: B027
-        """Refuse kernels of all ranks that do not go together. A collective call.
-
-        Args:
-            module: sharded, with its kernels, which have looked nothing up.
-            group: of the ranks that have it.
-        """
-
     def prefetches(self, table: str) -> bool:  # noqa: ARG002
         """Whether a table wants its rows fetched before the batch that needs them is computed."""
         return False

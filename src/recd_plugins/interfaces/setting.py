@@ -75,8 +75,6 @@ class Setting:
         topology: the ranks as TorchRec's planner takes them; None for those of machines like this.
         measured: whether ``costs`` were, so that a step that they predict can be believed.
         wire_bytes: of a scalar of embeddings and their gradients between ranks (``training.wire``).
-        lasting: whether parts may go on with what an earlier run left on disk, and leave the like;
-            False of a model that is scored by, compared or measured, which leaves nothing.
     """
 
     world_size: int
@@ -92,7 +90,6 @@ class Setting:
     topology: Topology | None = None
     measured: bool = True
     wire_bytes: float = 4.0
-    lasting: bool = True
 
     @property
     def nodes(self) -> int:

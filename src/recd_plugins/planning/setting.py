@@ -142,7 +142,6 @@ def setting_of(
     *,
     device: torch.device | None = None,
     data: TrainingData | None = None,
-    lasting: bool = True,
 ) -> Setting:
     """What sharding plugins of ``registry`` decide by.
 
@@ -152,7 +151,6 @@ def setting_of(
         topology: the ranks; ``machine_of`` this process without it.
         device: of the tables of that machine; CPU without it.
         data: in place of the registry's own, as what another setting has measured already.
-        lasting: as ``Setting`` has it.
 
     Raises:
         SetupError: the ranks do not fill nodes, or tables do not suit ``training.wire``.
@@ -173,5 +171,4 @@ def setting_of(
         data=data or RegistryData(registry, model),
         measured=spec.costs is not None,
         wire_bytes=scalar_bytes(registry.training.wire, ours),
-        lasting=lasting,
     )

@@ -16,7 +16,6 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.distributed.equal_gradients import all_gradients_sent
-from recd_plugins.distributed.lookup_kernels import kept_tables, kept_tables_stay
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError
@@ -81,12 +80,10 @@ def assemble(
     *,
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
     topology: TopologySpec | None = None,
-    lasting: bool = False,
 ) -> Assembled:
     """Build, prepare, plan and shard the demo model. A collective call.
 
-    Both sides start from the same weights, whatever their plans: the seed's, but for tables whose
-    files an earlier run kept, which go on with their rows. The baseline is the
+    Both sides start from the seed's weights, whatever their plans. The baseline is the
     same model fed plain KJTs and sharded by TorchRec's own sharders; its planner knows this
     machine's bandwidths and stays away from kinds that TorchRec trains wrongly on CPU.
 
@@ -96,15 +93,13 @@ def assemble(
         device: of this rank.
         sharders: other ones than the side's own.
         topology: of these ranks; ``machine_of`` this process without it.
-        lasting: whether it is a run of its own, whose tables may go on with files that an earlier
-            one kept. What scores, compares or measures leaves them alone.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
     schema = _schema(registry.dataset)
     check_model_fits(registry, schema)
-    prepared, setting = _prepared(registry, schema, side, device, topology, lasting)
+    prepared, setting = _prepared(registry, schema, side, device, topology)
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
@@ -143,14 +138,12 @@ def assemble(
             ),
         )
     state = dmp.state_dict()
-    kept = tuple(f".{table}.weight" for table in kept_tables(dmp))
-    copy_weights({name: each for name, each in state.items() if not name.endswith(kept)}, weights)
+    copy_weights(state, weights)
     # What is no shard: dense weights, and replicated tables.
     broadcast_state(
         each for each in state.values() if type(each) in (torch.Tensor, torch.nn.Parameter)
     )
-    with kept_tables_stay(dmp):
-        dmp.load_state_dict(state)  # copies of rows follow their tables
+    dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
     predicted = None
     if setting is not None:
@@ -200,7 +193,6 @@ def _prepared(
     side: Side,
     device: torch.device,
     topology: TopologySpec | None,
-    lasting: bool,
 ) -> tuple[Prepared, Setting | None]:
     """The model, whose tables have no memory until they are sharded.
 
@@ -208,13 +200,13 @@ def _prepared(
     """
     try:
         with deferred_tables() as deferred:
-            made = _whole(registry, schema, side, device, topology, lasting)
+            made = _whole(registry, schema, side, device, topology)
         why = deferred.touched
     except PluginError as error:  # as of a table's values that are not there
         why = str(error)
     if not why:
         return made
-    made = _whole(registry, schema, side, device, topology, lasting)
+    made = _whole(registry, schema, side, device, topology)
     logger.warning("each rank makes the whole model before it is sharded: %s", why)
     return made
 
@@ -225,12 +217,11 @@ def _whole(
     side: Side,
     device: torch.device,
     topology: TopologySpec | None,
-    lasting: bool,
 ) -> tuple[Prepared, Setting | None]:
     seed_generators(registry.training.seed)
     model = build_model(registry, schema)
     if side == "plugins":
-        setting = setting_of(registry, model, topology, device=device, lasting=lasting)
+        setting = setting_of(registry, model, topology, device=device)
         prepared = prepare(registry, model, setting)
         return prepared, prepared.setting
     entries = registry

@@ -30,8 +30,6 @@ class Job:
         log_every: seconds between lines that say how far the run is; None for a live line where
             stderr is a terminal.
         topology: of the ranks, as they were measured; None for what the registry names.
-        lasting: whether tables may go on with files that an earlier run kept, and leave theirs;
-            False of the sides of a comparison, which start from the same weights.
         text: what the registry file held when the run began; None where the rank is to read it.
     """
 
@@ -46,7 +44,6 @@ class Job:
     settings: tuple[str, ...] = ()
     log_every: float | None = None
     topology: TopologySpec | None = None
-    lasting: bool = True
     text: str | None = None
 
     def load(self) -> RunConfig:

@@ -114,7 +114,6 @@ def session(
     settings: Sequence[str] = (),
     log_every: float | None = None,
     alike: Mapping[str, Any] | None = None,
-    lasting: bool = True,
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -131,7 +130,6 @@ def session(
         settings: values in place of the file's, as ``load_registry`` takes them.
         log_every: seconds between lines that say how far a run is.
         alike: what else ranks of torchrun have to be asked for alike, by option.
-        lasting: as ``Job`` has it.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
@@ -158,7 +156,6 @@ def session(
         allowed=tuple(allowed),
         settings=tuple(settings),
         log_every=log_every,
-        lasting=lasting,
         text=text,
     )
     training = registry.training

@@ -100,9 +100,7 @@ class _Run:
 
             start_server()
         self._device = device = device_of_rank(job.device)
-        self._parts = parts = assemble(
-            registry, job.side, device, topology=job.topology, lasting=job.lasting
-        )
+        self._parts = parts = assemble(registry, job.side, device, topology=job.topology)
         self._registry = parts.prepared.registry
         self._pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self._gradients = EveryGradient(parts.dmp, makers(self._registry))

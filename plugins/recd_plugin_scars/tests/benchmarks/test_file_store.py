@@ -23,9 +23,9 @@ from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit, NoMemoryLimit
 from recd_plugin_scars.benchmarks.paper_tables import DeviceWorkload, OnDevice
 from recd_plugin_scars.benchmarks.sizes import SIZES
 from recd_plugin_scars.benchmarks.trainers import Trained
-from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugin_scars.runtime.row_cache import CacheTraffic
+from recd_plugin_scars.runtime.stores import FileStore
 from recd_plugin_scars.tests.benchmarks.memory_limit_cases import allocate
 from recd_plugins.errors import RecdError
 

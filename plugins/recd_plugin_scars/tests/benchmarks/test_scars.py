@@ -30,7 +30,7 @@ from recd_plugin_scars.benchmarks.paper_tables import DeviceWorkload, measure_on
 from recd_plugin_scars.benchmarks.sizes import SIZES
 from recd_plugin_scars.benchmarks.trainers import Trained
 from recd_plugin_scars.planning import CachePlan, TableLoad
-from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugin_scars.runtime.row_cache import CacheTraffic
 from recd_plugins.access.distributions import zipf
 from recd_plugins.cli import main
 from recd_plugins.errors import RecdError

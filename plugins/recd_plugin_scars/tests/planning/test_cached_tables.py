@@ -20,8 +20,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan, TableLoad
-from recd_plugin_scars.runtime.planned import as_planned
-from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
+from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.tables import as_planned
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugins import RunConfig
@@ -91,7 +91,7 @@ def registry(
     exponents: Mapping[str, float],
     share: float,
     *,
-    storage: HostMemory | MappedFile | None = None,
+    storage: Path | None = None,
     sharding: Any = None,
 ) -> Prepared:
     """A model whose tables ``exponents`` are cached."""
@@ -109,8 +109,7 @@ def registry(
         optimizer="rowwise_adagrad",
     )
     caches = {
-        name: TableCache("static", share, np.arange(ROWS), storage or HostMemory())
-        for name in exponents
+        name: TableCache("static", share, np.arange(ROWS), folder=storage) for name in exponents
     }
     nothing: Any = None
     entry = Entry[Cache](Caches(Caches.Options()), tuple(exponents), "cache[0]", 10)
@@ -203,7 +202,7 @@ def test_memory_is_that_of_the_tiers(
         "row_wise": RowWise(RowWise.Options()),
         "column_wise": ColumnWise(ColumnWise.Options(shards=2)),
     }[kind]
-    storage = MappedFile(Path("slow")) if in_file else HostMemory()
+    storage = Path("slow") if in_file else None
     ready = registry({"a": 1.1}, 0.05, storage=storage, sharding=sharding)
     fast = fast_bytes(ready, rows, dim, 0.05)
     slow = 0 if in_file else rows * (4 * dim + STATE)
@@ -216,9 +215,9 @@ def test_a_table_in_a_file_may_be_larger_than_memory() -> None:
     module = model("a")
     where = this_machine(1)
     for part, storage, fits in (
-        (0.5, MappedFile(Path("slow")), True),
-        (0.5, HostMemory(), False),
-        (1.5, HostMemory(), True),
+        (0.5, Path("slow"), True),
+        (0.5, None, False),
+        (1.5, None, True),
     ):
         ready = registry({"a": 1.1}, 0.05, storage=storage)
         memory = int(part * ROWS * (4 * DIM + STATE) / (1 - RESERVED_SHARE))
@@ -265,14 +264,14 @@ def test_misses_take_time_by_where_they_come_from() -> None:
         rate = where.ddr_mem_bw if device == "cpu" else where.hbm_to_ddr_mem_bw
         times = []
         for share, storage in (
-            (0.05, HostMemory()),
-            (0.5, HostMemory()),
-            (0.05, MappedFile(Path("slow"))),
+            (0.05, None),
+            (0.5, None),
+            (0.05, Path("slow")),
         ):
             ready = registry({"a": 1.1}, share, storage=storage)
             statistics = part_of(ready)._plan.statistics("a")
             cold = statistics.expected_lookups * statistics.expected_miss_rate(share)
-            slower = 1.0 if isinstance(storage, HostMemory) else rate * 1000 / 2**30
+            slower = 1.0 if storage is None else rate * 1000 / 2**30
             perf = options(ready, module, device)["a", "table_wise"].shards[0].perf
             assert perf is not None
             assert perf.prefetch_compute == pytest.approx(cold * DIM * 4 / rate * slower)

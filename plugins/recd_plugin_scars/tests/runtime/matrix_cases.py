@@ -26,10 +26,9 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugin_scars.runtime.kernel import cache_traffic, reset_cache_traffic
-from recd_plugin_scars.runtime.kernels import CachedKernels
-from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
-from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, reset_cache_traffic
+from recd_plugin_scars.runtime.row_cache import CacheTraffic
+from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.data.lower import lower
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import (
@@ -104,7 +103,7 @@ class Case:
             policy,
             num_cached[self.rows] / num_embeddings,
             hot_rows=None if policy == "lru" else hot_rows,
-            storage=MappedFile(str(folder)) if self.in_file(table) else HostMemory(),
+            folder=folder if self.in_file(table) else None,
             lookahead=self.lookahead,
         )
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.types import ShardedModule
 
-from recd_plugin_scars.runtime.host_memory import MemoryStore
-from recd_plugin_scars.runtime.mapped_file import FileStore
+from recd_plugin_scars.runtime.stores import BackingStore, FileStore
 from recd_plugin_scars.tests.runtime.matrix_cases import (
     PARTS,
     Case,
@@ -311,13 +310,13 @@ def _die_at(moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "between gather and write-back":
-        for store in (MemoryStore, FileStore):
+        for store in (BackingStore, FileStore):
             store.write = die  # type: ignore[method-assign]
     elif moment == "in the middle of a write-back":
-        for store in (MemoryStore, FileStore):
+        for store in (BackingStore, FileStore):
             store.write = _half_a_write(store.write)  # type: ignore[method-assign]
     elif moment == "while rows are gathered":
-        for store in (MemoryStore, FileStore):
+        for store in (BackingStore, FileStore):
             store.read = die  # type: ignore[method-assign]
     elif moment == "while a checkpoint is written":
         checkpoint.save = die

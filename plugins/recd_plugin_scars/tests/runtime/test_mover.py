@@ -6,14 +6,14 @@ import threading
 import pytest
 import torch
 
-from recd_plugin_scars.runtime.host_memory import MemoryStore
 from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.stores import BackingStore
 from recd_plugins.errors import RecdError
 
 NUM_ROWS, DIM = 9, 4
 
 
-class BrokenStore(MemoryStore):
+class BrokenStore(BackingStore):
     """Counts what is asked of it; what names row 8 fails."""
 
     def __init__(self, error):
@@ -36,7 +36,7 @@ class BrokenStore(MemoryStore):
 
 @pytest.fixture
 def store():
-    return MemoryStore(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
+    return BackingStore(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
 
 
 def rows_of(*rows):
@@ -62,13 +62,13 @@ def test_a_read_sees_the_write_before_it(store):
 def test_drain_waits_for_what_any_thread_queued(store):
     started, go_on = threading.Event(), threading.Event()
 
-    class BackingStore(MemoryStore):
+    class Slow(BackingStore):
         def write(self, rows, weights, state):
             started.set()
             assert go_on.wait(60)
             super().write(rows, weights, state)
 
-    slow = BackingStore(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
+    slow = Slow(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
     mover = RowMover(slow)
     thread = threading.Thread(target=write, args=(mover, 1, 2))
     thread.start()
@@ -84,7 +84,7 @@ def test_drain_waits_for_what_any_thread_queued(store):
     ("error", "message"),
     [
         (RecdError("f: row 8 could not be read (Input/output error)"), r"^f: row 8 .* error\)$"),
-        (MemoryError("too much"), "^table t: rows could not be moved .*too much"),
+        (MemoryError("too much"), "^table t: rows: .*too much"),
     ],
 )
 def test_after_an_error_nothing_moves_and_every_call_says_why(error, message):
@@ -132,9 +132,6 @@ def test_close_does_what_is_queued_and_may_be_called_again(store):
     mover.close()
     mover.close()
     assert store.weights[3].tolist() == [1] * DIM
-    for call in (lambda: mover.read(rows_of(1)), lambda: write(mover, 1), mover.drain):
-        with pytest.raises(RecdError, match="t: is closed"):
-            call()
 
 
 def test_the_thread_ends_with_its_mover(store):
@@ -155,11 +152,11 @@ def test_the_thread_ends_with_its_mover(store):
 
 FORKED = """
 import os, sys, torch
-from recd_plugin_scars.runtime.host_memory import MemoryStore
+from recd_plugin_scars.runtime.stores import BackingStore
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugins.errors import RecdError
 
-mover = RowMover(MemoryStore(name="t", num_rows=9, dim=4, with_state=False))
+mover = RowMover(BackingStore(name="t", num_rows=9, dim=4, with_state=False))
 mover.read(torch.tensor([1])).wait()
 child = os.fork()
 if child == 0:
@@ -176,10 +173,10 @@ print("done")
 
 LEFT_OPEN = """
 import torch
-from recd_plugin_scars.runtime.host_memory import MemoryStore
+from recd_plugin_scars.runtime.stores import BackingStore
 from recd_plugin_scars.runtime.mover import RowMover
 
-store = MemoryStore(name="t", num_rows=9, dim=4, with_state=False)
+store = BackingStore(name="t", num_rows=9, dim=4, with_state=False)
 mover = RowMover(store)
 for _ in range(100):
     pending = mover.read(torch.tensor([1]))

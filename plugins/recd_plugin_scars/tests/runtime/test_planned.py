@@ -14,10 +14,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_scars.runtime.kernel import cache_traffic
-from recd_plugin_scars.runtime.kernels import CachedKernels
-from recd_plugin_scars.runtime.planned import as_planned
+from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic
 from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
+from recd_plugin_scars.runtime.tables import as_planned
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks

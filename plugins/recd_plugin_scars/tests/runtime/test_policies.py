@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugin_scars.runtime.policies import BUILT_IN
-from recd_plugin_scars.runtime.row_policy import RowPolicy, ShardRows, SlotLists
+from recd_plugin_scars.runtime.policies import BUILT_IN, RowPolicy, ShardRows, SlotLists
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
 from recd_plugin_scars.runtime.spec import CachePolicy
 
