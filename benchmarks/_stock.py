@@ -27,7 +27,7 @@ def figures_over_stock(
     """
     overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
     sides: tuple[Side, ...] = ("baseline", "plugins")
-    with session(registry, overrides=overrides, settings=settings, lasting=False) as trainer:
+    with session(registry, overrides=overrides, settings=settings) as trainer:
         pairs = [Sides(each) for each in in_rounds(sides, rounds, trainer.train)]
     found: dict[str, list[float]] = {}
     for pair in pairs:
