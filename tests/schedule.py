@@ -66,7 +66,7 @@ SLOW = (
     "test_preloaded.py",
     "testing/test_ingestion_contract.py",
     "test_third_party_*.py",
-    "recd_plugin_scars/tests/report/test_cached_run.py",
+    "recd_plugin_scars/tests/test_cached_run.py",
     "training/test_checkpoint.py",
     "training/test_finite.py",
     "model/test_dcn_run.py",
@@ -148,7 +148,7 @@ BY_NIGHT = (
     "recd_plugin_flexshard/tests/test_checkpoints.py",
     "recd_plugin_flexshard/tests/test_run.py::test_training_stays_what_it_was[rowwise_adagrad]",
     "recd_plugin_flexshard/tests/test_tiers_run.py",
-    "recd_plugin_scars/tests/report/test_cached_run.py",
+    "recd_plugin_scars/tests/test_cached_run.py",
     # Other ways to the same end.
     "cli/test_run.py::test_shardings_side_by_side",
     "examples/test_ray_readers.py",

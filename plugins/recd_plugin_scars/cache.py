@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from recd_plugin_scars.options import CacheOptions
 from recd_plugins.api import Cache, Setting, SetupError, Table
+from recd_plugins.api.files import read_bytes
+from recd_plugins.api.registry import shortened
 
 if TYPE_CHECKING:
     import torch
     from torchrec.distributed.planner.types import ParameterConstraints
 
     from recd_plugin_scars.part import CachePart
-    from recd_plugin_scars.planning import CachePlan
+    from recd_plugin_scars.planning import CachePlan, TableLoad
+
+# Of the memory, for caches of no given size.
+_SHARE_OF_MEMORY = 0.5
 
 
 class ScarsCache(Cache):
@@ -77,8 +82,6 @@ class ScarsCache(Cache):
             self.check(torch.device(setting.device_type))
         key = (tuple(tables), setting)
         if self._planned is None or self._planned[0] != key:
-            from recd_plugin_scars.sizes import plan_caches
-
             self._planned = key, plan_caches(self.options, tables, setting)
         return self._planned[1]
 
@@ -103,3 +106,78 @@ class ScarsCache(Cache):
                 ),
             )
         return found
+
+
+def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: Setting) -> CachePlan:
+    """Size the caches of ``tables`` together, and predict their traffic.
+
+    Raises:
+        SetupError: the caches are larger than a table, or than the memory of the ranks.
+        DataError: the data cannot be read, or the access profile is not of these tables.
+    """
+    from recd_plugin_scars.planning import CachePlan, TableLoad
+
+    profile = options.accesses(tables, setting)
+    loads = {
+        table.name: TableLoad(
+            profile.covering(table.name, table.num_embeddings), table.embedding_dim
+        )
+        for table in tables
+    }
+    step: Any = {
+        "batch_size": setting.batch_size * setting.world_size,
+        "optimizer": setting.optimizer,
+        "held": int(options.lookahead),
+        # FBGEMM's own cache keeps the last used rows, too.
+        "policy": "lru" if options.policy == "uvm" else options.policy,
+    }
+    memory = None if setting.memory_bytes is None else setting.memory_bytes * setting.world_size
+    if options.rows is not None or options.share is not None:
+        plan = CachePlan.of(loads, _sizes(options, tables), **step)
+    elif options.bytes is not None:
+        plan = CachePlan.within(loads, read_bytes(options.bytes), **step)
+    else:
+        plan = CachePlan.within(loads, _room(options, loads, setting, memory), **step)
+    if memory is not None and plan.cached_bytes > memory:
+        raise SetupError(
+            f"the caches of {shortened(list(plan.tables))} take {_gib(plan.cached_bytes)}, and the "
+            f"{setting.device_type} memory of all {setting.world_size} ranks is {_gib(memory)}: "
+            "lower rows, share or bytes, or leave them out, which caches what pays"
+        )
+    return plan
+
+
+def _room(
+    options: CacheOptions, loads: Mapping[str, TableLoad], setting: Setting, memory: int | None
+) -> float | None:
+    """Bytes for caches of no given size, half of the memory that tables leave; None: unknown."""
+    from recd_plugin_scars.planning import row_bytes
+
+    if memory is None:
+        return None
+    room = float(memory)
+    if setting.device_type == "cpu" and options.folder is None:
+        room -= sum(
+            load.num_embeddings * row_bytes(load.embedding_dim, setting.optimizer)
+            for load in loads.values()
+        )
+    return max(0.0, _SHARE_OF_MEMORY * room)
+
+
+def _sizes(options: CacheOptions, tables: Sequence[Table]) -> dict[str, int]:
+    """Rows of each table, of the options ``rows`` and ``share``."""
+    if options.share is not None:
+        return {table.name: round(options.share * table.num_embeddings) for table in tables}
+    assert options.rows is not None
+    for table in tables:
+        if options.rows > table.num_embeddings:
+            raise SetupError(
+                f"the option rows is {options.rows:,}, and table {table.name} has "
+                f"{table.num_embeddings:,} rows: lower it, narrow the patterns of the entry, or "
+                "take the option share"
+            )
+    return {table.name: options.rows for table in tables}
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.2f} GiB"

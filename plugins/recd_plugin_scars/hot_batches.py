@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow.compute as pc
 from pydantic import Field, StrictInt, model_validator
 
-from recd_plugin_scars.hot_order import sort_rows, whole_sessions
 from recd_plugin_scars.window_reader import WindowReader
 from recd_plugins.api import DatasetWrapper, Lookups, PluginOptions, Reader, Rows, SetupError, Split
 
@@ -245,6 +244,7 @@ class _HotOrder:
         }
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
+        from recd_plugin_scars.hot_rows import sort_rows, whole_sessions
         from recd_plugins.api.reading import RowTable
 
         hot_rows = self._wrapper.hot_rows

@@ -121,14 +121,14 @@ class CachePart(TablePart):
     @classmethod
     def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:  # noqa: ARG003
         """What each cached table moved on this rank."""
-        from recd_plugin_scars.report.cached_run import counted_by_step
+        from recd_plugin_scars.report import counted_by_step
 
         return counted_by_step(model, steps)
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
         """What cached tables moved, next to what was predicted."""
-        from recd_plugin_scars.report.cached_run import report_caches
+        from recd_plugin_scars.report import report_caches
 
         expected = {name: table for part in parts for name, table in part.expected.items()}
         return [report_caches(all_caches(parts), expected, run)]

@@ -128,8 +128,7 @@ class CachePlanMode(PlanMode):
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Read the data where no profile is named, and choose rows."""
-        from recd_plugin_scars.planning.report_plot import plot
-        from recd_plugin_scars.planning.report_text import render
+        from recd_plugin_scars.planning.report import plot, render
         from recd_plugin_scars.planning.study import CacheQuestion, study_caches
 
         options = {name: each for name, each in question.options.items() if each is not None}

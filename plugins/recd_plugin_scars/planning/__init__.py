@@ -8,11 +8,16 @@ asks.
 - ``joint``, ``solve``: rows of several tables in one fast memory, and the batch size beside them.
 """
 
-from recd_plugin_scars.planning.cost import BatchRows, expected_unique, row_bytes
-from recd_plugin_scars.planning.joint import Memory, Optimum, RowOrder, StepCosts
-from recd_plugin_scars.planning.load import TableLoad
+from recd_plugin_scars.planning.load import (
+    BatchRows,
+    TableLoad,
+    TableTraffic,
+    expected_unique,
+    row_bytes,
+    traffic,
+)
+from recd_plugin_scars.planning.order import Memory, Optimum, RowOrder, StepCosts
 from recd_plugin_scars.planning.plan import CachedTable, CachePlan
-from recd_plugin_scars.planning.traffic import TableTraffic, traffic
 
 __all__ = [
     "BatchRows",

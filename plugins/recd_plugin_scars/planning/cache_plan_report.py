@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from recd_plugin_scars.planning.joint import Memory
+from recd_plugin_scars.planning.load import TableTraffic
+from recd_plugin_scars.planning.order import Memory
 from recd_plugin_scars.planning.plan import CachedTable, CachePlan
 from recd_plugin_scars.planning.rates import measured_rates, rates_of
-from recd_plugin_scars.planning.traffic import TableTraffic
 from recd_plugins.api.planning import TopologySpec
 
 #: What keeps the cache from being larger: its memory; that no further row is read often enough;

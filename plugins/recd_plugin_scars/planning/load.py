@@ -1,10 +1,12 @@
-"""How often a table's rows are read, in the few segments that sums over them need."""
+"""Reads of a table's rows, and the rows and bytes that a batch moves for them (SCARS, II to IV)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 # So many of the most read rows are kept apart; further ones are together while their reads differ
 # by less than this part. Sums over them are then exact to about its square over 24.
 _APART, _WIDTH = 1 << 16, 1e-3
+_BYTES_PER_SCALAR = 4
+
+Policy = Literal["static", "lfu", "lru"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,3 +140,232 @@ def _ends(reads: NDArray[np.float64]) -> NDArray[np.int64]:
     # Almost in order, so this is much faster than np.unique, which hashes.
     inner = np.sort(np.concatenate(starts))
     return np.append(inner[np.diff(inner, append=len(reads)) > 0], len(reads))
+
+
+def seen(probabilities: NDArray[np.float64], lookups: float) -> NDArray[np.float64]:
+    """u: how probably each row is among so many lookups: ``1 - (1 - P)^lookups`` (SCARS, eq. 2).
+
+    Args:
+        probabilities: float64 ``[rows]``, of one lookup to be of the row, 0 to 1.
+        lookups: independent ones.
+    """
+    if not lookups:
+        return np.zeros_like(probabilities)
+    with np.errstate(divide="ignore"):
+        result: NDArray[np.float64] = -np.expm1(lookups * np.log1p(-probabilities))
+    return result
+
+
+def expected_unique(probabilities: NDArray[np.float64], lookups: float) -> float:
+    """Expected distinct rows among so many lookups, the sum of ``seen`` (SCARS, eq. 2)."""
+    return float(seen(probabilities, lookups).sum())
+
+
+def row_bytes(embedding_dim: int, optimizer: str) -> int:
+    """Bytes of a row: float32 weights, and with row-wise Adagrad one float32 of state.
+
+    Args:
+        embedding_dim: scalars of the row.
+        optimizer: ``sgd`` or ``rowwise_adagrad``.
+    """
+    return _BYTES_PER_SCALAR * (embedding_dim + (optimizer == "rowwise_adagrad"))
+
+
+class BatchRows:
+    """The rows of a table that a batch reads: expected numbers.
+
+    Args:
+        load: of the table.
+        batch_size: samples of all ranks; that of one rank where each has its own rows moved.
+
+    Attributes:
+        lookups: of the batch.
+        unique: distinct rows.
+        left: float64 ``[segments + 1]``: those that are in none of the first so many segments.
+    """
+
+    def __init__(self, load: TableLoad, batch_size: float) -> None:
+        self.load = load
+        self.lookups = batch_size * load.lookups
+        self._seen = seen(load.segments.probabilities, self.lookups)
+        self.left = _from_rank(self._seen * load.segments.num_rows)
+        self.unique = float(self.left[0])
+
+    def cold(self, cached: int) -> float:
+        """Distinct rows that are not among the ``cached`` most read: sum of u over the others."""
+        return self._beyond(cached, self._seen, self.left)
+
+    def missed(self, cached: int, held: float) -> float:
+        """Distinct rows that are not cached, and that none of ``held`` batches before has read.
+
+        Those batches hold their rows still, so that these need not be moved again: sum of
+        ``u * (1 - u)^held``. Of a part of a batch, so large a part of its rows is held.
+        """
+        if not held:
+            return self.cold(cached)
+        if math.isinf(held):
+            return 0.0
+        whole = math.floor(held)
+        missed = self._seen * (1 - self._seen) ** whole * (1 - (held - whole) * self._seen)
+        return self._beyond(cached, missed, _from_rank(missed * self.load.segments.num_rows))
+
+    def lru_batches(self, cached: int, held: float = 0) -> float:
+        """How many batches ago a row was read last when it leaves an LRU cache, infinite if never.
+
+        Che's approximation, for batches in place of single reads: the distinct rows of so many
+        batches fill the cache (Che, Tung and Wang, Hierarchical Web caching systems, 2002).
+
+        Args:
+            cached: rows that it keeps.
+            held: batches whose rows are there besides.
+        """
+        room = cached + self._rows_of(held)
+        if room >= self.load.read_rows:
+            return math.inf
+        low, high = 0, 1
+        while self._rows_of(high) <= room:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._rows_of(middle) <= room else (low, middle)
+        filled = self._rows_of(low)
+        # Of the batch that does not fit altogether, some rows are left.
+        return low + (room - filled) / (self._rows_of(high) - filled)
+
+    def _rows_of(self, batches: float) -> float:
+        """Distinct rows of so many batches."""
+        return float(seen(self._seen, batches) @ self.load.segments.num_rows)
+
+    def _beyond(self, cached: int, each: NDArray[np.float64], left: NDArray[np.float64]) -> float:
+        ends = self.load.segments.ends
+        if cached >= ends[-1]:
+            return 0.0
+        segment = int(np.searchsorted(ends, cached, "right")) - 1
+        part = float(ends[segment + 1] - cached) * float(each[segment])
+        return float(left[segment + 1]) + part
+
+
+def _from_rank(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[n + 1]``: sums of what is left from each place on; small ones are added first."""
+    return np.append(np.cumsum(values[::-1])[::-1], 0.0)
+
+
+@dataclass(frozen=True)
+class TableTraffic:
+    """The traffic of one table in a step of all ranks, expected.
+
+    A miss is read from the backing store once, and written back once, with its optimizer state.
+
+    Attributes:
+        lookups: ids, after deduplication.
+        unique_rows: distinct rows of the batch of all ranks.
+        cold_lookups: lookups of rows that are not among the most read ones that fit.
+        misses: distinct rows that have to be fetched.
+        row_bytes: weights and state.
+        weight_bytes: of them of the weights.
+    """
+
+    lookups: float
+    unique_rows: float
+    cold_lookups: float
+    misses: float
+    row_bytes: int
+    weight_bytes: int
+
+    @property
+    def hits(self) -> float:
+        """Distinct rows that are in the fast memory already."""
+        return self.unique_rows - self.misses
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over distinct rows."""
+        return self.hits / self.unique_rows if self.unique_rows else 0.0
+
+    @property
+    def bytes_read(self) -> float:
+        """Bytes read of the backing store, with coalescing and the cache."""
+        return self.misses * self.row_bytes
+
+    @property
+    def bytes_written(self) -> float:
+        """Bytes written to the backing store, likewise."""
+        return self.misses * self.row_bytes
+
+    @property
+    def bytes(self) -> float:
+        """Read and written, with coalescing and the cache."""
+        return 2 * self.misses * self.row_bytes
+
+    @property
+    def plain_bytes(self) -> float:
+        """Read and written if each lookup moved its row."""
+        return 2 * self.lookups * self.row_bytes
+
+    @property
+    def coalesced_bytes(self) -> float:
+        """If each distinct row were moved."""
+        return 2 * self.unique_rows * self.row_bytes
+
+    @property
+    def cached_bytes(self) -> float:
+        """If each lookup of a row that is not cached moved it."""
+        return 2 * self.cold_lookups * self.row_bytes
+
+    def column_wise(self, shards: int) -> TableTraffic:
+        """The same where so many shards have a part of each row: each looks all ids up.
+
+        Row counts are the sums over the shards; each has a state of its own for a row.
+        """
+        state = self.row_bytes - self.weight_bytes
+        return replace(
+            self,
+            lookups=self.lookups * shards,
+            unique_rows=self.unique_rows * shards,
+            cold_lookups=self.cold_lookups * shards,
+            misses=self.misses * shards,
+            row_bytes=self.weight_bytes // shards + state,
+            weight_bytes=self.weight_bytes // shards,
+        )
+
+
+def traffic(
+    loads: Sequence[TableLoad],
+    cached: Mapping[str, int],
+    *,
+    batch_size: int,
+    optimizer: str,
+    held: float = 0,
+    policy: Policy = "static",
+) -> dict[str, TableTraffic]:
+    """The traffic by table, of one step of all ranks.
+
+    Table-wise and row-wise sharding come to the same: a row has one owner, which sees the ids of
+    all ranks. ``TableTraffic.column_wise`` is for the third.
+
+    Args:
+        loads: of the tables.
+        cached: rows of each that stay in the fast memory, the most read ones; 0 where it has none.
+        batch_size: samples of all ranks.
+        optimizer: ``sgd`` or ``rowwise_adagrad``.
+        held: batches whose rows are still in the fast memory when the next one's are fetched: 0
+            without lookahead, 1 with it.
+        policy: which rows stay. Of ``lru`` misses are approximate (``BatchRows.lru_batches``).
+            ``lfu`` is taken for ``static``, which it comes close to: no policy that does not know
+            the future misses less.
+    """
+    found = {}
+    for load in loads:
+        rows, kept = BatchRows(load, batch_size), cached.get(load.name, 0)
+        missed = rows.missed(kept, held)
+        if policy == "lru":
+            missed = rows.missed(0, rows.lru_batches(kept, held))
+        found[load.name] = TableTraffic(
+            lookups=rows.lookups,
+            unique_rows=rows.unique,
+            cold_lookups=rows.lookups * max(0.0, 1 - load.covered(kept)),
+            misses=missed,
+            row_bytes=row_bytes(load.embedding_dim, optimizer),
+            weight_bytes=row_bytes(load.embedding_dim, "sgd"),
+        )
+    return found

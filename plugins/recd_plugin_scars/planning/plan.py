@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_scars.planning.cost import row_bytes
-from recd_plugin_scars.planning.joint import RowOrder
-from recd_plugin_scars.planning.load import TableLoad
-from recd_plugin_scars.planning.traffic import Policy, TableTraffic, traffic
+from recd_plugin_scars.planning.load import Policy, TableLoad, TableTraffic, row_bytes, traffic
+from recd_plugin_scars.planning.order import RowOrder
 
 if TYPE_CHECKING:
     from recd_plugin_scars.planning.statistics import AccessStatistics

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recd_plugin_scars.planning.joint import StepCosts
+from recd_plugin_scars.planning.order import StepCosts
 
 if TYPE_CHECKING:
     from recd_plugins.api.planning import TopologySpec

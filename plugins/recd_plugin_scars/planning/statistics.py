@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from torchrec.distributed.types import CacheStatistics
 
-from recd_plugin_scars.planning.cost import BatchRows
-from recd_plugin_scars.planning.load import TableLoad
+from recd_plugin_scars.planning.load import BatchRows, TableLoad
 
 
 class AccessStatistics(CacheStatistics):

@@ -14,8 +14,8 @@ from recd_plugin_scars.planning.cache_plan_report import (
     Limit,
     traffic_bytes,
 )
-from recd_plugin_scars.planning.joint import Memory, Optimum, RowOrder, StepCosts
 from recd_plugin_scars.planning.load import TableLoad
+from recd_plugin_scars.planning.order import Memory, Optimum, RowOrder, StepCosts
 from recd_plugin_scars.planning.plan import STEPS, CachePlan, row_order
 from recd_plugin_scars.planning.rates import rates_of
 from recd_plugins.api import RecdError, SetupError, Table

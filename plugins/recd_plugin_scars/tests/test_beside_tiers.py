@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from recd_plugin_scars.report.cache_report import CacheReport
+from recd_plugin_scars.report import CacheReport
 from recd_plugin_scars.tests.cache_cases import SEQUENCES, train_each, write_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import read_weights

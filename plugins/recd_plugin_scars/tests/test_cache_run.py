@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from tests.covering import of_today
 
-from recd_plugin_scars.report.cache_report import CacheReport
+from recd_plugin_scars.report import CacheReport
 from recd_plugin_scars.tests.cache_cases import CACHED, ROWS, train_each, write_registry
 from recd_plugins.api.access import measure_access
 from recd_plugins.api.model import build_model, tables_of

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recd_plugin_scars.hot_order import evenly_spread, sort_rows, whole_sessions
+from recd_plugin_scars.hot_rows import evenly_spread, sort_rows, whole_sessions
 from recd_plugin_scars.window_reader import WindowReader
 from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader

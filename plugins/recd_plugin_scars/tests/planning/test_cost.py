@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recd_plugin_scars.planning.cost import BatchRows, expected_unique, row_bytes, seen
-from recd_plugin_scars.planning.load import TableLoad
+from recd_plugin_scars.planning.load import BatchRows, TableLoad, expected_unique, row_bytes, seen
 from recd_plugins.access.distributions import exponential, from_weights, zipf
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_scars.benchmarks import criteo
 from recd_plugin_scars.planning import Memory, RowOrder, StepCosts, TableLoad
-from recd_plugin_scars.planning.solve import least
+from recd_plugin_scars.planning.order import least
 from recd_plugins.access import TableAccess
 from recd_plugins.access.distributions import exponential, from_weights, half_normal, zipf
 from recd_plugins.errors import SetupError

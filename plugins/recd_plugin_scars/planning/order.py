@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 from recd_plugin_scars.planning.load import TableLoad
-from recd_plugin_scars.planning.solve import least
 from recd_plugins.api import SetupError
 
 
@@ -177,3 +177,36 @@ class RowOrder:
         """The segment of ``place``, and how many of its rows are before it."""
         segment = int(np.searchsorted(self._ends, place, "right")) - 1
         return segment, place - int(self._ends[segment])
+
+
+def least(function: Callable[[int], float], last: int) -> int:
+    """Where ``function`` is least, of 0 to ``last``; of equal ones the first.
+
+    What a sample costs (SCARS, section II) mostly falls and then rises with the rows that are
+    cached, and a binary search finds the least. But it can rise first: few cached rows make
+    the batch smaller and save little, and only many of them pay. So the search looks at the ends
+    and at some places between them, close together near the ends, and then by halves around each
+    that no neighbour is below: O(log last) evaluations.
+    """
+    function = cache(function)
+    parts = max(1, last.bit_length())
+    near_an_end = [min(last, 1 << power) for power in range(parts)]
+    evenly = [last * part // parts for part in range(parts + 1)]
+    places = sorted({*near_an_end, *(last - place for place in near_an_end), *evenly})
+    values = [function(place) for place in places]
+    found = set(places)
+    for index, value in enumerate(values):
+        before, after = max(index - 1, 0), min(index + 1, len(places) - 1)
+        if value <= values[before] and value <= values[after]:
+            found.add(_by_halves(function, places[before], places[after]))
+    return min(found, key=lambda place: (function(place), place))
+
+
+def _by_halves(function: Callable[[int], float], low: int, high: int) -> int:
+    while low < high:
+        middle = (low + high) // 2
+        if function(middle + 1) < function(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,198 @@
+"""Report of what cached tables moved in a run, next to the prediction of their plan (SCARS)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar
+
+from rich.console import RenderableType
+from rich.table import Table
+from torch import nn
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSharding, ShardingType
+
+from recd_plugin_scars.planning import CachedTable
+from recd_plugin_scars.runtime.kernel import cache_traffic
+from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugins.api import Section, TrainedRun
+from recd_plugins.api.files import bytes_text
+
+_COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
+
+
+@dataclass(frozen=True)
+class StepTraffic:
+    """The traffic of one table in one step of all ranks; a row counts once per column shard.
+
+    Attributes:
+        lookups: ids.
+        unique_rows: distinct rows of these.
+        hits: distinct rows that were in fast memory.
+        misses: distinct rows read from the backing store.
+        bytes_read: of the backing store, weights and optimizer state.
+        bytes_written: to it.
+    """
+
+    lookups: float
+    unique_rows: float
+    hits: float
+    misses: float
+    bytes_read: float
+    bytes_written: float
+
+    @property
+    def bytes(self) -> float:
+        """Read and written."""
+        return self.bytes_read + self.bytes_written
+
+
+@dataclass(frozen=True)
+class CachedTableReport:
+    """The cache of one table: its size, and its traffic where it was counted and predicted."""
+
+    name: str
+    policy: str
+    num_embeddings: int
+    cached_rows: int
+    observed: StepTraffic | None
+    predicted: StepTraffic | None
+
+    @property
+    def share(self) -> float:
+        """Cached rows over all rows."""
+        return self.cached_rows / self.num_embeddings
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of the backing store, observed over predicted."""
+        return _ratio(_sum([self.observed]), _sum([self.predicted]))
+
+
+@dataclass(frozen=True)
+class CacheReport(Section):
+    """All cached tables of a run, in the order of the model."""
+
+    name: ClassVar[str] = "caches"
+
+    tables: tuple[CachedTableReport, ...]
+
+    @property
+    def observed_bytes(self) -> float | None:
+        """Bytes of the backing store per step, of all tables; None of a run without steps."""
+        return _sum([table.observed for table in self.tables])
+
+    @property
+    def predicted_bytes(self) -> float | None:
+        """The prediction of the plans; None where a table has none."""
+        return _sum([table.predicted for table in self.tables])
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values by table, of all ranks in one step."""
+        tables = {}
+        for table in self.tables:
+            values = asdict(table)
+            name = values.pop("name")
+            tables[name] = values | {"share": table.share, "backing_store_ratio": table.ratio}
+        total = {"observed": self.observed_bytes, "predicted": self.predicted_bytes}
+        return {"tables": tables, "backing_store_bytes": total}
+
+    def shown(self, run: str) -> Sequence[RenderableType]:
+        """A table with a row per cached table, and their sum."""
+        title = "caches: a step of all ranks"
+        table = Table(title=f"{run}, {title}" if run else title)
+        table.add_column("table")
+        for heading in ("rows cached", "hits", "misses", "row bytes", "predicted", "ratio"):
+            table.add_column(heading, justify="right")
+        for cached in self.tables:
+            seen, expected = cached.observed, cached.predicted
+            table.add_row(
+                cached.name,
+                f"{cached.cached_rows:,} ({cached.share:.2%})",
+                *((_number(seen.hits), _number(seen.misses)) if seen else ("-", "-")),
+                *_bytes(_sum([seen]), _sum([expected])),
+            )
+        if len(self.tables) > 1:
+            table.add_section()
+            table.add_row("all", "", "", "", *_bytes(self.observed_bytes, self.predicted_bytes))
+        policies = sorted({cached.policy for cached in self.tables})
+        table.caption = f"distinct rows; bytes read and written\npolicy {', '.join(policies)}"
+        return [table]
+
+
+def counted_by_step(model: nn.Module, steps: int) -> dict[str, StepTraffic]:
+    """Return the mean traffic of a step of this rank, by cached table."""
+    return {
+        name: StepTraffic(**{f.name: getattr(counts, f.name) / steps for f in fields(StepTraffic)})
+        for name, counts in cache_traffic(model).items()
+        if steps
+    }
+
+
+def report_caches(
+    caches: Mapping[str, TableCache], expected: Mapping[str, CachedTable], run: TrainedRun
+) -> CacheReport:
+    """Report the traffic of cached tables next to the prediction for these ranks.
+
+    Args:
+        caches: by table.
+        expected: by table.
+        run: its ranks have observed ``counted_by_step``.
+    """
+    observed = merged(run.observed)
+    shardings = {
+        name: sharding
+        for module in run.plan.plan.values()
+        if isinstance(module, EmbeddingModuleShardingPlan)
+        for name, sharding in module.items()
+    }
+    return CacheReport(
+        tuple(
+            CachedTableReport(
+                table.name,
+                caches[table.name].policy_name,
+                table.num_embeddings,
+                caches[table.name].num_cached_rows(table.num_embeddings),
+                observed.get(table.name),
+                _predicted(expected.get(table.name), shardings[table.name]),
+            )
+            for table in run.tables
+            if table.name in caches
+        )
+    )
+
+
+def merged(ranks: Sequence[Mapping[str, StepTraffic]]) -> dict[str, StepTraffic]:
+    """Sum the traffic of ranks by table."""
+    found: dict[str, Counter[str]] = {}
+    for rank in ranks:
+        for name, part in rank.items():
+            found.setdefault(name, Counter()).update(asdict(part))
+    return {name: StepTraffic(**sums) for name, sums in found.items()}
+
+
+def _predicted(table: CachedTable | None, sharding: ParameterSharding) -> StepTraffic | None:
+    if table is None:
+        return None
+    expected = table.traffic
+    if sharding.sharding_type in _COLUMN_WISE:
+        expected = expected.column_wise(len(sharding.ranks or ()))
+    return StepTraffic(**{f.name: getattr(expected, f.name) for f in fields(StepTraffic)})
+
+
+def _sum(parts: Sequence[StepTraffic | None]) -> float | None:
+    known = [part.bytes for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _ratio(observed: float | None, predicted: float | None) -> float | None:
+    return observed / predicted if observed is not None and predicted else None
+
+
+def _bytes(observed: float | None, predicted: float | None) -> tuple[str, str, str]:
+    ratio = _ratio(observed, predicted)
+    return bytes_text(observed), bytes_text(predicted), "" if ratio is None else f"{ratio:.3f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.2g}"
