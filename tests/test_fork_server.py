@@ -17,7 +17,7 @@ from recd_plugins.processes import starting
 PROGRAM = """
 import multiprocessing, os, signal, time
 from multiprocessing import forkserver
-from recd_plugins.data.worker_processes import start_server
+from recd_plugins.data.workers import start_server
 
 start_server()
 context = multiprocessing.get_context("forkserver")
@@ -42,7 +42,7 @@ def test_it_stays_and_what_it_forks_ends_by_sigterm() -> None:
 SHADOWED = """
 import multiprocessing
 from multiprocessing import forkserver
-from recd_plugins.data.worker_processes import WorkerContext
+from recd_plugins.data.workers import WorkerContext
 from recd_plugins.processes import start_fork_server, starting
 
 forkserver.set_forkserver_preload = lambda modules: None

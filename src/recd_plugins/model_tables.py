@@ -16,7 +16,7 @@ from torchrec.modules.fused_embedding_modules import (
 )
 
 from recd_plugins.errors import SetupError
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Table
 
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _UNPOOLED = (EmbeddingCollection, FusedEmbeddingCollection)

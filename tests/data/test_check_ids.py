@@ -3,7 +3,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.check_ids import check_ids
+from recd_plugins.data.checks import check_ids
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor

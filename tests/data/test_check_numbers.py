@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
 from recd_plugins.data.arrow import dense_features, labels
-from recd_plugins.data.check_numbers import check_numbers
+from recd_plugins.data.checks import check_numbers
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.handover import pack, unpack
+from recd_plugins.data.ipc import pack, unpack
 from recd_plugins.errors import SetupError
 
 

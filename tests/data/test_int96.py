@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugins.data.int96 import int96_columns
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.row_groups import int96_columns
 from recd_plugins.errors import DataError
 
 AT = datetime(2026, 5, 1, 10, 30)

@@ -12,8 +12,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.data.lower import lower
 from recd_plugins.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 # Rows 0 and 2 are equal in a and b; c differs in every row; d is empty in row 1.
 ROWS: dict[str, list[list[int]]] = {
@@ -94,14 +93,14 @@ def partial_batch() -> Batch:
     return Batch(torch.zeros(3, 1), torch.zeros(3), plain, partials=(partial,))
 
 
-def test_partial_sequence_features_have_stored_ids_and_stretches(partial_batch: Batch) -> None:
+def test_partial_sequence_features_have_stored_ids_and_segments(partial_batch: Batch) -> None:
     model_input = lower(partial_batch, Placement(sequence=("c", "m", "n")))
     kjt = model_input.sequence_features
     assert kjt is not None
     assert lists(kjt["m"]) == [[1, 2, 3], [], []]
     assert lists(kjt["n"]) == [[4], [], []]
     assert model_input.num_unique == {"c": 3, "m": 2, "n": 2}
-    assert set(model_input.stretches) == {"m", "n"}
+    assert set(model_input.segments) == {"m", "n"}
     embeddings = kjt.values().float().unsqueeze(1).requires_grad_()
     for name in "mn":
         start = kjt.offset_per_key()[kjt.keys().index(name)]
@@ -168,11 +167,11 @@ def test_moving_keeps_what_is_shared(batch: Batch) -> None:
     assert moved.inverse_lookup["a"] is moved.inverse_lookup["b"]
 
 
-def test_stretches_move_along(partial_batch: Batch) -> None:
+def test_segments_move_along(partial_batch: Batch) -> None:
     assert partial_batch.to(torch.device("meta")).partials[0].values().is_meta
     moved = lower(partial_batch, Placement(sequence=("m",))).to(torch.device("meta"))
-    assert moved.stretches["m"].offsets.is_meta
-    assert moved.stretches["m"].lengths.is_meta
+    assert moved.segments["m"].offsets.is_meta
+    assert moved.segments["m"].lengths.is_meta
 
 
 class Calls(TorchFunctionMode):
@@ -210,8 +209,8 @@ def tensors_of(model_input: ModelInput) -> set[int]:
         if (inverse_indices := kjt.inverse_indices_or_none()) is not None:
             tensors.append(inverse_indices[1])
     tensors += model_input.inverse_lookup.values()
-    for stretches in model_input.stretches.values():
-        tensors += [stretches.offsets, stretches.lengths]
+    for segments in model_input.segments.values():
+        tensors += [segments.offsets, segments.lengths]
     return {id(tensor) for tensor in tensors if tensor is not None}
 
 

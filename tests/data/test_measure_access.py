@@ -17,7 +17,7 @@ from recd_plugins.data.measure_access import measure_access
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Rows, Table
-from recd_plugins.values.model_input import Placement
+from recd_plugins.values.batch import Placement
 
 REGISTRY = """
 version: 1
@@ -59,7 +59,7 @@ def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
     """Ids of the first rows, each list transformed alone."""
     import torch
 
-    from recd_plugins.data.feature_steps import feature_steps
+    from recd_plugins.data.fitted_steps import feature_steps
 
     steps = feature_steps(registry, registry.dataset.schema())[feature]
     counts: Counter[int] = Counter()

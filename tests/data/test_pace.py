@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from recd_plugins.data.pace import MOST_READERS, Pace
+from recd_plugins.data.stalls import MOST_READERS, Pace
 
 seconds = st.floats(0.001, 10)
 readers = st.integers(1, 40)

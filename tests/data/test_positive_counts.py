@@ -9,7 +9,7 @@ import torch
 from tests.fuzz import tables
 
 from recd_plugins import load_registry
-from recd_plugins.data.positive_counts import positive_counts
+from recd_plugins.data.access import positive_counts
 
 
 def test_models_that_are_made_on_the_meta_device_are_told_the_same(

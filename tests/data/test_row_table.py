@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugins.data.list_dict import DECODED, list_dict_field, to_list_dict
-from recd_plugins.data.row_table import RowTable
+from recd_plugins.data.rows import RowTable
 from recd_plugins.interfaces import Origin, Rows
 
 SCHEMA = pa.schema(

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recd_plugins.data.rows_of_split import rows_of_split
+from recd_plugins.data.rows import rows_of_split
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, FeatureSchema, Origin, Reader, Rows, Split
 

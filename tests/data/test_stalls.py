@@ -17,7 +17,7 @@ from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.stalls import StallMeter, StallTotals
 from recd_plugins.interfaces.read_task import BatchBlock
 from recd_plugins.training.meter import Meter
-from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
+from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 
 seconds = st.floats(0, 1e3)
 
@@ -134,8 +134,9 @@ def test_the_first_steps_are_left_out_and_steps_that_take_no_batch(clock):
 def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
     pipeline = object.__new__(RowPipeline)
     monkeypatch.setattr(pipeline, "_dataset", SimpleNamespace(name="dataset"), raising=False)
-    for name in ("_placement", "_session", "_makers"):
-        monkeypatch.setattr(pipeline, name, None, raising=False)
+    monkeypatch.setattr(pipeline, "_session", None, raising=False)
+    transforms = SimpleNamespace(placement=None)
+    monkeypatch.setattr(pipeline, "_transforms", transforms, raising=False)
     lowered = _empty_input()
     monkeypatch.setattr(pipeline, "_convert", lambda rows: clock.after(2.0, rows), raising=False)
     monkeypatch.setattr(
@@ -164,6 +165,6 @@ def test_the_way_from_a_worker():
 
 
 def _empty_input():
-    from recd_plugins.values.model_input import ModelInput
+    from recd_plugins.values.batch import ModelInput
 
     return ModelInput(torch.zeros(0), None, torch.zeros(0))

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from recd_plugin_recd import papercal
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
-from recd_plugins.data.statistics import FOOTER_KEY, read_footer, read_footers
-from recd_plugins.data.statistics_accumulator import StatisticsAccumulator
+from recd_plugins.data.parquet import FOOTER_KEY, read_footers
+from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
 from recd_plugins.values.statistics import (
@@ -211,10 +211,10 @@ def test_a_footer_carries_statistics_and_files_merge(tmp_path):
     for number, part in enumerate(parts):
         write(tmp_path / f"{number}", part, json.dumps(statistics(part).to_json()).encode())
     paths = [tmp_path / "0", tmp_path / "1"]
-    assert read_footer(paths[0]) == statistics(parts[0])
+    assert read_footers([paths[0]]) == statistics(parts[0])
     assert read_footers(paths) == statistics(*parts)
     write(paths[1], parts[1], None)
-    assert read_footer(paths[1]) is None
+    assert read_footers([paths[1]]) is None
     assert read_footers(paths) is None
 
 
@@ -222,7 +222,7 @@ def test_a_footer_carries_statistics_and_files_merge(tmp_path):
 def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path, damage):
     write(tmp_path / "f.parquet", batch([1], x=[[1]]), damage)
     with pytest.raises(DataError, match=r"f\.parquet: the statistics in its footer are damaged"):
-        read_footer(tmp_path / "f.parquet")
+        read_footers([tmp_path / "f.parquet"])
 
 
 def test_a_truncated_file_is_an_error_that_names_it(tmp_path):
@@ -230,7 +230,7 @@ def test_a_truncated_file_is_an_error_that_names_it(tmp_path):
     write(path, batch([1], x=[[1]]), None)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"f\.parquet: no readable Parquet file"):
-        read_footer(path)
+        read_footers([path])
 
 
 def test_footers_of_other_features_are_an_error_that_names_the_file(tmp_path):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.data.list_dict import is_list_dict, to_lists
-from recd_plugins.data.statistics import read_footer
+from recd_plugins.data.parquet import read_footers
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.values.rows import SessionKeys
@@ -76,7 +76,7 @@ def test_row_groups_end_where_sessions_do(tmp_path, size, sessions, expected):
 def test_without_keys_row_groups_are_full_and_there_are_no_statistics(tmp_path):
     write(tmp_path / "t.parquet", table([1] * 4 + [2] * 7), row_group_rows=5, keys=None)
     assert groups(tmp_path / "t.parquet") == [5, 5, 1]
-    assert read_footer(tmp_path / "t.parquet") is None
+    assert read_footers([tmp_path / "t.parquet"]) is None
 
 
 @pytest.mark.parametrize("layout", ["list", "list_dict"])
@@ -120,7 +120,7 @@ def test_the_footer_has_metadata_and_statistics(tmp_path):
     write(tmp_path / "t.parquet", batch, metadata={b"more": b"x"}, row_group_rows=3)
     metadata = pq.read_metadata(tmp_path / "t.parquet").metadata
     assert (metadata[b"made.by"], metadata[b"more"]) == (b"us", b"x")
-    statistics = read_footer(tmp_path / "t.parquet")
+    statistics = read_footers([tmp_path / "t.parquet"])
     assert (statistics.rows, statistics.sessions) == (8, 2)
     assert statistics.features["history"].unchanged_rows == 6
     assert json.loads(metadata[b"recd.statistics"])
@@ -182,7 +182,7 @@ def _write_and_fail(writer):
 def test_a_table_without_features(tmp_path, layout):
     batch = table([1, 1, 2]).select(["session_id", "ts", "price"])
     assert write(tmp_path / "t.parquet", batch, layout=layout).layouts == {}
-    found = read_footer(tmp_path / "t.parquet")
+    found = read_footers([tmp_path / "t.parquet"])
     assert found is not None
     assert (found.rows, found.sessions, found.features) == (3, 2, {})
 

@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data import wire
+from recd_plugins.data import ipc
+from recd_plugins.data.ipc import decode, encode
 from recd_plugins.data.lower import lower
-from recd_plugins.data.wire import decode, encode
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces.read_task import BatchBlock
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 DTYPES = (torch.int64, torch.int32, torch.float32, torch.float64, torch.bool, torch.int8)
 
@@ -116,10 +115,10 @@ def test_tensors_are_views_of_the_buffer(of):
         assert start <= tensor.data_ptr() <= end, f"{name} was copied"
         assert (tensor.data_ptr() - start) % 64 == 0 or not tensor.numel()
         assert torch.equal(tensor, tensors_of(expected)[name])
-    stretches = model_input.stretches["c"]
+    segments = model_input.segments["c"]
     embeddings = torch.rand(model_input.sequence_features.values().numel(), 4)
-    gathered = stretches.gather(embeddings)
-    assert torch.equal(gathered.values(), expected.stretches["c"].gather(embeddings).values())
+    gathered = segments.gather(embeddings)
+    assert torch.equal(gathered.values(), expected.segments["c"].gather(embeddings).values())
 
 
 @pytest.mark.parametrize("form", ["batch", "model input"])
@@ -146,12 +145,12 @@ def test_a_value_is_encoded_the_same_twice():
 def test_another_version_is_refused(monkeypatch):
     sent = encode(torch.arange(3))
     with monkeypatch.context() as patched:
-        patched.setattr(wire, "_versions", lambda: "recd-plugins 9.9, torch 2.13, torchrec 1.8")
+        patched.setattr(ipc, "_versions", lambda: "recd-plugins 9.9, torch 2.13, torchrec 1.8")
         other = encode(torch.arange(3))
     with pytest.raises(SetupError, match=r"a reader has recd-plugins 9\.9.* install the same"):
         decode(other)
     with monkeypatch.context() as patched:
-        patched.setattr(wire, "WIRE_VERSION", wire.WIRE_VERSION + 1)
+        patched.setattr(ipc, "WIRE_VERSION", ipc.WIRE_VERSION + 1)
         with pytest.raises(SetupError, match=r"version 1; .* version 2"):
             decode(sent)
 
@@ -175,4 +174,4 @@ def test_the_header_stays_where_it_is():
     """Readers of another version are told apart by it."""
     magic, version = struct.unpack_from("<8sQ", encode(1).tobytes())
     assert magic == b"recdwire"
-    assert version == wire.WIRE_VERSION
+    assert version == ipc.WIRE_VERSION

@@ -25,10 +25,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import DataLoader, build_dataloader
-from recd_plugins.data.worker_processes import _Process
+from recd_plugins.data.workers import _Process
 from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
 from recd_plugins.interfaces import Preprocessing
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 ROWS, ROW_GROUP, BATCH = 700, 64, 16
 

@@ -27,8 +27,7 @@ from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.training.breakdown import StepProfile
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import Placement
+from recd_plugins.values.batch import Batch, Placement
 
 BATCH_SIZE, SESSION, LENGTH = 480, 16, 40
 ROWS = 1000

@@ -49,7 +49,7 @@ from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 FEATURES = ["a", "b"]
 ROWS = 128

@@ -46,7 +46,7 @@ from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 T = TypeVar("T")
 
@@ -252,11 +252,11 @@ def _input(case: Case, rank: int, step: int, form: Form) -> ModelInput:
 
 
 def _every_row_from_the_first_id(batch: ModelInput) -> ModelInput:
-    stretches = {
+    segments = {
         name: replace(each, offsets=torch.zeros_like(each.offsets))
-        for name, each in batch.stretches.items()
+        for name, each in batch.segments.items()
     }
-    return replace(batch, stretches=stretches)
+    return replace(batch, segments=segments)
 
 
 def _whole(tensor: Tensor | ShardedTensor) -> Tensor:

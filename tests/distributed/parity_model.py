@@ -15,8 +15,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.model.sequence_pooling import PoolRows, SequencePooling
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 DIM = 8
 NUM_STEPS = 4

@@ -20,7 +20,7 @@ from recd_plugins.interfaces import Sharding, Table, TablePart
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.registry import Entry
 from recd_plugins.registry.from_file import registry_without_file
-from recd_plugins.values.model_input import Placement
+from recd_plugins.values.batch import Placement
 
 PLAN = {"a": ParameterSharding("row_wise", "fused", [0]), "b": ParameterSharding("x", "y", [0])}
 

@@ -22,7 +22,7 @@ from recd_plugins.errors import ExactnessError, RecdError
 from recd_plugins.planning.machines import default_topology
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 CPU = torch.device("cpu")
 

@@ -18,8 +18,7 @@ from recd_plugins.distributed.clipped_gradients import ClippedGradients
 from recd_plugins.distributed.guards import guard
 from recd_plugins.errors import ExactnessError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 FEATURES = ("a", "b")
 

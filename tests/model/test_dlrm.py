@@ -18,8 +18,7 @@ from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.registry import ModelSpec
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import Placement
+from recd_plugins.values.batch import Batch, Placement
 
 
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:

@@ -29,7 +29,7 @@ from recd_plugins.errors import RegistryError
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction, DotInteraction, interaction_of
 from recd_plugins.registry import ModelSpec
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import ModelInput, Placement
 
 FEATURES, NUM_DENSE, ROWS, DIM = ("a", "b", "c"), 5, 11, 8
 

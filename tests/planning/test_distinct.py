@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.access import sent_reads
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
-from recd_plugins.data.sent_reads import sent_reads
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations

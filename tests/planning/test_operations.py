@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from recd_plugins.planning.compute import Operations, count_operations
 from recd_plugins.planning.products import ProductsAsZeros
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 
 class Products(nn.Module):

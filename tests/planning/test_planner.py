@@ -35,8 +35,8 @@ from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.values.batch import Placement
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
-from recd_plugins.values.model_input import Placement
 
 BATCH_SIZE = 512
 

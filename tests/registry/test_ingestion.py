@@ -10,8 +10,8 @@ from click.testing import CliRunner, Result
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.cli import main
-from recd_plugins.data.ingestion import check_ingestion
 from recd_plugins.data.loader import build_dataloader
+from recd_plugins.data.read_task import check_ingestion
 from recd_plugins.errors import PluginError, RegistryError
 
 PLUGINS = '''

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins.sparse.dedup import ALL_BITS, Deduplicator
-from recd_plugins.sparse.equal_rows import first_equal_rows
+from recd_plugins.sparse.unique_groups import first_equal_rows
 
 LARGEST = 2**63 - 1
 
@@ -81,7 +81,7 @@ def test_torch_operations_agree_with_the_kernel(batch):
 
 def test_torch_operations_are_exact_when_every_hash_collides(monkeypatch):
     monkeypatch.setattr(
-        "recd_plugins.sparse.equal_rows._hash_rows",
+        "recd_plugins.sparse.unique_groups._hash_rows",
         lambda columns, rows, seed: torch.zeros_like(rows),
     )
     rows = [[1], [2], [1], [], [2, 2], [2], []]

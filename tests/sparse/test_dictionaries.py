@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from recd_plugins.sparse.dictionaries import BrokenListError, DictionaryColumn, unique_lists
 from recd_plugins.sparse.from_columns import ikjts_from_dictionaries
-from recd_plugins.sparse.slices import adjacent_runs
+from recd_plugins.sparse.jagged import adjacent_runs
 
 
 def column(lists: list[list[int]], codes: list[int], skip: int = 0) -> DictionaryColumn:

@@ -10,8 +10,7 @@ from tests.summed_types import SummedTypes
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.sparse.index_select import index_select, jagged_index_select
-from recd_plugins.sparse.stretches import Stretches
+from recd_plugins.sparse.index_select import Segments, index_select, jagged_index_select
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 # Ids; embeddings that index positions are quicker for; embeddings that FBGEMM is quicker for.
@@ -120,8 +119,8 @@ def test_many_gradients_of_half_precision(
     rows = torch.ones(2, *shape, dtype=dtype, device=device).requires_grad_()
     often = torch.zeros(4096, dtype=torch.long, device=device)
     jagged = jagged_index_select(JaggedTensor(rows, lengths=often.new_ones(2)), often)
-    stretches = Stretches(often, often + 1, total=4096).gather(rows)
-    for selected in (jagged.values(), index_select(rows, often), stretches.values()):
+    segments = Segments(often, often + 1, total=4096).gather(rows)
+    for selected in (jagged.values(), index_select(rows, often), segments.values()):
         with SummedTypes() as summed:
             (gradients,) = torch.autograd.grad(selected.sum(), rows)
         assert gradients[0].unique().tolist() == [4096]

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.packed_rows import by_torch
+from recd_plugins.sparse.partial_ikjt import by_torch
 
 MAX_SHIFT = 3
 
@@ -201,7 +201,7 @@ def test_it_is_a_pytree_and_moves():
     assert "keys=['a']" in repr(moved)
 
 
-def test_repr_shows_stretches():
+def test_repr_shows_segments():
     partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of({"a": [[1, 2], [2, 3]]}))
     text = repr(partial)
     assert "2 rows" in text

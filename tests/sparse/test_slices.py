@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from recd_plugins.sparse.slices import adjacent, adjacent_runs, tensors_of
+from recd_plugins.sparse.jagged import adjacent, adjacent_runs, tensors_of
 
 
 def test_slices_of_one_array_are_one_tensor_again():

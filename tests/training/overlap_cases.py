@@ -23,7 +23,7 @@ from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 
 def events(rank: int, world_size: int) -> list[str]:

@@ -36,7 +36,7 @@ from recd_plugins.training.profile_events import (
     host_seconds,
     memory_of_step,
 )
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 from recd_plugins.values.stages import STAGES, StageTimes, stage_of
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from recd_plugins.registry import Entry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.callbacks import Callbacks, Called, callbacks_of
 from recd_plugins.training.checkpoint import Progress
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 TABLES = (Table("t_user", ("user",), 100, 4, pooled=True),)
 

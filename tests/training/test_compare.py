@@ -19,7 +19,7 @@ from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.result import Result
 from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.validation import ValidationReport
-from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
+from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.values.stages import STAGES, StageTimes
 
 

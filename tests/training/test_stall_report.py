@@ -8,7 +8,7 @@ from rich.console import Console
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.training import stall_report
 from recd_plugins.training.stall_report import StallReport, stall_advice, stall_table
-from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
+from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 
 
 @pytest.fixture(autouse=True)

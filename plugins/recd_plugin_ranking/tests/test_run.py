@@ -22,7 +22,7 @@ from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugin_scoring.export import PROGRAM, export_to
 from recd_plugins import load_registry, prepare
 from recd_plugins.cli import main
-from recd_plugins.data.rows_of_split import rows_of_split
+from recd_plugins.data.rows import rows_of_split
 from recd_plugins.errors import DataError
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks

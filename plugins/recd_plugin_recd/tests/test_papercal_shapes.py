@@ -16,7 +16,7 @@ from recd_plugin_recd.papercal_shapes import TableColumns, shape_of
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.cli import main
-from recd_plugins.data.statistics_accumulator import StatisticsAccumulator
+from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
 

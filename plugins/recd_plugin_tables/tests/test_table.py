@@ -195,7 +195,7 @@ def test_what_recd_validate_asks_opens_local_files_alone(
         raise AssertionError(f"{place} is opened")
 
     monkeypatch.setattr(opening, "_LIBRARIES", dict.fromkeys(opening._LIBRARIES, opened))
-    monkeypatch.setattr(Location, "_file_system", opened)
+    monkeypatch.setattr(Location, "file_system", opened)
     options = {"columns": COLUMNS, "path": path, option: place}
     assert Table(Table.Options.model_validate(options)).mistakes() == ()
 

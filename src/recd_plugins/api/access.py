@@ -8,9 +8,8 @@ from recd_plugins.access.counting import TableCounter
 from recd_plugins.access.counts import add_counts, keep_most_read
 from recd_plugins.access.distributions import exponential, from_weights, half_normal, zipf
 from recd_plugins.access.reuse import ReuseHistogram, from_reuse_histogram, read_reuse_histograms
-from recd_plugins.data.access_options import AccessOptions
-from recd_plugins.data.measure_access import measure_access
-from recd_plugins.data.training_rows import training_rows
+from recd_plugins.data.measure_access import AccessOptions, measure_access
+from recd_plugins.data.rows import training_rows
 
 __all__ = [
     "AccessOptions",

@@ -4,14 +4,12 @@ For converters, preprocessing and poolings, which import it inside methods. Need
 TorchRec.
 """
 
-from recd_plugins.data.feature_steps import num_dense_inputs
-from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.data.fitted_steps import build_preprocess, fitted_steps, num_dense_inputs
 from recd_plugins.data.lower import lower
-from recd_plugins.data.preprocess import Preprocess, build_preprocess
+from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
-from recd_plugins.data.wrappers import smallest_batch
+from recd_plugins.data.wrapped_dataset import smallest_batch
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.borders import rounded_borders
 from recd_plugins.sparse.from_columns import (
     ikjts_from_columns,
     ikjts_from_dictionaries,
@@ -20,9 +18,8 @@ from recd_plugins.sparse.from_columns import (
     partial_from_dictionaries,
 )
 from recd_plugins.sparse.index_select import jagged_index_select
-from recd_plugins.sparse.jagged import offsets_of, positions_of_ranges
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.sparse.jagged import offsets_of, positions_of_ranges, rounded_borders
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 __all__ = [
     "Batch",

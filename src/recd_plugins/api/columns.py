@@ -11,7 +11,7 @@ from recd_plugins.data.arrow import (
     place,
     sparse_column,
 )
-from recd_plugins.data.statistics_accumulator import StatisticsAccumulator, session_column
+from recd_plugins.data.statistics import StatisticsAccumulator, session_column
 from recd_plugins.data.table_writer import Nulls, TableWriter, choose_layouts
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
 from recd_plugins.sparse.dictionaries import BrokenListError, DictionaryColumn

@@ -6,15 +6,14 @@ For ingestions, and what plans or measures them. Needs torch.
 from recd_plugins.activity import doing
 from recd_plugins.clock import clock_of
 from recd_plugins.cores import available_cores
+from recd_plugins.data.ipc import decode, encode
 from recd_plugins.data.loader import DataLoader, build_dataloader
-from recd_plugins.data.pace import STALL_TARGET, Pace
 from recd_plugins.data.read_task import hand_out, read_task
-from recd_plugins.data.stalls import StallMeter
-from recd_plugins.data.wire import decode, encode
-from recd_plugins.data.worker_processes import WorkerContext
+from recd_plugins.data.stalls import STALL_TARGET, Pace, StallMeter
+from recd_plugins.data.workers import WorkerContext
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.processes import end_with_parent, portable
-from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
+from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 
 __all__ = [
     "STALL_CAUSES",

@@ -4,18 +4,9 @@ For datasets and their wrappers, and for converters. Needs pyarrow and neither t
 """
 
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.prefetch import prefetch
 from recd_plugins.data.read_plan import History, Piece, ReadPlan, Unit
-from recd_plugins.data.reader import (
-    PlannedReader,
-    ReadPieces,
-    concat_rows,
-    digest,
-    rebatch,
-    slice_rows,
-)
-from recd_plugins.data.row_table import RowTable
-from recd_plugins.data.rows_of_split import rows_of_split
+from recd_plugins.data.reader import PlannedReader, ReadPieces, digest, prefetch
+from recd_plugins.data.rows import RowTable, concat_rows, rebatch, rows_of_split, slice_rows
 
 __all__ = [
     "History",

@@ -4,8 +4,6 @@ For datasets and commands that read tables. Needs pyarrow and neither torch nor 
 tables is in ``recd_plugins.api.columns``.
 """
 
-from recd_plugins.data.buffered_file import ReadOptions
-from recd_plugins.data.int96 import check_int96, int96_columns
 from recd_plugins.data.list_dict import (
     Layout,
     decoded_field,
@@ -16,17 +14,17 @@ from recd_plugins.data.list_dict import (
     to_list_dict,
     to_lists,
 )
-from recd_plugins.data.parquet import ParquetTable, read_metadata
+from recd_plugins.data.parquet import ParquetTable, read_footers, read_metadata
 from recd_plugins.data.row_filter import Condition
-from recd_plugins.data.statistics import read_footers
+from recd_plugins.data.row_groups import ReadOptions, check_int96, int96_columns
 from recd_plugins.data.storage import Location, Url
+from recd_plugins.values.rows import Storage
 from recd_plugins.values.statistics import (
     FeatureStatistics,
     TableStatistics,
     dedupe_factor,
     least_ids_saved,
 )
-from recd_plugins.values.storage import Storage
 
 __all__ = [
     "Condition",

@@ -26,11 +26,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.index_select import Segments, jagged_index_select
 from recd_plugins.sparse.jagged import runs_of_equal_rows
-from recd_plugins.sparse.stretches import Stretches
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,16 @@ class StoredFeature:
     """One feature over the rows that are kept.
 
     Attributes:
-        jagged: the rows; with ``stretches`` one row: the ids that these are stretches of.
+        jagged: the rows; with ``segments`` one row: the ids that these are segments of.
         num_rows: how many are kept.
         inverse: which of them each row of the batch is; None where all B rows are kept.
-        stretches: of a partial IKJT.
+        segments: of a partial IKJT.
     """
 
     jagged: JaggedTensor
     num_rows: int
     inverse: Tensor | None
-    stretches: Stretches | None = None
+    segments: Segments | None = None
 
     def expanded(self) -> JaggedTensor:
         """All B rows."""
@@ -87,10 +85,10 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
             for name in placement.sequence
             if (inverse := sequences[name].inverse) is not None
         },
-        stretches={
-            name: stretches
+        segments={
+            name: segments
             for name in placement.sequence
-            if (stretches := sequences[name].stretches) is not None
+            if (segments := sequences[name].segments) is not None
         },
     )
 
@@ -131,9 +129,9 @@ def _stored(
                 continue
             first_rows, inverse = runs_of_equal_rows([offsets, lengths])
             kept = lengths.index_select(0, first_rows)
-            stretches = Stretches(offsets.index_select(0, first_rows), kept, int(kept.sum()))
+            segments = Segments(offsets.index_select(0, first_rows), kept, int(kept.sum()))
             stored = JaggedTensor(values, lengths=lengths.new_tensor([values.numel()]))
-            yield key, StoredFeature(stored, first_rows.numel(), inverse, stretches)
+            yield key, StoredFeature(stored, first_rows.numel(), inverse, segments)
 
 
 def variable_batch_kjt(

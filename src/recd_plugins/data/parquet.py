@@ -1,41 +1,60 @@
-"""A table of Parquet files, local or in a store: what there is to read, cut into splits."""
+"""A table of Parquet files, local or in a store: its splits, row counts and statistics."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from recd_plugins.data.buffered_file import ReadOptions
-from recd_plugins.data.file_identity import footer_digest, look_at
 from recd_plugins.data.list_dict import is_id_list, is_list_dict, is_marked
 from recd_plugins.data.read_plan import Piece, Unit
-from recd_plugins.data.row_counts import RowCounts, digest_of_footer
 from recd_plugins.data.row_filter import Condition, RowFilter, holds_for_key
-from recd_plugins.data.row_groups import RowGroup, handed_out, read_splits
+from recd_plugins.data.row_groups import (
+    ReadOptions,
+    RowGroup,
+    decoded_schema,
+    footer_digest,
+    look_at,
+    read_splits,
+)
 from recd_plugins.data.storage import Location
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RecdError
+from recd_plugins.files import parse_json, read_note, real_path, write_note
 from recd_plugins.interfaces import Rows
-from recd_plugins.values.storage import Storage
+from recd_plugins.values.rows import Storage
+from recd_plugins.values.statistics import TableStatistics
 
-# Footers that are read at once from a store, where each takes a round trip or two.
-_FOOTERS_AT_ONCE = 16
+#: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
+FOOTER_KEY = b"recd.statistics"
+
+# Files that are read at once from a store, where each takes a round trip or two.
+_FOOTERS_AT_ONCE, _COUNTED_AT_ONCE = 16, 8
 # The folder of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
+_COUNTS_VERSION = 2
+
+_Counts = list[list[int]]
 
 
 class ParquetTable:
     """One table: a Parquet file, or every ``*.parquet`` below a folder in the order of the names.
 
-    Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions; what their
-    names say is no column, but conditions may name it. Features in layout ``list_dict`` come as
+    Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions, whose keys
+    are no columns, but conditions may name them. Features in layout ``list_dict`` come as
     dictionaries of their values.
 
     Args:
@@ -64,7 +83,7 @@ class ParquetTable:
         self._options = options or ReadOptions()
         found = self.root.find(".parquet")
         first, found[0] = _look(found[0])
-        self.schema = handed_out(first)
+        self.schema = decoded_schema(first)
         on_columns = [each for each in where if each.column in self.schema.names]
         self.locations = self._with_keys(found, [each for each in where if each not in on_columns])
         self._where = tuple(on_columns)
@@ -72,7 +91,7 @@ class ParquetTable:
         known = first if self.locations[0] == found[0] else None
         self._metadata, self.locations = map(list, zip(*self._look_at_all(known), strict=True))
         for location, metadata in zip(self.locations, self._metadata, strict=True):
-            self._check_same(found[0], location, handed_out(metadata))
+            self._check_same(found[0], location, decoded_schema(metadata))
 
     @property
     def files(self) -> list[Path]:
@@ -89,7 +108,7 @@ class ParquetTable:
 
     def counted(self, progress: Callable[[int], None] = lambda _groups: None) -> tuple[Unit, ...]:
         """As ``units``; ``progress`` gets how many more row groups were counted."""
-        counts = self._row_counts.counts(progress) if self._row_counts else None
+        counts = None if self._filter is None else self._counts(self._filter, progress)
         units = [
             Unit(number, group, first_row, num_rows if counts is None else counts[number][group])
             for number, groups in enumerate(self._groups)
@@ -99,8 +118,10 @@ class ParquetTable:
 
     @property
     def num_to_count(self) -> int:
-        """Row groups of which a filter's columns have to be read before training."""
-        return self._row_counts.num_unknown if self._row_counts else 0
+        """Row groups whose rows the filter has to count before training."""
+        if self._filter is None or self._cached_counts() is not None:
+            return 0
+        return sum(map(len, self._groups))
 
     def identity(self) -> list[list[str | int]]:
         """Path below the table's, footer and rows of each row group of every file; JSON values."""
@@ -114,12 +135,12 @@ class ParquetTable:
     def contents(self) -> dict[str, dict[str, int | str | None]]:
         """Size of every file, and a digest of its footer, by its path below the table's."""
         return {
-            location.below(self._top): {"bytes": location.size, "footer": digest_of_footer(footer)}
+            location.below(self._top): {"bytes": location.size, "footer": _digest(footer)}
             for location, footer in zip(self.locations, self._metadata, strict=True)
         }
 
     def splits(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[RowGroup]:
-        """Pieces as work items, those of one row group that follow each other as one."""
+        """Yield pieces as work items, consecutive ones of one row group as one."""
         for unit, adjacent in groupby(pieces, key=lambda piece: piece.unit):
             yield RowGroup(
                 file=self.locations[unit.file],
@@ -127,28 +148,87 @@ class ParquetTable:
                 first_row=unit.first_row,
                 group_rows=self._groups[unit.file][unit.group][1],
                 num_rows=unit.num_rows,
-                stretches=tuple((piece.skip, piece.num_rows) for piece in adjacent),
+                ranges=tuple((piece.skip, piece.num_rows) for piece in adjacent),
                 columns=schema,
                 where=self._where,
                 options=self._options,
             )
 
     def read(self, pieces: Iterable[Piece], schema: pa.Schema) -> Generator[Rows, None, None]:
-        """The rows of ``pieces`` with the columns and types of ``schema``; see ``read_splits``."""
+        """Read ``pieces`` with the columns and types of ``schema``; see ``read_splits``."""
         return read_splits(self.splits(pieces, schema))
 
     @cached_property
     def _groups(self) -> list[list[tuple[int, int]]]:
         """First row and rows of every row group of every file."""
-        return [list(_row_groups(metadata)) for metadata in self._metadata]
+        found = []
+        for metadata in self._metadata:
+            rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+            found.append(list(zip(accumulate(rows, initial=0), rows, strict=False)))
+        return found
+
+    def _counts(self, row_filter: RowFilter, progress: Callable[[int], None]) -> _Counts:
+        """Rows that the filter keeps of each row group of each file, noted in the user's cache."""
+        if (cached := self._cached_counts()) is not None:
+            return cached
+        with ThreadPoolExecutor(_COUNTED_AT_ONCE) as threads:
+            counts = list(
+                threads.map(lambda file: self._count(file, row_filter, progress), self.locations)
+            )
+        with suppress(RecdError):  # else every reader counts for itself
+            write_note(self._cache, {"version": _COUNTS_VERSION, "counts": counts})
+        return counts
+
+    def _count(
+        self, location: Location, row_filter: RowFilter, progress: Callable[[int], None]
+    ) -> list[int]:
+        limits = self._options
+        scan = ds.ParquetFragmentScanOptions(
+            pre_buffer=limits.pre_buffer,
+            cache_options=pa.CacheOptions(
+                hole_size_limit=limits.hole_size_limit, range_size_limit=limits.range_size_limit
+            ),
+            page_checksum_verification=True,
+        )
+        counts, where = [], row_filter.expression
+        try:
+            with location.told():
+                files, path = location.file_system()
+                format_ = ds.ParquetFileFormat(default_fragment_scan_options=scan)
+                fragment = format_.make_fragment(path, files)
+                for group in fragment.row_groups:
+                    part = fragment.subset(row_group_ids=[group.id])
+                    if row_filter.floats:  # of a NaN the statistics say nothing
+                        keeps = part.to_table(columns={"keeps": where})["keeps"]
+                        counts.append(pc.sum(keeps).as_py() or 0)
+                    else:
+                        counts.append(part.count_rows(filter=where))
+                    progress(1)
+        except (pa.ArrowException, OSError, UnicodeError) as error:
+            raise DataError(f"{location}: rows cannot be counted: {error}") from error
+        return counts
+
+    def _cached_counts(self) -> _Counts | None:
+        found = read_note(self._cache)
+        if found is None or found["version"] != _COUNTS_VERSION:
+            return None
+        counts: _Counts = found["counts"]
+        return counts
 
     @cached_property
-    def _row_counts(self) -> RowCounts | None:
-        if self._filter is None:
-            return None
-        return RowCounts(
-            self.locations, self._metadata, self._where, self._filter, self._options, self._top
-        )
+    def _cache(self) -> Path:
+        """The note of the counts, named after the files as they are and the conditions."""
+        files = [
+            [each.below(self._top), each.size, each.changed, _digest(footer)]
+            for each, footer in zip(self.locations, self._metadata, strict=True)
+        ]
+        conditions = [[each.column, each.op, each.value] for each in self._where]
+        local = self._top.local
+        place = str(real_path(local)) if local else [self._top.path, self._top.storage.endpoint]
+        text = json.dumps([_COUNTS_VERSION, place, files, conditions], default=str)
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        return Path(cache, "recd", "row_counts", f"{name}.json")
 
     @property
     def _top(self) -> Location:
@@ -176,11 +256,8 @@ class ParquetTable:
             return found
         kept = []
         for location in found:
-            keys = dict(
-                part.split("=", 1)
-                for part in location.below(self.root).split("/")[:-1]
-                if "=" in part
-            )
+            folders = location.below(self.root).split("/")[:-1]
+            keys = dict(part.split("=", 1) for part in folders if "=" in part)
             for condition in where:
                 if condition.column not in keys:
                     raise DataError(
@@ -188,10 +265,7 @@ class ParquetTable:
                         f"is it a key of its folders; there are: "
                         f"{', '.join([*self.schema.names, *keys])}"
                     )
-            if all(
-                holds_for_key(condition, _key(keys[condition.column]), location)
-                for condition in where
-            ):
+            if all(holds_for_key(each, _key(keys[each.column]), location) for each in where):
                 kept.append(location)
         if not kept:
             raise DataError(
@@ -212,7 +286,7 @@ class ParquetTable:
 
 
 def read_metadata(path: Path | Location) -> pq.FileMetaData:
-    """The footer of a file.
+    """Return the footer of a file.
 
     Raises:
         DataError: it is no Parquet file, or a column is marked as another layout than it has.
@@ -221,8 +295,29 @@ def read_metadata(path: Path | Location) -> pq.FileMetaData:
     return _look(Location(path) if isinstance(path, Path) else path)[0]
 
 
+def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
+    """Return the statistics that the files of a table carry, None if one of them carries none.
+
+    Raises:
+        DataError: a file is no Parquet file, its statistics cannot be read, or the files' features
+            differ.
+    """
+    found = []
+    for path in paths:
+        metadata = read_metadata(path).metadata or {}
+        if FOOTER_KEY not in metadata:
+            return None
+        try:
+            found.append(TableStatistics.from_json(parse_json(metadata[FOOTER_KEY])))
+        except ValueError as error:
+            raise DataError(f"{path}: the statistics in its footer are damaged: {error}") from error
+        if found[-1].features.keys() != found[0].features.keys():
+            raise DataError(f"{path}: the statistics have other features than those of {paths[0]}")
+    return TableStatistics.merge(found) if found else None
+
+
 def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
-    """As ``read_metadata``, and the location with what tells the file from others."""
+    """As ``read_metadata``, and the location with what identifies the file's content."""
     try:
         with location.told(), location.open() as file:
             metadata, found = look_at(location, file)
@@ -247,6 +342,13 @@ def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
     return metadata, found
 
 
+def _digest(footer: pq.FileMetaData) -> str:
+    """Digest of row groups, places and statistics: not all file systems say when files change."""
+    sink = io.BytesIO()
+    footer.write_metadata_file(sink)
+    return hashlib.sha256(sink.getbuffer()).hexdigest()
+
+
 def _kind(field: pa.Field) -> str:
     """The type in words. Whether lists can hold nulls makes no difference."""
     if is_list_dict(field):
@@ -256,11 +358,3 @@ def _kind(field: pa.Field) -> str:
 
 def _key(text: str) -> str | None:
     return None if text == _NULL_KEY else unquote(text)
-
-
-def _row_groups(metadata: pq.FileMetaData) -> Iterator[tuple[int, int]]:
-    first_row = 0
-    for group in range(metadata.num_row_groups):
-        num_rows = metadata.row_group(group).num_rows
-        yield first_row, num_rows
-        first_row += num_rows

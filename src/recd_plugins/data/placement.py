@@ -8,7 +8,7 @@ from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces import FeatureSchema, Sharding
 from recd_plugins.model_tables import embedding_modules, table_name
 from recd_plugins.registry import RunConfig
-from recd_plugins.values.model_input import Placement
+from recd_plugins.values.batch import Placement
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from recd_plugins.data.lookups import RegistryLookups
+from recd_plugins.data.wrapped_dataset import RegistryLookups
 from recd_plugins.interfaces import Choice, Dataset, DatasetWrapper, LookupKernels, Setting, Table
 from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.registry.checked_part import CheckedPart, asked_together, by_class
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from recd_plugins.interfaces import TablePart
-    from recd_plugins.values.model_input import Placement
+    from recd_plugins.values.batch import Placement
 
 
 @dataclass(frozen=True)

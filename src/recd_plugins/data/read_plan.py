@@ -1,8 +1,8 @@
 """Who reads which rows: row ranges are dealt to ranks, and a position can be taken up anywhere.
 
-All rows of an epoch stand in one line, unit after unit. Each rank gets one stretch of the line, of
+All rows of an epoch stand in one line, unit after unit. Each rank gets one range of the line, of
 the same number of whole batches; what is left over at the end of the line nobody reads. So a rank
-reads whole units but for the two at the ends of its stretch.
+reads whole units but for the two at the ends of its range.
 
 A position is the history of the epoch: pairs (world size, steps). Rows that were read are cut out
 of the line, and for another number of ranks what is left is dealt anew. Nothing else needs to be
@@ -45,7 +45,7 @@ class Piece:
     num_rows: int
 
 
-#: Stretches of the line, half open, in order.
+#: Ranges of the line, half open, in order.
 Ranges = tuple[tuple[int, int], ...]
 #: Pairs of world size and steps taken at it.
 History = tuple[tuple[int, int], ...]
@@ -119,7 +119,7 @@ def cut_into_blocks(
     """The same rows in blocks of whole batches, for workers of which each reads some.
 
     A new block starts with the first batch that starts in another unit than the batch before it, so
-    that of two blocks only what completes a batch is in one unit. Longer stretches of one unit are
+    that of two blocks only what completes a batch is in one unit. Longer ranges of one unit are
     cut where a block has ``most_rows`` rows, or one batch.
     """
     most_rows = max(1, most_rows // batch_size) * batch_size

@@ -1,33 +1,32 @@
-"""The work of readers anywhere: what they have to know, and what they make of it.
+"""Read tasks: a rank's share of the data, as readers in other processes or machines need it.
 
-A trainer makes a ``ReadTask`` once and gives it to readers: processes of its own or of other
-machines. Of the registry only what reading takes travels: the dataset and its wrappers by class and
-options, and the transformations as the trainer has them. A reader neither fits the
-converter nor makes preprocessing anew, so its batches are those of the trainer to the bit.
+Only the reading part of the registry travels: the dataset and its wrappers by class and options,
+and the transformations as the trainer has them. A reader neither fits the converter nor makes
+preprocessing anew, so its batches are those of the trainer to the bit.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 
-from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
-from recd_plugins.data.transforms import Transforms
+from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
+from recd_plugins.data.wrapped_dataset import RegistryLookups
 from recd_plugins.errors import PluginError, RecdError
-from recd_plugins.interfaces import Dataset, Plugin, Reader, Split, TablePart
+from recd_plugins.interfaces import Dataset, Feed, Ingestion, Plugin, Reader, Split, TablePart
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.processes import portable
 from recd_plugins.registry import RunConfig
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.registry.entries import Entry, at_entry
+from recd_plugins.values.batch import ModelInput
 
 
 def read_task(
@@ -37,7 +36,7 @@ def read_task(
     split: Split = "train",
     prepared: PreparedModel | None = None,
 ) -> ReadTask:
-    """The task of one rank; fits the converter where nobody has yet.
+    """Make the task of one rank; fits the converter where nobody has yet.
 
     Args:
         registry: whose data is read.
@@ -47,8 +46,8 @@ def read_task(
         prepared: as ``build_dataloader`` has it.
 
     Raises:
-        PluginError: a plugin, or what it holds, cannot be pickled.
-        RecdError: what ``RowPipeline`` raises.
+        PluginError: a plugin, or its state, cannot be pickled.
+        RecdError: as ``RowPipeline``.
     """
     transforms = fitted_transforms(registry, prepared)
     known = _for_readers(registry)
@@ -72,7 +71,7 @@ def read_task(
 
 
 class _Reader(TaskReader):
-    """Makes the blocks of a task of what is read, and what becomes of it."""
+    """Makes the blocks of a task."""
 
     def __init__(
         self, task: ReadTask, registry: RunConfig, lookups: RegistryLookups, transforms: Transforms
@@ -141,7 +140,7 @@ class _Reader(TaskReader):
 
 
 def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
-    """The batches of blocks that come in order; ``reader`` is moved along as if it had read them.
+    """Yield the batches of blocks; ``reader`` moves along as if it had read them.
 
     Raises:
         RecdError: the one that ends the blocks.
@@ -164,7 +163,7 @@ def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInpu
 
 
 def _for_readers(registry: RunConfig) -> RunConfig:
-    """What reading takes; transformations travel beside it."""
+    """The part of a registry that reading needs; transformations travel beside it."""
     one = registry.with_training({"workers": 0})
     return RunConfig(
         one.path,
@@ -180,8 +179,55 @@ def _for_readers(registry: RunConfig) -> RunConfig:
 
 
 def _plugins(registry: RunConfig) -> Iterator[Plugin]:
-    """Those that travel."""
+    """The plugins that travel."""
     yield registry.dataset
     yield registry.converter
     for entry in (*registry.wrappers, *registry.preprocessing):
         yield entry.plugin
+
+
+def check_ingestion(registry: RunConfig) -> None:
+    """Refuse to start where the registry's ingestion cannot run.
+
+    Raises:
+        RegistryError: it cannot; names the line of its entry.
+    """
+    if (entry := registry.ingestion) is None:
+        return
+    with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
+        entry.plugin.check()
+
+
+class IngestionFeed(Feed):
+    """The feed that the ingestion of a registry opens for one rank and split; errors name it.
+
+    Args:
+        path: of the registry file.
+        entry: of its ingestion.
+        task: of the rank.
+
+    Raises:
+        RegistryError: it cannot run here; names the line of its entry.
+        PluginError: the ingestion failed.
+    """
+
+    def __init__(self, path: Path, entry: Entry[Ingestion], task: ReadTask) -> None:
+        self._plugin = entry.plugin
+        with at_entry(path, entry), plugin_call(self._plugin, "open"):
+            self._feed = self._plugin.open(task)
+
+    def read(self, reader: Reader) -> Iterator[ModelInput]:
+        """See ``Feed.read``."""
+        with plugin_call(self._plugin, "read"):
+            batches = self._feed.read(reader)
+        return plugin_items(self._plugin, "reading", batches)
+
+    def report(self) -> Mapping[str, float]:
+        """See ``Feed.report``."""
+        with plugin_call(self._plugin, "report"):
+            return self._feed.report()
+
+    def close(self) -> None:
+        """See ``Feed.close``."""
+        with plugin_call(self._plugin, "close"):
+            self._feed.close()

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate, islice
-from typing import Any
+from typing import Any, TypeVar
 
-from recd_plugins.data.list_dict import concat_batches
-from recd_plugins.data.prefetch import prefetch
 from recd_plugins.data.read_plan import History, Piece, ReadPlan, cut_into_blocks
+from recd_plugins.data.rows import rebatch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Reader, Rows
+
+T = TypeVar("T")
 
 #: A generator function that is given pieces and yields their rows: all of them, in the order of the
 #: pieces, in batches of any size. It is closed where an epoch is left early.
 ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
 
 _STATE_VERSION = 1
-# Of a block: what a worker holds in memory and hands over at once.
+# Rows of a block, which a worker holds in memory and hands over at once.
 _MOST_ROWS = 16_384
+_END = object()
 
 
 class PlannedReader(Reader):
@@ -29,9 +33,9 @@ class PlannedReader(Reader):
 
     Args:
         plan: which rows there are.
-        read: how they are read, a ``ReadPieces``; a thread calls it where ``ahead`` is not 0.
-        data: what the data is, JSON values by what to call them; a state remembers them, and one
-            that remembers something else is refused.
+        read: how they are read, a ``ReadPieces``; a thread calls it unless ``ahead`` is 0.
+        data: what the data is, JSON values by name; a state remembers them, and one that remembers
+            something else is refused.
         what: the data and split in an error message.
         rank: this process.
         world_size: processes that share the data.
@@ -102,7 +106,7 @@ class PlannedReader(Reader):
             for block, end in zip(blocks[mine], ends[mine], strict=True):
                 num_steps = sum(piece.num_rows for piece in block) // size
                 yield self._block(batches, end - num_steps, num_steps)
-            next(batches, None)  # what was read is looked at once more when all of it was
+            next(batches, None)  # lets files be checked once more at their end
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
 
     def num_blocks(self) -> int:
@@ -160,7 +164,7 @@ class PlannedReader(Reader):
     def _cut(self) -> tuple[Sequence[tuple[Piece, ...]], Sequence[int]]:
         """The blocks from the current position to the end of the epoch, and the steps after each.
 
-        Those of the last position asked for are kept: readers ask for block after block from one.
+        Kept for the next call: readers ask for block after block from one position.
         """
         position = self._epoch, self._history, self._steps
         if self._cut_from != position:
@@ -181,80 +185,69 @@ class PlannedReader(Reader):
 
     def _batches(self, blocks: Sequence[Sequence[Piece]]) -> Iterator[Rows]:
         pieces = [piece for block in blocks for piece in block]
-        rows = self._read(iter(pieces))
-        if not isinstance(rows, Generator):
-            raise TypeError(
-                f"reading {self._what}: {_name(self._read)} returned {_name(type(rows))}; it is a "
-                "generator function, which is given an iterator of Piece and yields their Rows"
-            )
-        with closing(rows):
-            yield from rebatch(self._checked(rows, pieces), self._plan.batch_size)
+        with closing(self._read(iter(pieces))) as rows:
+            yield from rebatch(self._counted(rows, pieces), self._plan.batch_size)
 
-    def _checked(self, parts: Iterator[Rows], pieces: Sequence[Piece]) -> Iterator[Rows]:
-        """The same, of which there have to be as many rows as in the pieces."""
+    def _counted(self, parts: Iterator[Rows], pieces: Sequence[Piece]) -> Iterator[Rows]:
+        """The same, refused unless there are as many rows as in the pieces."""
         num_rows = 0
         for part in parts:
-            if not isinstance(part, Rows):
-                raise TypeError(
-                    f"reading {self._what}: {_name(self._read)} yielded {_name(type(part))}, not "
-                    "Rows, which say where they came from"
-                )
             num_rows += len(part)
             yield part
         if num_rows != (wanted := sum(piece.num_rows for piece in pieces)):
             raise ValueError(
-                f"reading {self._what}: {_name(self._read)} yielded {num_rows:,} rows of pieces "
-                f"with {wanted:,}"
+                f"reading {self._what}: {num_rows:,} rows were read of pieces with {wanted:,}"
             )
 
 
 def digest(value: object) -> str:
-    """Sixteen hex digits that stand for a JSON value."""
+    """Return sixteen hex digits that stand for a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _name(of: object) -> str:
-    return str(getattr(of, "__qualname__", of))
+def prefetch(make: Callable[[], Iterator[T]], size: int) -> Generator[T, None, None]:
+    """Iterate over ``make()`` in a thread that is at most ``size`` items ahead; 0 reads inline.
 
-
-def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator[Rows]:
-    """The same rows in batches of ``size``; without a copy where a part holds a whole batch.
-
-    Args:
-        parts: any number of rows each.
-        size: of a batch.
-        rest: hand out what fills no batch, too, as the last one.
+    An exception in the thread is raised here, in its turn. The thread ends when this iterator is
+    exhausted, closed or collected.
     """
-    waiting: list[Rows] = []
-    missing = size
-    for part in parts:
-        start = 0
-        while start < len(part):
-            taken = slice_rows(part, start, min(missing, len(part) - start))
-            waiting.append(taken)
-            start += len(taken)
-            missing -= len(taken)
-            if missing == 0:
-                yield concat_rows(waiting)
-                waiting, missing = [], size
-    if rest and waiting:
-        yield concat_rows(waiting)
+    if size == 0:
+        yield from make()
+        return
+    items: queue.Queue[object] = queue.Queue(size)
+    stopped = threading.Event()
+    thread = threading.Thread(
+        target=_fill, args=(make, items, stopped), name="recd-prefetch", daemon=True
+    )
+    thread.start()
+    try:
+        while (item := items.get()) is not _END:
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item  # type: ignore[misc]
+    finally:
+        stopped.set()
+        # Room for the one `put` in which the thread may be waiting.
+        while not items.empty():
+            items.get_nowait()
+        thread.join()
 
 
-def slice_rows(rows: Rows, start: int, length: int) -> Rows:
-    """``length`` of the rows from ``start`` on."""
-    origins, before = [], 0
-    for origin in rows.origins:
-        first, last = max(start, before), min(start + length, before + origin.num_rows)
-        if first < last:
-            origins.append(origin.slice(first - before, last - first))
-        before += origin.num_rows
-    return Rows(rows.data.slice(start, length), tuple(origins))
+class _Failure:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
 
-def concat_rows(parts: list[Rows]) -> Rows:
-    """The same rows as one batch."""
-    if len(parts) == 1:
-        return parts[0]
-    batch = concat_batches([part.data for part in parts])
-    return Rows(batch, tuple(origin for part in parts for origin in part.origins))
+def _fill(
+    make: Callable[[], Iterator[T]], items: queue.Queue[object], stopped: threading.Event
+) -> None:
+    last: object = _END
+    try:
+        for item in make():
+            items.put(item)
+            if stopped.is_set():
+                return
+    except BaseException as error:
+        last = _Failure(error)
+    if not stopped.is_set():
+        items.put(last)

@@ -1,68 +1,120 @@
-"""The input of a model, made of a reader's rows in the trainer or in a reader worker."""
+"""From a reader's rows to the input of a model, the same in the trainer or in a reader worker."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
-from weakref import ref
 
-from recd_plugins.data.check_batch import check_batch, check_rows
-from recd_plugins.data.check_ids import check_ids
-from recd_plugins.data.check_numbers import check_numbers
-from recd_plugins.data.first_rows import first_rows
-from recd_plugins.data.lookups import wrapped_dataset
+from recd_plugins.data.checks import check_ids, check_numbers
+from recd_plugins.data.fitted_steps import build_preprocess, feature_steps, num_ids_of
 from recd_plugins.data.lower import lower
-from recd_plugins.data.own_memory import OwnMemory
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.data.sessions import session_column, session_ids
-from recd_plugins.data.transforms import Transforms
-from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Converter, Rows
+from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.data.rows import session_ids
+from recd_plugins.data.wrapped_dataset import first_rows, session_column, wrapped_dataset
+from recd_plugins.errors import Problem, RegistryError
+from recd_plugins.interfaces import Converter, FeatureSchema, Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.registry import RunConfig
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import MakingTimes, ModelInput
-from recd_plugins.words import did_you_mean
+from recd_plugins.values.batch import Batch, MakingTimes, ModelInput, Placement
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Transforms:
+    """The parts of ``RowPipeline``; pickled, they are those of the trainer.
+
+    Attributes:
+        schema: which columns of rows are what.
+        converter: fitted.
+        preprocess: the steps of every feature.
+        placement: which features the model looks up how.
+        num_embeddings: rows of the table of each feature, where that is known.
+    """
+
+    schema: FeatureSchema
+    converter: Converter
+    preprocess: Preprocess
+    placement: Placement
+    num_embeddings: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        registry: RunConfig,
+        placement: Placement | None = None,
+        num_embeddings: Mapping[str, int] | None = None,
+    ) -> Transforms:
+        """Make the transforms of a registry whose converter is fitted.
+
+        Args:
+            registry: its converter and preprocessing.
+            placement: of the model's features; the demo model's without it.
+            num_embeddings: rows of the table of each feature; ids of others are not checked.
+
+        Raises:
+            RecdError: a step of preprocessing cannot be fitted.
+            RegistryError: a pattern matches no feature, or a step makes more ids than a table has
+                rows.
+        """
+        # Imported here: the demo model's placement needs torchrec's modules, readers do not.
+        from recd_plugins.data.placement import plan_placement
+
+        schema = registry.dataset.schema()
+        _check_tables(registry, schema, num_embeddings or {})
+        return cls(
+            schema,
+            registry.converter,
+            build_preprocess(registry, schema),
+            plan_placement(registry, schema) if placement is None else placement,
+            num_embeddings or {},
+        )
+
+
+def _check_tables(
+    registry: RunConfig, schema: FeatureSchema, num_embeddings: Mapping[str, int]
+) -> None:
+    """Refuse tables that are too small before a run, not at the first id that is too large."""
+    problems = []
+    for feature, steps in feature_steps(registry, schema).items():
+        made, rows = num_ids_of(steps[-1]) if steps else None, num_embeddings.get(feature)
+        if made is None or rows is None or made <= rows:
+            continue
+        path, line, field = steps[-1].stands_at or (str(registry.path), 0, "preprocessing")
+        message = (
+            f"{steps[-1].name} makes {made:,} ids of {feature}, whose table has {rows:,} rows: "
+            "give it as many (num_embeddings), or make fewer"
+        )
+        problems.append(Problem(path, line, field, message))
+    if problems:
+        raise RegistryError(problems)
+
+
 class RowPipeline:
-    """Converts, preprocesses and lowers batches of rows, and looks at what plugins return.
+    """Converts, preprocesses and lowers batches of rows.
 
     Args:
         registry: whose dataset is read.
-        transforms: say what model the inputs suit; the demo model, with ids that are not checked,
-            without them.
+        transforms: for the model; without them for the demo model, with ids that are not checked.
 
     Raises:
         DataError: the data is missing or wrong.
-        PluginError: a plugin failed, or returned what its kind does not allow.
+        PluginError: a plugin failed.
         RegistryError: a pattern matches no feature.
     """
 
     def __init__(self, registry: RunConfig, transforms: Transforms | None = None) -> None:
-        transforms = transforms or fitted_transforms(registry)
+        self._transforms = transforms or fitted_transforms(registry)
         self._dataset = wrapped_dataset(registry)
         self._session = session_column(self._dataset)
-        self._batch_size = registry.training.batch_size
-        self._schema = transforms.schema
-        self._converter = transforms.converter
-        steps = (entry.plugin.name for entry in registry.preprocessing)
-        self._makers = [*dict.fromkeys((self._converter.name, *steps))]
-        self._preprocess = transforms.preprocess
-        self._placement = transforms.placement
-        self._num_embeddings = transforms.num_embeddings
-        self._before: ref[Batch] | None = None
 
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
-        """What batches of a reader become, read when it is asked for, with the seconds it took."""
+        """Yield model inputs with the seconds they took; batches are read on demand."""
         rows_of_batches = self.reading(batches)
-        own_memory = OwnMemory(self._makers)
         while True:
             start = time.perf_counter()
             rows = next(rows_of_batches, None)
@@ -71,56 +123,49 @@ class RowPipeline:
             fill = time.perf_counter() - start
             converted, convert = _timed(self._convert, rows)
             batch, preprocess = _timed(self._transform, converted, rows)
-            lowered, transfer = _timed(lower, batch, self._placement)
-            own_memory.check(lowered)
+            lowered, transfer = _timed(lower, batch, self._transforms.placement)
             making = MakingTimes(fill, convert, preprocess, transfer)
             sessions = None if self._session is None else session_ids(rows, self._session)
             yield replace(lowered, groups=rows.groups, making=making, sessions=sessions)
 
     def batch(self, rows: Rows) -> Batch:
-        """What one batch of a reader becomes before it is lowered."""
+        """Return one batch before it is lowered."""
         return self._transform(self._convert(rows), rows)
 
     def _convert(self, rows: Rows) -> Batch:
-        check_rows(self._dataset, rows, self._batch_size)
-        with plugin_call(self._converter, "convert"):
-            batch = self._converter.convert(rows, self._schema)
-        check_batch(self._converter, batch, len(rows), self._schema)
-        if self._before is not None and self._before() is batch:
-            raise PluginError(
-                f"{self._converter.title}: convert returned the batch of the rows before once "
-                "more: return a Batch of its own for each call"
-            )
-        self._before = ref(batch)
-        check_numbers(batch, self._schema, rows)
+        converter, schema = self._transforms.converter, self._transforms.schema
+        with plugin_call(converter, "convert"):
+            batch = converter.convert(rows, schema)
+        check_numbers(batch, schema, rows)
         return batch
 
     def _transform(self, batch: Batch, rows: Rows) -> Batch:
-        batch = self._preprocess(batch, rows)
-        check_ids(batch, self._num_embeddings, rows, self._preprocess.made_by)
+        preprocess = self._transforms.preprocess
+        batch = preprocess(batch, rows)
+        check_ids(batch, self._transforms.num_embeddings, rows, preprocess.made_by)
         return batch
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
-        """The same items, which code of the dataset yields: what it raises names the dataset."""
+        """Yield the items of code of the dataset, whose errors name the dataset."""
         return plugin_items(self._dataset, "reading", items)
 
 
 def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> tuple[T, float]:
-    """What ``function`` returns, and its seconds."""
+    """The result of ``function``, and its seconds."""
     start = time.perf_counter()
     result = function(*arguments, **options)
     return result, time.perf_counter() - start
 
 
 def fitted_transforms(registry: RunConfig, prepared: PreparedModel | None = None) -> Transforms:
-    """The transforms of a registry, its converter fitted, for the model that is prepared.
+    """Return the transforms of a registry, its converter fitted, for the model that is prepared.
 
     Args:
         registry: its converter and preprocessing.
         prepared: None: for the demo model, with ids that are not checked.
 
     Raises:
-        RecdError: what ``RowPipeline`` raises.
+        RecdError: as ``RowPipeline``.
     """
     fit_converter(registry)
     if prepared is None:
@@ -141,26 +186,4 @@ def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
         rows = first_rows(registry)
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
-    with plugin_call(registry.converter, "dedupe_factors"):
-        factors = registry.converter.dedupe_factors()
-    _check_factors(registry.converter, factors, registry.dataset.schema().sparse)
     registry.converter.is_fitted = True
-
-
-def _check_factors(converter: Converter, factors: object, sparse: Sequence[str]) -> None:
-    """Refuse what planning could not reckon with."""
-    if not isinstance(factors, Mapping):
-        raise PluginError(
-            f"{converter.title}: dedupe_factors returned {factors!r:.80}; expected a mapping"
-        )
-    for name, factor in factors.items():
-        if name not in sparse:
-            raise PluginError(
-                f"{converter.title}: dedupe_factors names {name!r}, which is no sparse feature"
-                + did_you_mean(str(name), sparse)
-            )
-        if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
-            raise PluginError(
-                f"{converter.title}: dedupe_factors of feature {name} is {factor!r:.80}; expected "
-                "ids for one that is stored, a finite number above 0"
-            )

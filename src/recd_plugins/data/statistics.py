@@ -1,51 +1,275 @@
-"""How much the lists of a table repeat: the characterisation of the RecD paper (section 3).
-
-Statistics are sums over rows and over pairs of neighbouring rows of a session, so those of several
-files add up to those of the table. Parquet files that a ``TableWriter`` made carry theirs in the
-footer.
-"""
+"""Statistics of a table, counted while its rows stream by (RecD, section 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-from recd_plugins.data.parquet import read_metadata
-from recd_plugins.data.storage import Location
+import numba
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.arrow import place, sparse_column
+from recd_plugins.data.list_dict import id_features
 from recd_plugins.errors import DataError
-from recd_plugins.files import parse_json
-from recd_plugins.values.statistics import TableStatistics
+from recd_plugins.sparse.dedup import address_of
+from recd_plugins.sparse.memory import int32_at, int64_at
+from recd_plugins.sparse.overlap import next_change, offset_at, overlap
+from recd_plugins.values.rows import Origin, Rows, SessionKeys
+from recd_plugins.values.statistics import MAX_SHIFT, FeatureStatistics, TableStatistics
 
-#: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
-FOOTER_KEY = b"recd.statistics"
+u64 = np.uint64
+_MIX = u64(0x9E3779B97F4A7C15)
+
+_SESSION_TYPES = (
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+    pa.types.is_boolean,
+    pa.types.is_floating,
+    pa.types.is_decimal,
+)
 
 
-def read_footer(path: Path | Location) -> TableStatistics | None:
-    """The statistics that a Parquet file carries, None where it carries none.
+class StatisticsAccumulator:
+    """Takes the rows of a table in stored order, in batches of any size.
+
+    Sessions may go on from batch to batch. Memory is one row and, while a batch is compared, its
+    features as lists.
+
+    Args:
+        schema: of the batches; features are its lists of integers in either layout.
+        keys: ``keys.session`` is the column that tells sessions apart.
+        features: names of the features instead, single integers may be among them.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, keys: SessionKeys, features: Sequence[str] | None = None
+    ) -> None:
+        self.features: tuple[str, ...] = tuple(
+            id_features(schema) if features is None else features
+        )
+        self._session = keys.session
+        self._rows = self._pairs = 0
+        self._counts = np.zeros((len(self.features), 4), np.int64)
+        self._ids = np.zeros(len(self.features), np.int64)
+        self._last: dict[str, np.ndarray] = {}
+        self._last_session: pa.Array | None = None
+
+    def add(self, batch: pa.RecordBatch | Rows) -> np.ndarray:
+        """Add rows.
+
+        Returns:
+            bool ``[num_features, B]``: whether the row differs from the one before it, the first
+            from the last one of the batch before. The table's first row is False.
+
+        Raises:
+            DataError: a column is missing or of another type, or has a null.
+        """
+        rows = batch if isinstance(batch, Rows) else self._with_origin(batch)
+        num_rows = len(rows)
+        changed = np.zeros((len(self.features), num_rows), np.bool_)
+        if not num_rows:
+            return changed
+        continues = self._continues(rows)
+        columns = {name: sparse_column(rows, name) for name in self.features}
+        _compare(list(columns.values()), continues, self._counts, changed)
+        if self._last:
+            # The last row of the batch before and the first of this one, as two rows.
+            seam = [
+                _two_rows(self._last[name], ids[offsets[0] : offsets[1]])
+                for name, (ids, offsets) in columns.items()
+            ]
+            both = np.zeros((len(seam), 2), np.bool_)
+            _compare(seam, np.array([False, continues[0]]), self._counts, both)
+            changed[:, 0] = both[:, 1]
+        ids = [int(offsets[-1] - offsets[0]) for _, offsets in columns.values()]
+        self._ids += np.array(ids, np.int64)
+        self._last = {
+            name: ids[offsets[-2] : offsets[-1]].copy() for name, (ids, offsets) in columns.items()
+        }
+        self._rows += num_rows
+        self._pairs += int(np.count_nonzero(continues))
+        return changed
+
+    def result(self) -> TableStatistics:
+        """The statistics of all rows so far."""
+        sessions = self._rows - self._pairs
+        features = {
+            name: FeatureStatistics(self._rows, sessions, int(ids), *map(int, counts))
+            for name, ids, counts in zip(self.features, self._ids, self._counts, strict=True)
+        }
+        return TableStatistics(self._rows, sessions, features)
+
+    def _with_origin(self, batch: pa.RecordBatch) -> Rows:
+        return Rows(batch, (Origin("the table", self._rows, batch.num_rows),))
+
+    def _continues(self, rows: Rows) -> np.ndarray:
+        """Whether each row is of the session of the row before it, bool ``[B]``."""
+        sessions = session_column(rows, self._session)
+        continues = np.zeros(len(rows), np.bool_)
+        same = pc.equal(sessions.slice(1), sessions.slice(0, len(rows) - 1))
+        continues[1:] = same.to_numpy(zero_copy_only=False)
+        if self._last_session is not None:
+            continues[0] = pc.equal(sessions.slice(0, 1), self._last_session)[0].as_py()
+        # Copied: a slice would keep the whole column.
+        self._last_session = sessions.take(pa.array([len(rows) - 1]))
+        return continues
+
+
+def session_column(rows: Rows, name: str) -> pa.Array:
+    """The column of the session: numbers, strings or binary values; a dictionary is decoded.
 
     Raises:
-        DataError: it is no Parquet file, or its statistics cannot be read.
+        DataError: it is missing, of another type, or has a null.
     """
-    metadata = read_metadata(path).metadata or {}
-    if FOOTER_KEY not in metadata:
-        return None
-    try:
-        return TableStatistics.from_json(parse_json(metadata[FOOTER_KEY]))
-    except ValueError as error:
-        raise DataError(f"{path}: the statistics in its footer are damaged: {error}") from error
+    index = rows.data.schema.get_field_index(name)
+    where = rows.origins[0].path if rows.origins else "the table"
+    if index < 0:
+        raise DataError(
+            f"{where}: no column {name!r} for the session; the columns are "
+            f"{', '.join(rows.data.schema.names)}"
+        )
+    column = rows.data.column(index)
+    if column.null_count:
+        row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+        raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")
+    check_session_type(rows.data.schema.field(name), where)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
-    """The merged statistics of the files of a table, None where one of them carries none.
+def check_session_type(field: pa.Field, where: object) -> None:
+    """Refuse a column of sessions that are no numbers, strings or binary values.
 
     Raises:
-        DataError: a file is no Parquet file, or the files' features differ.
+        DataError: names ``where``, the column and its type.
     """
-    parts = [read_footer(path) for path in paths]
-    found = [part for part in parts if part is not None]
-    if not found or len(found) < len(parts):
-        return None
-    for path, part in zip(paths, found, strict=True):
-        if part.features.keys() != found[0].features.keys():
-            raise DataError(f"{path}: the statistics have other features than those of {paths[0]}")
-    return TableStatistics.merge(found)
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if not any(is_kind(kind) for is_kind in _SESSION_TYPES):
+        raise DataError(
+            f"{where}: column {field.name} is {field.type}; sessions are told apart by numbers, "
+            "strings or binary values"
+        )
+
+
+def _two_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.array([0, len(first), len(first) + len(second)], np.int32)
+    return np.concatenate([first, second]), ends
+
+
+def _compare(
+    columns: Sequence[tuple[np.ndarray, np.ndarray]],
+    continues: np.ndarray,
+    counts: np.ndarray,
+    changed: np.ndarray,
+) -> None:
+    addresses = np.array(
+        [(address_of(ids), address_of(offsets), offsets.itemsize == 8) for ids, offsets in columns],
+        np.int64,
+    ).reshape(-1, 3)
+    compare_rows(addresses, continues, MAX_SHIFT, counts, changed)
+
+
+@numba.njit(inline="always")
+def _num_common(
+    items: Any,
+    first: Any,
+    first_length: Any,
+    second: Any,
+    second_length: Any,
+    table: Any,
+    call: Any,
+) -> Any:
+    """How many ids of the second list stand in the first; one that stands there twice counts twice.
+
+    Args:
+        items: ids.
+        first, first_length: where the first list starts, and its ids.
+        second, second_length: the same of the second.
+        table: int64 ``[3, a power of two > first_length]``, scratch: ids, how many of each are left
+            and the call that wrote it.
+        call: a number that no other call with this table has, not 0.
+    """
+    mask = u64(table.shape[1] - 1)
+    for index in range(first_length):
+        item = items[first + u64(index)]
+        slot = (u64(item) * _MIX >> u64(32)) & mask
+        while table[2, slot] == call and table[0, slot] != item:
+            slot = (slot + u64(1)) & mask
+        if table[2, slot] != call:
+            table[0, slot], table[1, slot], table[2, slot] = item, 0, call
+        table[1, slot] += 1
+    shared = 0
+    for index in range(second_length):
+        item = items[second + u64(index)]
+        slot = (u64(item) * _MIX >> u64(32)) & mask
+        while table[2, slot] == call and table[0, slot] != item:
+            slot = (slot + u64(1)) & mask
+        if table[2, slot] == call and table[1, slot] > 0:
+            table[1, slot] -= 1
+            shared += 1
+    return shared
+
+
+@numba.njit(cache=True, nogil=True)
+def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, changed: Any) -> None:
+    """Compare each row of each column of int64 ids with the row before it.
+
+    Args:
+        columns: int64 ``[num_columns, 3]``: address of the ids, address of the offsets ``[B + 1]``,
+            1 if these have 64 bits and 0 if 32.
+        continues: bool ``[B]``: whether a row is of the session of the row before it. The first row
+            has none before it, whatever stands there.
+        max_shift: how far a row may have moved on.
+        counts: int64 ``[num_columns, 4]``, is added to, over rows that continue a session: rows
+            that equal the row before, their ids, ids shared by a shift, ids shared at any place.
+        changed: bool ``[num_columns, B]``, out: whether a row differs from the row before it.
+    """
+    num_rows = u64(len(continues))
+    table, call = np.zeros((3, 64), np.int64), 0
+    for column in range(len(columns)):
+        items = int64_at(columns[column, 0])
+        words, offsets, wide = int32_at(columns[column, 0]), columns[column, 1], columns[column, 2]
+        changed[column, :] = False
+        rows = 0
+        ids = new_ids = strange_ids = np.int64(0)
+        for index in range(1, num_rows):
+            if continues[index]:
+                rows += 1
+                row = u64(index)
+                ids += np.int64(
+                    offset_at(offsets, wide, row + u64(1)) - offset_at(offsets, wide, row)
+                )
+        equal_rows, equal_ids = rows, ids
+        row, stop = u64(1), u64(0)
+        while True:
+            row, stop = next_change(words, u64(1), offsets, wide, row, stop, num_rows)
+            if row >= num_rows:
+                break
+            changed[column, row] = True
+            if continues[row]:
+                start = offset_at(offsets, wide, row)
+                before = offset_at(offsets, wide, row - u64(1))
+                length = offset_at(offsets, wide, row + u64(1)) - start
+                old_length = start - before
+                equal_rows -= 1
+                equal_ids -= np.int64(length)
+                moved = overlap(words, u64(1), before, old_length, start, length, max_shift)
+                kept = u64(0) if moved < 0 else old_length - u64(moved)
+                new_ids += np.int64(length - kept)
+                while u64(table.shape[1]) < u64(2) * (old_length + u64(1)):
+                    table = np.zeros((3, 2 * table.shape[1]), np.int64)
+                call += 1
+                # A shift shares what both have of it; of the rest, what stands in both.
+                strange_ids += np.int64(length - kept) - _num_common(
+                    items, before, old_length - kept, start + kept, length - kept, table, call
+                )
+            row += u64(1)
+        counts[column, 0] += equal_rows
+        counts[column, 1] += equal_ids
+        counts[column, 2] += ids - new_ids
+        counts[column, 3] += ids - strange_ids

@@ -25,8 +25,8 @@ from recd_plugins.data.list_dict import (
     to_list_dict,
     to_lists,
 )
-from recd_plugins.data.statistics import FOOTER_KEY
-from recd_plugins.data.statistics_accumulator import StatisticsAccumulator, check_session_type
+from recd_plugins.data.parquet import FOOTER_KEY
+from recd_plugins.data.statistics import StatisticsAccumulator, check_session_type
 from recd_plugins.errors import DataError
 from recd_plugins.values.rows import Origin, Rows, SessionKeys
 

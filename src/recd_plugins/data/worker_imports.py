@@ -10,10 +10,7 @@ with without_collections():
     import numba
     import pyarrow as pa
     import pyarrow.parquet
-
-    import recd_plugins.data.placement
-    import recd_plugins.data.row_pipeline
-    import recd_plugins.data.workers  # noqa: F401
+    import torchdata.stateful_dataloader  # noqa: F401
 
 
 @numba.njit(cache=True)

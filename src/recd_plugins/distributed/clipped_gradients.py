@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.errors import ExactnessError, SetupError
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 from recd_plugins.words import shortened
 
 _OPTION = "gradient_clipping"
@@ -122,7 +122,7 @@ def check_deduplicated(model: nn.Module, batch: ModelInput) -> None:
     """
     if not ClippedGradients.in_use:
         return
-    stored = {*batch.inverse_lookup, *batch.stretches}
+    stored = {*batch.inverse_lookup, *batch.segments}
     for clipped in _inside(model):
         clipped.check_stored(stored)
 

@@ -18,7 +18,7 @@ from recd_plugins.distributed.clipped_gradients import check_deduplicated
 from recd_plugins.distributed.stored_rows import takes_stored_rows
 from recd_plugins.errors import ExactnessError
 from recd_plugins.model_tables import left_modules
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 
 def guard(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from torchrec.distributed.types import (
 
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Choice
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Table
 from recd_plugins.words import shortened
 
 #: Sums of bags of these are added up on their way.

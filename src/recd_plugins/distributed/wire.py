@@ -16,7 +16,7 @@ from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 from recd_plugins.distributed.int8 import SCALE_BYTES, Int8, block_of
 from recd_plugins.errors import SetupError
 from recd_plugins.registry.training_spec import TrainingSpec
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Table
 
 Codecs = dict[str, QuantizedCommCodecs]
 

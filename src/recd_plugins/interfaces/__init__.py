@@ -41,8 +41,7 @@ from recd_plugins.interfaces.table_part import (
     TablePart,
     TrainedRun,
 )
-from recd_plugins.values.rows import FeatureSchema, Origin, Rows, SessionKeys
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import FeatureSchema, Origin, Rows, SessionKeys, Table
 
 __all__ = [
     "MOST_UNKNOWN",

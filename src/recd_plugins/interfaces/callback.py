@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces.dataset import Split
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recd_plugins.values.model_input import ModelInput
+    from recd_plugins.values.batch import ModelInput
 
 
 @dataclass(frozen=True)

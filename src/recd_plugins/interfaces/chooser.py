@@ -12,7 +12,7 @@ from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces.setting import Setting
 from recd_plugins.interfaces.sharding import Sharding
 from recd_plugins.interfaces.table_part import Section
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Table
 
 if TYPE_CHECKING:
     from recd_plugins.values.stage_costs import StageCosts

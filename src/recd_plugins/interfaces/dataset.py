@@ -12,9 +12,8 @@ from recd_plugins.errors import DataError
 from recd_plugins.interfaces.lookups import Lookups
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.plugin_call import guard_methods
-from recd_plugins.values.rows import FeatureSchema, Rows, SessionKeys
+from recd_plugins.values.rows import FeatureSchema, Rows, SessionKeys, Storage
 from recd_plugins.values.statistics import TableStatistics
-from recd_plugins.values.storage import Storage
 
 Split = Literal["train", "test"]
 """The splits of a dataset."""

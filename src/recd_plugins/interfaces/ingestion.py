@@ -12,7 +12,7 @@ from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from recd_plugins.interfaces.read_task import ReadTask
-    from recd_plugins.values.model_input import ModelInput
+    from recd_plugins.values.batch import ModelInput
 
 
 class Ingestion(Plugin, ABC):

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.interfaces.table_part import TablePart
-from recd_plugins.values.rows import Rows
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Rows, Table
 
 
 @dataclass(frozen=True, eq=False)

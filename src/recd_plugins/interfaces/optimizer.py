@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Table
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from recd_plugins.interfaces.dataset import Split
 from recd_plugins.plugin_modules import load_file
 
 if TYPE_CHECKING:
-    from recd_plugins.values.model_input import ModelInput
+    from recd_plugins.values.batch import ModelInput
 
 #: A position: JSON values, those of ``Reader.state_dict``.
 State = dict[str, Any]

@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.values.collective_rates import CollectiveRates
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.values.rows import Table
 from recd_plugins.values.stage_costs import StageCosts
-from recd_plugins.values.table import Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner import Topology

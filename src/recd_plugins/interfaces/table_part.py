@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces.setting import Setting
     from recd_plugins.values.channels import Channel
     from recd_plugins.values.data_profile import DataProfile
-    from recd_plugins.values.table import Table
+    from recd_plugins.values.rows import Table
     from recd_plugins.values.work import Work
 
 

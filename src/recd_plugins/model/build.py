@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.data.feature_steps import num_dense_inputs
-from recd_plugins.data.first_rows import UnknownLookups
+from recd_plugins.data.access import positive_counts
+from recd_plugins.data.fitted_steps import num_dense_inputs
 from recd_plugins.data.placement import plan_placement
-from recd_plugins.data.positive_counts import positive_counts
+from recd_plugins.data.wrapped_dataset import UnknownLookups
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.model.dlrm import DLRM

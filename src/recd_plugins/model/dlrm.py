@@ -23,7 +23,7 @@ from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import table_name
 from recd_plugins.registry.patterns import matched
 from recd_plugins.registry.schema import ModelSpec
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import ModelInput, Placement
 
 Output = tuple[Tensor, Tensor, Tensor]
 

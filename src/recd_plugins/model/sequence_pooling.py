@@ -14,7 +14,7 @@ from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 PoolRows = Literal["unique", "all"]
 

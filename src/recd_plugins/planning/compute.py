@@ -14,13 +14,10 @@ from torch.utils.flop_counter import flop_registry
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.first_rows import first_rows
-from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
-from recd_plugins.data.transforms import Transforms
-from recd_plugins.data.wrappers import smallest_batch
+from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
+from recd_plugins.data.wrapped_dataset import first_rows, smallest_batch, wrapped_dataset
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.model.build import build_model, model_code

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugins.data.sent_reads import sent_reads
+from recd_plugins.data.access import sent_reads
 from recd_plugins.interfaces import Table
 from recd_plugins.registry import RunConfig
 from recd_plugins.registry.no_data import NoDataset

@@ -10,7 +10,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.data.feature_steps import refuse_ids_apart
+from recd_plugins.data.fitted_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
 from recd_plugins.distributed.clipped_gradients import clipping_tables, refuse_coalesced
 from recd_plugins.distributed.coalesced.groups import feature_groups

@@ -9,18 +9,16 @@ from statistics import fmean
 import torch
 
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.data.first_rows import FirstRows, read_first_rows
-from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
-from recd_plugins.data.transforms import Transforms
+from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
+from recd_plugins.data.wrapped_dataset import FirstRows, read_first_rows
 from recd_plugins.interfaces import Rows, Table
 from recd_plugins.planning.distinct import measure_reads
 from recd_plugins.planning.equal_gradients import measure_gradients, pooled_alike
 from recd_plugins.registry import RunConfig
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.sparse.dedup import Deduplicator
-from recd_plugins.values.batch import Batch
+from recd_plugins.values.batch import Batch, Placement
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
-from recd_plugins.values.model_input import Placement
 from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
 
 # Features that share their unique rows.

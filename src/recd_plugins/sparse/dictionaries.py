@@ -1,6 +1,8 @@
 """Jagged columns as storage has them, a dictionary of lists and codes, to rows without duplicates.
 
 Rows with one code are equal, so codes are deduplicated in place of ids, and no id is looked at.
+For the compiled loops a column is four numbers: address of its codes (int32), address of the byte
+bounds of the lists of its dictionary (int32), how many lists there are, and address of their bytes.
 """
 
 from __future__ import annotations
@@ -8,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.sparse import dictionary_kernels as kernels
 from recd_plugins.sparse.dedup import address_of
+from recd_plugins.sparse.memory import copy_bytes, int32_at
+
+u64 = np.uint64
+_ID_BYTES = 8
 
 
 class BrokenListError(ValueError):
@@ -74,7 +81,7 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
     inverse = np.empty((len(groups), num_rows), np.int64)
     num_unique = np.empty(len(groups), np.int64)
     sizes = np.empty(len(columns), np.int64)
-    broken = kernels.find_unique_rows(
+    broken = find_unique_rows(
         described,
         ends,
         heads,
@@ -89,7 +96,7 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
     values = np.empty(int(sizes.sum()), np.int64)
     counts = [len(group) * count for group, count in zip(groups, num_unique.tolist(), strict=True)]
     lengths = np.empty(sum(counts), np.int32)
-    kernels.copy_rows(described, ends, first_rows, num_unique, address_of(values), lengths)
+    copy_rows(described, ends, first_rows, num_unique, address_of(values), lengths)
     value_ends = np.cumsum(sizes)[ends - 1].tolist()
     length_ends = accumulate(counts)
     return [
@@ -109,3 +116,178 @@ def _describe(column: DictionaryColumn) -> tuple[int, int, int, int]:
         column.bounds.size - 1,
         address_of(column.data),
     )
+
+
+@numba.njit(inline="always")
+def _number_codes(codes: Any, heads: Any, runs: Any, first_rows: Any, inverse: Any) -> Any:
+    """Number the codes of one column in the order in which they occur; how many there are.
+
+    Only the first rows of runs of one code are looked up. No loop has a branch, since no processor
+    foresees which rows change.
+    """
+    num_rows = len(inverse)
+    if num_rows == 0:
+        return 0
+    num_runs, runs[0] = 1, 0
+    for row in range(1, num_rows):
+        runs[num_runs] = row
+        num_runs += codes[row] != codes[row - 1]
+    count = np.int64(0)
+    for run in range(num_runs):
+        row = runs[run]
+        code = u64(codes[row])
+        known = np.int64(heads[code])
+        is_new = known < 0
+        number = count if is_new else known
+        heads[code] = number
+        first_rows[count] = row
+        runs[run] = number
+        count += is_new
+    run = 0
+    inverse[0] = runs[0]
+    for row in range(1, num_rows):
+        run += codes[row] != codes[row - 1]
+        inverse[row] = runs[run]
+    return count
+
+
+@numba.njit(inline="always")
+def _follows(codes: Any, first_rows: Any, inverse: Any) -> Any:
+    """Whether rows of one number have one code."""
+    differ = np.int32(0)
+    for row in range(len(inverse)):
+        differ |= codes[row] ^ codes[first_rows[u64(inverse[row])]]
+    return differ == 0
+
+
+@numba.njit(inline="always")
+def _same_codes(columns: Any, begin: Any, end: Any, left: Any, right: Any) -> Any:
+    for column in range(begin, end):
+        codes = int32_at(columns[column, 0])
+        if codes[left] != codes[right]:
+            return False
+    return True
+
+
+@numba.njit(inline="always")
+def _number_rows(
+    columns: Any,
+    begin: Any,
+    end: Any,
+    key: Any,
+    heads: Any,
+    nexts: Any,
+    first_rows: Any,
+    inverse: Any,
+) -> Any:
+    """Number rows by the codes of several columns that do not go together; how many differ."""
+    codes = int32_at(columns[key, 0])
+    count, last = 0, 0
+    for row in range(len(inverse)):
+        if row == 0 or not _same_codes(columns, begin, end, row, row - 1):
+            code = codes[row]
+            last = heads[code]
+            while last >= 0 and not _same_codes(columns, begin, end, row, first_rows[last]):
+                last = nexts[last]
+            if last < 0:
+                last = count
+                nexts[last] = heads[code]
+                heads[code] = last
+                first_rows[last] = row
+                count += 1
+        inverse[row] = last
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+def find_unique_rows(
+    columns: Any,
+    group_ends: Any,
+    heads: Any,
+    scratch: Any,
+    first_rows: Any,
+    inverse: Any,
+    num_unique: Any,
+    sizes: Any,
+) -> Any:
+    """Number the distinct rows of each group of columns in the order in which they occur.
+
+    Args:
+        columns: int64 ``[num_columns, 4]``.
+        group_ends: int64 ``[num_groups]``: where each group's columns end.
+        heads: int32, as many as the largest dictionary has lists, scratch.
+        scratch: int32 ``[B + 1]``.
+        first_rows: int32 ``[num_groups, B + 1]``, out: row of the first occurrence.
+        inverse: int64 ``[num_groups, B]``, out.
+        num_unique: int64 ``[num_groups]``, out.
+        sizes: int64 ``[num_columns]``, out: ids in the unique rows of each column.
+
+    Returns:
+        A column with a list whose bytes are no whole number of ids, or -1.
+    """
+    begin = 0
+    for group in range(len(group_ends)):
+        end = group_ends[group]
+        # The column with most lists tells most rows apart; the others mostly go with it.
+        key = begin
+        for column in range(begin, end):
+            if columns[column, 2] > columns[key, 2]:
+                key = column
+        heads[: columns[key, 2]] = -1
+        codes = int32_at(columns[key, 0])
+        count = _number_codes(codes, heads, scratch, first_rows[group], inverse[group])
+        for column in range(begin, end):
+            codes = int32_at(columns[column, 0])
+            if column != key and not _follows(codes, first_rows[group], inverse[group]):
+                heads[: columns[key, 2]] = -1
+                count = _number_rows(
+                    columns, begin, end, key, heads, scratch, first_rows[group], inverse[group]
+                )
+                break
+        num_unique[group] = count
+        for column in range(begin, end):
+            codes, bounds = int32_at(columns[column, 0]), int32_at(columns[column, 1])
+            total = np.int64(0)
+            for unique in range(count):
+                code = codes[first_rows[group, unique]]
+                size = bounds[code + 1] - bounds[code]
+                if size % _ID_BYTES:
+                    return column
+                total += size // _ID_BYTES
+            sizes[column] = total
+        begin = end
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def copy_rows(
+    columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, values: Any, lengths: Any
+) -> None:
+    """Copy the unique rows of each column, those that are neighbours in the dictionary at once.
+
+    Args:
+        columns: as ``find_unique_rows`` takes them.
+        group_ends: the same.
+        first_rows: what it found.
+        num_unique: what it found.
+        values: address for the ids of all columns, one after the other.
+        lengths: int32, out, as many as there are unique rows of all columns.
+    """
+    begin, out = 0, 0
+    for group in range(len(group_ends)):
+        count = num_unique[group]
+        for column in range(begin, group_ends[group]):
+            codes, bounds = int32_at(columns[column, 0]), int32_at(columns[column, 1])
+            data = columns[column, 3]
+            unique = 0
+            while unique < count:
+                first = last = np.int64(codes[first_rows[group, unique]])
+                while unique < count and codes[first_rows[group, unique]] == last:
+                    lengths[out] = (bounds[last + 1] - bounds[last]) // _ID_BYTES
+                    last += 1
+                    unique += 1
+                    out += 1
+                size = np.int64(bounds[last] - bounds[first])
+                copy_bytes(values, data + bounds[first], size)
+                values += size
+        begin = group_ends[group]

@@ -13,9 +13,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
 from recd_plugins.sparse.dictionaries import DictionaryColumn, unique_lists
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import tensors_of
 from recd_plugins.sparse.partial import RowPacker
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.slices import tensors_of
 
 
 def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> KeyedJaggedTensor:

@@ -1,11 +1,16 @@
-"""Operations on rows of jagged tensors that TorchRec and torch lack, on any device."""
+"""Operations on jagged tensors that TorchRec and torch lack."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from recd_plugins.sparse.dedup import address_of
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
@@ -62,3 +67,114 @@ def runs_of_equal_rows(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     for column in columns:
         begins[1:] |= column[1:] != column[:-1]
     return begins.nonzero().flatten(), torch.cumsum(begins, 0) - 1
+
+
+def rounded_borders(borders: Tensor) -> Tensor:
+    """Return borders as float32 if that keeps them apart, else as float64.
+
+    Values are compared in the dtype of the borders. So 0.1 is in one bucket, whether its column is
+    stored as float32, float64 or text.
+
+    Args:
+        borders: float64 ``[N]``, in any order.
+    """
+    rounded = borders.float()
+    apart = len(torch.unique(rounded)) == len(torch.unique(borders))
+    return rounded if apart else borders.double()
+
+
+def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+    """Tensors of one-dimensional arrays, without a copy.
+
+    Slices of one array that come in the order in which they lie there share one storage.
+    """
+    tensors: dict[int, Tensor] = {}
+    slices: dict[int, list[int]] = {}
+    for number, array in enumerate(arrays):
+        base = array.base
+        if (
+            isinstance(base, np.ndarray)
+            and base.ndim == 1
+            and base.dtype == array.dtype
+            and base.flags.c_contiguous
+            and array.flags.c_contiguous
+        ):
+            slices.setdefault(id(base), []).append(number)
+        else:
+            tensors[number] = torch.from_numpy(array)
+    for numbers in slices.values():
+        base = arrays[numbers[0]].base
+        assert base is not None
+        start, end = address_of(base), 0
+        taken, sizes = [], []
+        for number in numbers:
+            array = arrays[number]
+            at = (address_of(array) - start) // array.itemsize if array.size else end
+            if at < end:
+                tensors[number] = torch.from_numpy(array)
+                continue
+            taken.append(number)
+            sizes += [at - end, array.size]
+            end = at + array.size
+        # One call for all of them: each slice by itself takes three times its share of it.
+        pieces = torch.split(torch.from_numpy(base), [*sizes, base.size - end])
+        tensors.update(zip(taken, pieces[1::2], strict=True))
+    return [tensors[number] for number in range(len(arrays))]
+
+
+def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+    """The longest runs of ``parts``, in their order, that lie one after the other.
+
+    Args:
+        parts: tensors of one dimension and one dtype.
+
+    Returns:
+        How many parts each run has, and these as one tensor, without a copy. No run begins with a
+        part of no items, unless that is all it has.
+    """
+    # Of each run: its first part, how many parts and items it has.
+    runs: list[list[Any]] = []
+    # Addresses: where the run ends, and the storage of its first part, which others share if it
+    # reaches as far.
+    end, end_of_storage = -1, 0
+    for part in parts:
+        size = part.numel()
+        bytes_of_part = size * part.element_size()
+        start = part.data_ptr()
+        if not size and runs:
+            runs[-1][1] += 1
+        elif start == end and start + bytes_of_part <= end_of_storage and part.is_contiguous():
+            runs[-1][1] += 1
+            runs[-1][2] += size
+            end += bytes_of_part
+        else:
+            runs.append([part, 1, size])
+            storage = part.untyped_storage()
+            end_of_storage = storage.data_ptr() + storage.nbytes()
+            end = start + bytes_of_part if part.is_contiguous() else -1
+    return [
+        (count, first if count == 1 else first.as_strided((size,), (1,)))
+        for first, count, size in runs
+    ]
+
+
+def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
+    """One tensor of ``parts`` in their order, without a copy; None where they do not lie so.
+
+    Args:
+        parts: one or more tensors of one dimension and one dtype.
+    """
+    filled = [part for part in parts if part.numel()]
+    if not filled:
+        return parts[0]
+    storage = filled[0].untyped_storage().data_ptr()
+    start = end = filled[0].storage_offset()
+    for part in filled:
+        if (
+            part.untyped_storage().data_ptr() != storage
+            or part.storage_offset() != end
+            or not part.is_contiguous()
+        ):
+            return None
+        end += part.numel()
+    return filled[0].as_strided((end - start,), (1,), start)

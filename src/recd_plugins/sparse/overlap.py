@@ -1,4 +1,4 @@
-"""How rows that follow each other are alike: equal, or one shifted; for use inside numba functions.
+"""Comparisons of rows that follow each other: equal, changed or shifted; for numba functions only.
 
 Rows are given by the address of their values, read as 32-bit words so that one loop serves all item
 sizes, and positions in them. ``shift`` is 1 where a value has 64 bits and 0 where it has 32. Numba
@@ -21,6 +21,7 @@ from recd_plugins.sparse.memory import (
     differing_words,
     int32_at,
     int64_at,
+    line_differs,
     prefetch,
 )
 
@@ -30,6 +31,8 @@ _BLOCK, _LINE = 64, 64
 #: Bytes between what is compared and what is fetched from memory meanwhile. A row that differs ends
 #: a sweep, and with it what the processor fetches ahead by itself.
 _AHEAD = 8192
+#: Rows after which those that changed are worked on, while they are in the cache.
+CHUNK = 32
 
 
 @numba.njit(inline="always")
@@ -178,3 +181,60 @@ def overlap(
                 found = np.int64(moved)
                 break
     return found
+
+
+@numba.njit(inline="always")
+def bytes_differ(left: Any, back: Any, size: Any) -> Any:
+    """Whether ``size`` bytes, a multiple of 4, from ``left`` on are not those ``back`` before."""
+    difference = u64(0)
+    if size >= _LINE:
+        last = left + size - _LINE
+        while left < last:
+            prefetch(left + _AHEAD)
+            difference |= line_differs(left, left - back)
+            left += _LINE
+        # A line that ends where the comparison does.
+        prefetch(last + _AHEAD)
+        difference |= line_differs(last, last - back)
+    else:
+        words, others = int32_at(left), int32_at(left - back)
+        for index in range(size >> 2):
+            difference |= u64(words[index] ^ others[index])
+    return difference != u64(0)
+
+
+@numba.njit(inline="always")
+def find_changes(
+    values: Any, item: Any, offsets: Any, wide: Any, first: Any, end: Any, changed: Any, rows: Any
+) -> Any:
+    """Mark the rows from ``first`` up to ``end`` that differ from the row before; row 0 does.
+
+    Args:
+        values: address of the column's values.
+        item: logarithm of the bytes of a value.
+        offsets: address of the offsets.
+        wide: whether they have 64 bits, or 32.
+        first: int64.
+        end: int64.
+        changed: uint8 ``[B]``, out: 1 for rows that differ, 0 for the others.
+        rows: integers, one more than there are rows here, out: those that differ.
+
+    Returns:
+        How many differ.
+    """
+    count = 0
+    start = np.int64(offset_at(offsets, wide, first)) << item
+    back = np.int64(-1)
+    if first > 0:
+        back = start - (np.int64(offset_at(offsets, wide, first - 1)) << item)
+    for row in range(first, end):
+        stop = np.int64(offset_at(offsets, wide, row + 1)) << item
+        size = stop - start
+        differs = True
+        if size == back:
+            differs = bytes_differ(values + start, back, size)
+        changed[row] = differs
+        rows[count] = row
+        count += differs
+        start, back = stop, size
+    return count

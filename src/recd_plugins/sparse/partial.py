@@ -11,18 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.sparse import partial_kernels
 from recd_plugins.sparse.dedup import SPARE, JaggedColumn, address_of, describe
+from recd_plugins.sparse.memory import copy_bytes, int32_at
+from recd_plugins.sparse.overlap import next_change, offset_at, overlap
 
 MAX_SHIFT = 8
+u64 = np.uint64
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Columns of B rows, each row a stretch of its column's stored values.
+    """Columns of B rows, each row a segment of its column's stored values.
 
     Attributes:
         values: stored values, one column after the other.
@@ -67,7 +70,7 @@ class RowPacker:
 
         def packed(room: int) -> NDArray[Any] | None:
             values = np.empty(room, columns[0][0].dtype)
-            fits = partial_kernels.pack_rows(
+            fits = pack_rows(
                 described, self._max_shift, address_of(values), room, offsets, lengths, sizes
             )
             return values[: int(sizes.sum())] if fits else None
@@ -96,3 +99,63 @@ def _count(columns: Sequence[JaggedColumn]) -> int:
             raise ValueError(f"{size} values in a column of one batch; 2^31 - 1 is the most")
         total += size
     return total
+
+
+@numba.njit(cache=True, nogil=True)
+def pack_rows(
+    columns: Any,
+    max_shift: Any,
+    packed: Any,
+    room: Any,
+    offsets_out: Any,
+    lengths_out: Any,
+    sizes: Any,
+) -> Any:
+    """Store of each row only what the row before does not have.
+
+    Args:
+        columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
+            32, address of the offsets, 1 if these have 64 bits and 0 if 32.
+        max_shift: values by which a row may have moved on.
+        packed: address, out: what is stored, column by column.
+        room: values that may be stored there.
+        offsets_out: int32 ``[num_columns, B]``, out: where each row begins in its column's part.
+        lengths_out: int32 ``[num_columns, B]``, out.
+        sizes: int64 ``[num_columns]``, out: values stored of each column.
+
+    Returns:
+        Whether there was room; if not, what is in the outputs means nothing.
+    """
+    left = u64(room)
+    num_rows = u64(offsets_out.shape[1])
+    for column in range(len(columns)):
+        values, value_wide, offsets, wide = columns[column]
+        shift = u64(value_wide)
+        item = shift + u64(2)
+        words = int32_at(values)
+        begin, end, length = u64(0), u64(0), u64(0)
+        row, stop = u64(0), u64(0)
+        while row < num_rows:
+            start = offset_at(offsets, wide, row)
+            next_length = offset_at(offsets, wide, row + u64(1)) - start
+            moved = np.int64(-1)
+            if row > u64(0):
+                moved = overlap(words, shift, start - length, length, start, next_length, max_shift)
+            shared = u64(0) if moved < 0 else length - u64(moved)
+            added = next_length - shared
+            if end + added > left:
+                return False
+            copy_bytes(
+                packed + np.int64(end << item),
+                values + np.int64((start + shared) << item),
+                np.int64(added << item),
+            )
+            begin, end, length = end - shared, end + added, next_length
+            first = row
+            row, stop = next_change(words, shift, offsets, wide, row + u64(1), stop, num_rows)
+            offsets_out[column, first:row] = np.int32(begin)
+            lengths_out[column, first:row] = np.int32(length)
+        sizes[column] = end
+        packed += np.int64(end << item)
+        left -= end
+    return True

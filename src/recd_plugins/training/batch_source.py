@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from recd_plugins.data.loader import DataLoader
 from recd_plugins.training.checkpoint import Progress
 from recd_plugins.training.group_report import GroupCount
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 
 class BatchSource:

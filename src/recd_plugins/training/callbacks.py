@@ -30,7 +30,7 @@ from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.training.agreement import together
 from recd_plugins.training.checkpoint import Progress
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 # Of what tells callbacks of one name apart.
 _DIGITS = 12

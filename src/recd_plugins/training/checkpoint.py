@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins.data.fitted_state import FittedState
+from recd_plugins.data.fitted_steps import FittedState
 from recd_plugins.errors import RecdError
 from recd_plugins.file_lock import locked_folder
 from recd_plugins.training.agreement import from_rank_0, together

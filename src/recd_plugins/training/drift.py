@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.data.pace import STALL_TARGET
+from recd_plugins.data.stalls import STALL_TARGET
 from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.meter import Meter
 from recd_plugins.values.stages import STAGES, Stage, StageTimes

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity
-from recd_plugins.data.every_row import EveryRow
+from recd_plugins.data.loader import EveryRow
 from recd_plugins.distributed.step_counts import steps_kept
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Split, TrainPipeline
@@ -23,7 +23,7 @@ from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.steps import steps
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 
 def splits_of(registry: RunConfig) -> tuple[Split, ...]:

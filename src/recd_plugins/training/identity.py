@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.data.fitted_steps import fitted_steps
-from recd_plugins.data.lookups import RegistryLookups
+from recd_plugins.data.wrapped_dataset import RegistryLookups
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import (
     Dataset,

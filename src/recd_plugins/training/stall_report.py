@@ -9,9 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from recd_plugins.cores import available_cores
-from recd_plugins.data.pace import STALL_TARGET, Pace
-from recd_plugins.data.stalls import Stalls
-from recd_plugins.values.model_input import STALL_CAUSES
+from recd_plugins.data.stalls import STALL_TARGET, Pace, Stalls
+from recd_plugins.values.batch import STALL_CAUSES
 
 #: Speed of fewer timed steps is not to be believed.
 FEW_STEPS = 5

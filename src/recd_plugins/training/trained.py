@@ -38,7 +38,7 @@ from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.identity import check_scores
 from recd_plugins.training.resume import load_fitted
 from recd_plugins.training.steps import steps
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 J = TypeVar("J", bound="TrainedJob")
 T = TypeVar("T")
@@ -135,7 +135,7 @@ def load_trained(job: TrainedJob) -> Trained:
     upstream_noise.silence()
     registry = job.load()
     if registry.training.workers:
-        from recd_plugins.data.worker_processes import start_server
+        from recd_plugins.data.workers import start_server
 
         start_server()
     device = device_of_rank(job.device)

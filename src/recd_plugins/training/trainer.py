@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 
 from recd_plugins import activity, upstream_noise
-from recd_plugins.data.fitted_state import FittedState, fitted_state
+from recd_plugins.data.fitted_steps import FittedState, fitted_state
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.table_report import describe_tables
@@ -47,7 +47,7 @@ from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.steps import steps
 from recd_plugins.training.table_parts import sections_of
 from recd_plugins.training.validation import Measured, Validation, stretches
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 from recd_plugins.values.stages import StageTimes
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ class _Run:
             registry = resume_choice(registry, quiet=rank > 0)
         self._training = training = registry.training
         if training.workers:
-            from recd_plugins.data.worker_processes import start_server
+            from recd_plugins.data.workers import start_server
 
             start_server()
         self._device = device = device_of_rank(job.device)

@@ -10,7 +10,7 @@ from math import log
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.values.table import Table
+from recd_plugins.values.rows import Table
 
 
 @dataclass(frozen=True)

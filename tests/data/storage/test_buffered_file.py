@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from recd_plugins.data.buffered_file import BufferedFile, ReadOptions, column_ranges, merge
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.row_groups import BufferedFile, ReadOptions, column_ranges, merge
 from recd_plugins.data.storage import Location
 from recd_plugins.testing.counted_files import CountedFiles, register
 from recd_plugins.testing.counted_requests import of_columns

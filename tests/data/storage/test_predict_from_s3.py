@@ -14,7 +14,7 @@ from recd_plugins import load_registry
 from recd_plugins.api import PluginOptions
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.testing.counted_store import Store
-from recd_plugins.values.storage import Storage
+from recd_plugins.values.rows import Storage
 
 REGISTRY = """
 version: 1

@@ -144,49 +144,6 @@ def test_any_filter_on_any_ranks_reads_what_numpy_takes(
             assert rest == mine[len(taken) * batch_size :]
 
 
-@settings(max_examples=200, deadline=None)
-@given(data=columns(), wanted=conditions(), group_rows=st.integers(1, 20))
-def test_statistics_never_decide_wrongly(data, wanted, group_rows):
-    table = pa.table(
-        {
-            "whole": pa.array(data["whole"], pa.int64()),
-            "part": pa.array(data["part"], pa.float64()),
-            "text": data["text"],
-        },
-        pa.schema([("whole", pa.int64()), ("part", pa.float64()), ("text", pa.string())]),
-    )
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, row_group_size=group_rows)
-    metadata = pq.read_metadata(pa.BufferReader(sink.getvalue()))
-    verdicts = RowFilter([wanted], table.schema, "t").verdicts(metadata)
-    mask = reference(wanted, data[wanted.column])
-    for group, verdict in enumerate(verdicts):
-        mine = mask[group * group_rows : (group + 1) * group_rows]
-        assert verdict is None or all(held == verdict for held in mine)
-
-
-def test_statistics_decide_where_they_can(tmp_path):
-    pq.write_table(
-        pa.table({"x": [1, 1, 2, 3, 7, 7, None, None], "f": [1.0, math.nan] * 4}),
-        tmp_path / "t.parquet",
-        row_group_size=2,
-    )
-    metadata = pq.read_metadata(tmp_path / "t.parquet")
-
-    def verdicts(*given):
-        row_filter = RowFilter([condition(*given)], metadata.schema.to_arrow_schema(), "t")
-        return row_filter.verdicts(metadata)
-
-    assert verdicts("x", ">=", 2) == [False, True, True, False]
-    assert verdicts("x", "==", 7) == [False, False, True, False]
-    assert verdicts("x", "!=", 1) == [False, True, True, False]
-    assert verdicts("x", "in", [0, 3]) == [False, None, False, False]
-    assert verdicts("x", "is null") == [False, False, False, True]
-    assert verdicts("f", "==", 1.0) == [None] * 4
-    assert verdicts("f", "!=", 1.0) == [None] * 4
-    assert verdicts("f", "<", 0.5) == [False] * 4
-
-
 @pytest.mark.parametrize(
     ("wanted", "kept"),
     [
@@ -236,12 +193,12 @@ def test_values_are_of_the_type_of_the_column(tmp_path, wanted, kept):
     ("wanted", "message"),
     [
         (["hours", ">=", 3], "no column hours, which option where names"),
-        (["hour", ">=", "three"], r"column hour, which is int8, by >= with 'three' \(str\)"),
-        (["hour", ">=", 3.5], r"column hour, which is int8, by >= with 3.5 \(float\)"),
-        (["hour", "<", 1000], r"column hour, which is int8, by < with 1000 \(int\)"),
-        (["hour", "==", True], r"with True \(bool\)"),
-        (["price", "<", math.nan], "with nan"),
-        (["seen", "==", 3], "column seen .*, which is list<.*; it takes booleans, numbers, text"),
+        (["hour", ">=", "three"], "column hour, which is int8: hour >= 'three': "),
+        (["hour", ">=", 3.5], "column hour, which is int8: hour >= 3.5: "),
+        (["hour", "<", 1000], "column hour, which is int8: hour < 1000: "),
+        (["hour", "==", True], "hour == True: "),
+        (["price", "<", math.nan], "price < nan: "),
+        (["seen", "==", 3], "column seen, which is list<"),
     ],
 )
 def test_what_cannot_be_compared_is_named(folder, wanted, message):

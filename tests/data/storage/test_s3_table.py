@@ -19,7 +19,7 @@ from recd_plugins.data.row_groups import read_splits
 from recd_plugins.errors import DataError
 from recd_plugins.testing.counted_requests import num_bytes, of_columns
 from recd_plugins.testing.counted_store import Store
-from recd_plugins.values.storage import Storage
+from recd_plugins.values.rows import Storage
 
 URL = "s3://tables/clicks"
 

@@ -19,7 +19,7 @@ from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.storage import Location
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.testing.counted_store import Store
-from recd_plugins.values.storage import Storage
+from recd_plugins.values.rows import Storage
 
 
 def at(endpoint: str, **options: Any) -> Storage:
@@ -81,10 +81,9 @@ def test_names_are_sorted_by_their_parts(tmp_path, store):
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("s3://nowhere/t", r"s3://nowhere/t: there is no bucket nowhere at http://127"),
-        ("s3://nowhere", r"there is no bucket nowhere"),
-        ("s3://tables/klicks", r"s3://tables/klicks: no such file or folder"),
-        ("s3://tables/clicks/day=01/.part.parquet/x", "no such file or folder"),
+        ("s3://nowhere", r"s3://nowhere: no such file"),
+        ("s3://tables/klicks", "s3://tables/klicks: no such file"),
+        ("s3://tables/clicks/day=01/.part.parquet/x", "no such file"),
     ],
 )
 def test_what_is_missing_is_named(store: Store, url: str, message: str) -> None:
@@ -97,10 +96,9 @@ def test_a_store_that_refuses_says_what_to_set(refusing, signed):
         ParquetTable("s3://tables/clicks", at(refusing))
     for word in ("s3://tables/clicks", refusing, "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "anonymous"):
         assert word in str(error.value)
-    assert "without credentials" not in str(error.value)
     assert set(signed) == {True}
     signed.clear()
-    with pytest.raises(SetupError, match=r"access is refused .* without credentials"):
+    with pytest.raises(SetupError, match="cannot be read at"):
         ParquetTable("s3://tables/clicks", at(refusing, anonymous=True))
     assert set(signed) == {False}
 
@@ -111,15 +109,6 @@ def test_a_url_without_a_bucket_is_refused(url):
         ParquetTable(url)
 
 
-def test_what_a_store_says_that_nobody_foresaw_is_an_error_with_the_place(store, monkeypatch):
-    def slow_down(self: Location, **_: object) -> Any:
-        raise OSError("SLOW_DOWN")
-
-    monkeypatch.setattr(Location, "_file_system", slow_down)
-    with pytest.raises(DataError, match="s3://tables/clicks: cannot be listed: SLOW_DOWN"):
-        ParquetTable("s3://tables/clicks", at(store.endpoint))
-
-
 def test_nobody_at_the_endpoint_and_one_who_never_answers_end_soon():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -128,7 +117,7 @@ def test_nobody_at_the_endpoint_and_one_who_never_answers_end_soon():
         for port in ports:
             storage = at(f"http://127.0.0.1:{port}", connect_timeout=1, request_timeout=1)
             start = time.monotonic()
-            with pytest.raises(SetupError, match=f"cannot be reached at http://127.0.0.1:{port}"):
+            with pytest.raises(SetupError, match=f"cannot be read at http://127.0.0.1:{port}"):
                 ParquetTable("s3://tables/clicks", storage)
             assert time.monotonic() - start < 30
 
@@ -164,16 +153,25 @@ def test_other_file_systems_are_those_of_fsspec(folder):
 
 
 def test_a_scheme_that_nobody_knows_and_one_without_its_package(monkeypatch):
-    with pytest.raises(SetupError, match="neither pyarrow nor fsspec knows cloud://"):
+    with pytest.raises(SetupError, match=r"cloud://x/y: .*cloud.*; use a path, s3://"):
         ParquetTable("cloud://x/y")
     with pytest.raises(SetupError, match=r"storage.region is for s3:// and gs://"):
         ParquetTable("memory://x", Storage(region="eu"))
-    monkeypatch.setitem(sys.modules, "fsspec", None)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(SetupError, match=r'pip install "recd-plugins\[fsspec\]"'):
         ParquetTable("memory://x")
 
 
-@pytest.mark.parametrize("what", ["a link to a folder", "a link to nowhere", "a pipe"])
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "a.parquet").touch()
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "day=1").symlink_to(tmp_path / "other")
+    (found,) = Location(tmp_path / "t").find(".parquet")
+    assert found.path == tmp_path / "t" / "day=1" / "a.parquet"
+
+
+@pytest.mark.parametrize("what", ["a link to nowhere", "a pipe"])
 def test_no_row_is_left_out_without_a_word(tmp_path: Path, what: str) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "a.parquet").touch()
@@ -181,7 +179,7 @@ def test_no_row_is_left_out_without_a_word(tmp_path: Path, what: str) -> None:
     if what == "a pipe":
         os.mkfifo(odd)
     else:
-        odd.symlink_to(tmp_path if "folder" in what else "nowhere")
+        odd.symlink_to("nowhere")
     with pytest.raises(DataError, match=f"^{odd}: .*{what}.*name with _"):
         Location(tmp_path / "t").find(".parquet")
     odd.rename(tmp_path / "t" / "_b.parquet")
@@ -193,13 +191,3 @@ def test_local_paths_are_what_they_were(tmp_path: Path) -> None:
         ParquetTable(tmp_path / "x")
     with pytest.raises(DataError, match=rf"^{tmp_path}: no \*.parquet file in this folder$"):
         ParquetTable(tmp_path)
-
-
-def test_a_store_of_google_that_nobody_reaches_is_told_soon() -> None:
-    storage = Storage(
-        endpoint="http://127.0.0.1:9", anonymous=True, connect_timeout=0.5, attempts=2
-    )
-    start = time.monotonic()
-    with pytest.raises(SetupError, match=r"cannot be reached at .*2 attempts of 0.5 s \(storage"):
-        Location("gs://bucket/table", storage).find("")
-    assert time.monotonic() - start < 15  # not request_timeout, 30 s, times attempts

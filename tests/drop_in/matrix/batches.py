@@ -18,7 +18,7 @@ from recd_plugins.data.lower import lower
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch as ReadBatch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import ModelInput, Placement
 
 NUM_ROWS, NUM_STEPS = 8, 3
 

@@ -11,7 +11,7 @@ from recd_plugin_dsi.planning.measure import Reading, Training
 from recd_plugin_dsi.planning.readers_report import ReaderPlan
 from recd_plugin_dsi.planning.report_plot import plot
 from recd_plugin_dsi.planning.report_text import render
-from recd_plugins.values.model_input import MakingTimes
+from recd_plugins.values.batch import MakingTimes
 
 
 def plan(*, making=0.3, reader_cpu=0.0, training=0.1, trainer_cpu=0.1, arrival=0.0, **options):

@@ -20,7 +20,7 @@ from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
 from recd_plugins import load_registry, prepare
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.breakdown import step_profile
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 from recd_plugins.values.stages import StageTimes
 
 REGISTRY = """

@@ -57,7 +57,7 @@ from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 # Gradients of all tiers are summed over ranks and not averaged, or those of one tier are those of
 # this rank alone.

@@ -22,7 +22,7 @@ from recd_plugin_recd.cluster.downsample import sessions_kept
 from recd_plugin_recd.cluster.memory import Budget, Plan, RowSize, size_text
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict, to_lists
-from recd_plugins.data.statistics import read_footers
+from recd_plugins.data.parquet import read_footers
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 

@@ -14,7 +14,7 @@ from recd_plugin_recd.cluster import spark
 from recd_plugin_recd.cluster.downsample import hash_sessions
 from recd_plugin_recd.cluster.job import cluster
 from recd_plugin_recd.cluster.options import ClusterOptions
-from recd_plugins.data.statistics import read_footers
+from recd_plugins.data.parquet import read_footers
 from recd_plugins.errors import DataError, SetupError
 
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
-from recd_plugins.data.statistics import read_footer
+from recd_plugins.data.parquet import read_footers
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.scratch_folder import scratch_folder
 from recd_plugins.values.rows import SessionKeys
@@ -89,7 +89,7 @@ def test_statistics_are_in_the_footer(papercal, tmp_path):
     convert(papercal, tmp_path / "there", "--layout", "list_dict")
     convert(tmp_path / "there", tmp_path / "back", "--layout", "list")
     there, back = (
-        read_footer(tmp_path / name / "part-00000.parquet") for name in ("there", "back")
+        read_footers([tmp_path / name / "part-00000.parquet"]) for name in ("there", "back")
     )
     assert there == back
     assert there.rows == 500

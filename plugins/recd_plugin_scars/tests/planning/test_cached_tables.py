@@ -37,8 +37,8 @@ from recd_plugins.planning.storage import RESERVED_SHARE, Reservation
 from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.values.batch import Placement
 from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.values.model_input import Placement
 
 BATCH_SIZE, ROWS, DIM = 512, 10_000, 16
 STATE = 4  # bytes of row-wise Adagrad's, a row

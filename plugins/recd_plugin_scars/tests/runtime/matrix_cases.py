@@ -42,7 +42,7 @@ from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
 POLICIES: tuple[CachePolicy, ...] = ("static", "lru", "lfu")

@@ -34,7 +34,7 @@ from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 NUM_BATCHES = 8
 # Steps before a checkpoint and after it.

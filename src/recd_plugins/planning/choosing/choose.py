@@ -16,8 +16,8 @@ from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_r
 
 from recd_plugins.activity import said_if_long
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
+from recd_plugins.data.wrapped_dataset import first_rows
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import (
     NoPlanError,

@@ -32,8 +32,7 @@ from recd_plugins.interfaces.callback import Quality
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.device import backend_of_tests
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 _STEPS = 4
 _in_a_group = pytest.mark.usefixtures("process_group")

@@ -25,7 +25,7 @@ from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader
 from recd_plugins.data.row_pipeline import fit_converter
-from recd_plugins.data.worker_processes import WorkerContext
+from recd_plugins.data.workers import WorkerContext
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import (
     Converter,
@@ -41,8 +41,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.registry import Entry, RegistrySpec, RunConfig
 from recd_plugins.testing.contracts.plugin import PluginContract
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import Batch, ModelInput
 
 _FILE = "numbers.log"
 _ROWS, _UNIT, _BATCH = 112, 20, 8

@@ -27,8 +27,7 @@ from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
 from recd_plugins.training.checkpoint_state import common_name
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 _ROWS = 8
 

@@ -1,0 +1,170 @@
+"""Reads of table rows by the training split, batch by batch, and popularity of items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.checks import check_ids
+from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.data.lower import lower
+from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
+from recd_plugins.data.rows import training_rows
+from recd_plugins.data.wrapped_dataset import RegistryLookups, dataset_in_order
+from recd_plugins.interfaces import Dataset, Rows, Table
+from recd_plugins.model_tables import rows_by_feature
+from recd_plugins.registry import RunConfig
+from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.sparse.from_columns import kjt_from_columns
+from recd_plugins.values.batch import Batch, Placement
+
+Counts = NDArray[np.int64]
+
+# A model is made several times in a process, of one dataset.
+_known: WeakKeyDictionary[Dataset, dict[Any, Counts]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Reads:
+    """The lookups of one batch.
+
+    Attributes:
+        samples: rows of the batch.
+        ids: by table, those of its features one after the other: int64 ``[num_ids]`` each.
+        every_row: by table, how many ids all rows have, before deduplication.
+    """
+
+    samples: int
+    ids: dict[str, list[NDArray[np.int64]]]
+    every_row: dict[str, int]
+
+
+def deduplicated_tables(registry: RunConfig, tables: Sequence[Table]) -> set[str]:
+    """Return the names of the tables with a feature that the converter deduplicates."""
+    fit_converter(registry)
+    features = registry.converter.dedupe_factors().keys()
+    return {table.name for table in tables if not features.isdisjoint(table.features)}
+
+
+def sent_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
+    """Yield the deduplicated reads of the training split's whole batches, as one rank cuts them.
+
+    Features are looked up as ``lower`` arranges them: sequences and pooled ones apart.
+
+    Args:
+        registry: its batch size is that of a rank.
+        tables: with their features, which the data has.
+        rows: no more batches than hold so many; None: all.
+    """
+    fit_converter(registry)
+    placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
+    transforms = Transforms.of(registry, placement, rows_by_feature(tables))
+    pipeline = RowPipeline(registry, transforms)
+    samples = 0
+    dataset = dataset_in_order(registry)
+    for batch_rows in pipeline.reading(
+        dataset.reader(rank=0, world_size=1, batch_size=registry.training.batch_size, split="train")
+    ):
+        batch = pipeline.batch(batch_rows)
+        lowered = lower(batch, placement)
+        pooled, sequences = _ids(lowered.sparse_features), _ids(lowered.sequence_features)
+        every_row = _ids_of_every_row(batch)
+        yield Reads(
+            len(batch_rows),
+            {
+                table.name: [(pooled if table.pooled else sequences)[f] for f in table.features]
+                for table in tables
+            },
+            {table.name: sum(every_row[f] for f in table.features) for table in tables},
+        )
+        samples += len(batch_rows)
+        if rows is not None and samples >= rows:
+            return
+
+
+def _features(tables: Sequence[Table], pooled: bool) -> tuple[str, ...]:
+    """Features of the pooled tables or of the others, each once."""
+    chosen = (f for table in tables if table.pooled == pooled for f in table.features)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _ids(kjt: KeyedJaggedTensor | None) -> dict[str, NDArray[np.int64]]:
+    if kjt is None:
+        return {}
+    values = kjt.values().split(kjt.length_per_key())
+    return {name: ids.numpy() for name, ids in zip(kjt.keys(), values, strict=True)}
+
+
+def _ids_of_every_row(batch: Batch) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    if batch.kjt is not None:
+        counts.update(zip(batch.kjt.keys(), batch.kjt.length_per_key(), strict=True))
+    for ikjt in batch.ikjts:
+        lengths = ikjt.lengths().view(len(ikjt.keys()), -1)
+        by_key = lengths.index_select(1, ikjt.inverse_lookup().long()).sum(1)
+        counts.update(zip(ikjt.keys(), by_key.tolist(), strict=True))
+    for partial in batch.partials:
+        counts.update((name, int(lengths.sum())) for name, _, _, lengths in partial.split())
+    return counts
+
+
+def stored_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
+    """Yield the reads of the first ``rows`` rows, duplicates included, after preprocessing."""
+    num_embeddings = rows_by_feature(tables)
+    preprocess = Preprocess(fitted_steps(registry, registry.dataset.schema()))
+    for read in training_rows(registry, rows):
+        columns = {name: sparse_column(read, name) for name in num_embeddings}
+        nothing = torch.empty(len(read), 0)
+        batch = preprocess(Batch(nothing, nothing.sum(1), kjt_from_columns(columns, len(read))))
+        check_ids(batch, num_embeddings, read, preprocess.made_by)
+        ids = _ids(batch.kjt)
+        of_tables = {table.name: [ids[f] for f in table.features] for table in tables}
+        every_row = {name: sum(map(len, each)) for name, each in of_tables.items()}
+        yield Reads(len(read), of_tables, every_row)
+
+
+def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> Counts:
+    """Count the positive training rows by id of a feature after preprocessing.
+
+    Every row of the training split is read, without wrappers, once in a process. Ids outside the
+    table do not count; a batch with one is refused. Zeros where a trained model goes on without its
+    data: its checkpoint has the result.
+
+    Returns:
+        int64 ``[num_embeddings]``.
+
+    Raises:
+        DataError: the data is missing or wrong.
+    """
+    if isinstance(registry.dataset, NoDataset):
+        return np.zeros(num_embeddings, np.int64)
+    known = _known.setdefault(registry.dataset, {})
+    key = feature, num_embeddings, registry.path
+    if key not in known:
+        counts = np.zeros(num_embeddings, np.int64)
+        lookups, label = RegistryLookups(registry), registry.dataset.schema().label
+        with torch.device("cpu"):  # models are made on the meta device, too
+            for rows in training_rows(registry, None):
+                _add(counts, lookups, rows, feature, label)
+        known[key] = counts
+    return known[key]
+
+
+def _add(counts: Counts, lookups: RegistryLookups, rows: Rows, feature: str, label: str) -> None:
+    found = lookups.of(rows, [feature])[feature]
+    positive = rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5
+    num_lists = len(found.offsets) - 1
+    lists = np.arange(num_lists) if found.inverse is None else found.inverse
+    of_list = np.bincount(lists[positive], minlength=num_lists)
+    times = np.repeat(of_list, np.diff(found.offsets))
+    there = (found.ids >= 0) & (found.ids < len(counts))
+    np.add.at(counts, found.ids[there], times[there])
