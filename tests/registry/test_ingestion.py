@@ -31,7 +31,7 @@ class Far(Ingestion):
     def check(self): self.at("check")
     def open(self, work):
         self.at("open")
-        return None if self.options.gives == "no feed" else FarFeed(self, work)
+        return FarFeed(self, work)
     def at(self, what):
         if self.options.refuses == what:
             raise SetupError(f"no engine to {what}; start one")
@@ -43,14 +43,14 @@ class FarFeed(Feed):
         self.plugin, self.reader, self.closed = plugin, work.open(), 0
     def read(self, reader):
         gives = self.plugin.options.gives
-        return None if gives == "no batches" else self.batches(reader, gives)
+        return self.batches(reader, gives)
     def batches(self, reader, gives):
         from recd_plugins.data.read_task import hand_out
         blocks = self.reader.blocks(reader.state_dict(), 0, 1)
         for number, batch in enumerate(hand_out(blocks, reader)):
             if gives == "fewer" and number == 3:
                 return
-            yield None if gives == "nothing" else batch
+            yield batch
             if gives == "each twice":
                 yield batch
             self.plugin.at("read")
@@ -156,12 +156,6 @@ def test_workers_may_not_be_added_later():
 @pytest.mark.parametrize(
     ("gives", "said"),
     [
-        ("no feed", "registry.yaml:4 ingestion: acme.far: open returned None, no Feed"),
-        (
-            "no batches",
-            "registry.yaml:4 ingestion: acme.far: read of its feed returned None; expected batches",
-        ),
-        ("nothing", "acme.far: batch 1 is None, no ModelInput"),
         (
             "fewer",
             "acme.far: reading ended after 3, and the reader of recd.interactions said that ",
