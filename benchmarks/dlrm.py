@@ -46,7 +46,7 @@ from recd_plugins.registry import ModelSpec, TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.upstream_noise import silence as silence_upstream
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import ModelInput, Placement
 
 Architecture = Literal["dlrm", "dcn"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dlrm", "dcn")

@@ -3,7 +3,7 @@
 For commands, studies and benchmarks. Needs no torch until the registry is prepared for a model.
 """
 
-from recd_plugins.data.lookups import RegistryLookups, wrapped_dataset
+from recd_plugins.data.wrapped_dataset import RegistryLookups, wrapped_dataset
 from recd_plugins.manager import installed_plugin
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.plugin_call import failure_in_words, plugin_call, plugin_items

@@ -27,7 +27,7 @@ from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.activations import Saved, counting_saved
 from recd_plugins.planning.products import without_products
 from recd_plugins.registry import RunConfig
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import ModelInput, Placement
 from recd_plugins.values.stages import stage_of
 
 # Rows to look at, enough that lengths are those of the data; and rows to count on, spread over

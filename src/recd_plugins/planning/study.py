@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from recd_plugins.data.lookups import wrapped_dataset
-from recd_plugins.data.wrappers import smallest_batch
+from recd_plugins.data.wrapped_dataset import smallest_batch, wrapped_dataset
 from recd_plugins.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Choice
 from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins

@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from recd_plugins.data.lookups import wrapped_dataset
+from recd_plugins.data.wrapped_dataset import wrapped_dataset
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
 from recd_plugins.planning.topologies import TopologySpec, is_file_name

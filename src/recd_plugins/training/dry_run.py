@@ -14,9 +14,9 @@ from rich.table import Table as RichTable
 
 from recd_plugins.byte_sizes import bytes_text
 from recd_plugins.data.arrow import dense_features
-from recd_plugins.data.feature_steps import feature_steps
-from recd_plugins.data.lookups import wrapped_dataset
-from recd_plugins.data.training_rows import training_rows
+from recd_plugins.data.fitted_steps import feature_steps
+from recd_plugins.data.rows import training_rows
+from recd_plugins.data.wrapped_dataset import wrapped_dataset
 from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of

@@ -9,8 +9,7 @@ from typing import Any
 import click
 import torch
 
-from recd_plugins.data.fitted_state import load_fitted_state
-from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.data.fitted_steps import fitted_steps, load_fitted_state
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.interfaces import Offer, Preprocessing
 from recd_plugins.planning.choosing.entries import chooser_of, with_offers, wrong_options

@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.activity import doing
-from recd_plugins.data.ingestion import check_ingestion
-from recd_plugins.data.lookups import wrapped_dataset
-from recd_plugins.data.wrappers import check_wrappers_keep_rows
+from recd_plugins.data.read_task import check_ingestion
+from recd_plugins.data.wrapped_dataset import check_wrappers_keep_rows, wrapped_dataset
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
