@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from recd_plugin_scars.planning.cache_plan_report import (
+from recd_plugin_scars.planning.load import TableLoad
+from recd_plugin_scars.planning.order import Memory, Optimum, RowOrder, StepCosts
+from recd_plugin_scars.planning.plan import STEPS, CachePlan, row_order
+from recd_plugin_scars.planning.rates import rates_of
+from recd_plugin_scars.planning.report import (
     CachePlanReport,
     CurvePoint,
     Limit,
     traffic_bytes,
 )
-from recd_plugin_scars.planning.load import TableLoad
-from recd_plugin_scars.planning.order import Memory, Optimum, RowOrder, StepCosts
-from recd_plugin_scars.planning.plan import STEPS, CachePlan, row_order
-from recd_plugin_scars.planning.rates import rates_of
 from recd_plugins.api import RecdError, SetupError, Table
 from recd_plugins.api.access import AccessProfile
 from recd_plugins.api.model import tables_of
