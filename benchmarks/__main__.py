@@ -24,6 +24,9 @@ BENCHMARKS = {
     "reader": "rows a second from Parquet to hashed tensors, clustered over interleaved",
     "convert": "time of making IKJTs of a batch, over that of a plain KJT",
     "requests": "training on requests of 38 candidates, stock TorchRec against ours",
+    "flexshard": "FlexShard's tiers of rows against row-wise sharding on 4 x 2 ranks",
+    "scars": "SCARS' cache of hot rows: traffic, hit rates and time beside no cache",
+    "network": "training on nodes joined by links of a rate, stock TorchRec against ours",
     "dlrm": "a step of the DLRM paper's section 5.2 against plain EmbeddingBags",
 }
 _SIZE = click.Option(

@@ -72,12 +72,8 @@ step run.json 300 "$python" -c 'from recd_plugins.cli import main; main()' run r
   training.device="$device" --ranks 1 --compare --json "$folder/run.json.part"
 step cluster.json 300 "$python" -c 'from recd_plugins.cli import main; main()' calibrate --ranks 1 \
   --device "$device" --force -o "$folder/cluster.yaml" --json "$folder/cluster.json.part"
-for bench in ablation dlrm; do
+for bench in ablation scars dlrm; do
   step "$bench.json" 900 "$python" -m benchmarks "$bench" --size "$size" --device "$device" \
-    --json "$folder/$bench.json.part"
-done
-for bench in scars; do
-  step "$bench.json" 900 "$python" -c 'from recd_plugins.cli import main; main()' bench "$bench" --size "$size" --device "$device" \
     --json "$folder/$bench.json.part"
 done
 

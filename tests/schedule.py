@@ -22,7 +22,6 @@ SLOW = (
     "distributed/test_launch.py::test_torchrun",
     "recd_plugin_recd/tests/logs/test_kafka.py",
     "recd_plugin_scoring/tests/test_exported_*.py",
-    "testing/test_shaped_network.py",
     "test_forked.py",
     "docs/test_analyze_page.py",
     "docs/test_batch_page.py",

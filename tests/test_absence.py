@@ -71,7 +71,7 @@ def recd(*arguments):
     assert done.exit_code == 0, (arguments, done.output, done.exception)
     return done.output
 
-for arguments in ("plugins", "doctor", "schema", "plan --help", "bench --help", "--help"):
+for arguments in ("plugins", "doctor", "schema", "plan --help", "--help"):
     print(recd(*arguments.split()))
 for found in pkgutil.walk_packages([site], onerror=print):
     if found.name.startswith("recd_plugin") and not found.name.endswith(".__main__"):
@@ -244,19 +244,13 @@ def names_of(package: str) -> list[str]:
     manager, commands = PluginManager(), PluginCommands()
     manager.register_commands(commands)
     plugins = {name for by_name in manager.plugins.values() for name in by_name}
-    modes, benchmarks = list[type[PlanMode]](), list[str]()
+    modes = list[type[PlanMode]]()
     manager.hand("register_plans", lambda mode, _: modes.append(mode))
-    manager.hand("register_benchmarks", lambda name, _: benchmarks.append(name))
     of_package = package.removeprefix("recd_plugin_") + "."
     return [
         *(rf"\b{re.escape(name)}\b" for name in plugins if name.startswith(of_package)),
         *(rf"^  {name} " for name, each in commands.commands.items() if is_of(each, package)),
         *(rf"{mode.flag}\b" for mode in modes if mode.__module__.startswith(package)),
-        *(
-            rf"Benchmarks:(\n.+)*\b{name.rpartition('.')[2]}\b"
-            for name in benchmarks
-            if name.startswith(package)
-        ),
     ]
 
 

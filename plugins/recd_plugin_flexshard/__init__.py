@@ -48,11 +48,6 @@ def register_commands(cli: click.Group) -> None:
 
 
 @hookimpl
-def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_flexshard.benchmarks.flexshard"]
-
-
-@hookimpl
 def register_internals() -> Sequence[Internal]:
     from recd_plugin_flexshard.internals import INTERNALS
 

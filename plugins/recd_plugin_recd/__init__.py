@@ -74,11 +74,6 @@ def register_starts() -> Sequence[click.Command]:
 
 
 @hookimpl
-def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_recd.benchmarks.network"]
-
-
-@hookimpl
 def register_internals() -> Sequence[Internal]:
     from recd_plugin_recd.internals import INTERNALS
 

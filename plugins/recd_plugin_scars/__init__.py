@@ -44,11 +44,6 @@ def register_plans() -> Sequence[type[PlanMode]]:
 
 
 @hookimpl
-def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_scars.benchmarks.scars"]
-
-
-@hookimpl
 def register_internals() -> Sequence[Internal]:
     from recd_plugin_scars.internals import INTERNALS
 

@@ -105,10 +105,5 @@ def register_reports() -> Sequence[type]:  # type: ignore[empty-body]
 
 
 @hookspec
-def register_benchmarks() -> Sequence[str]:  # type: ignore[empty-body]
-    """Modules that ``recd bench`` runs, by their names: ``acme.bench.lookup`` is ``lookup``."""
-
-
-@hookspec
 def register_internals() -> Sequence[Internal]:  # type: ignore[empty-body]
     """Names without a public form that the package relies on, of TorchRec, say; for doctor."""

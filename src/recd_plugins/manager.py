@@ -47,7 +47,6 @@ LISTS = {
     "register_plans": "classes",
     "register_measurements": "classes",
     "register_reports": "classes",
-    "register_benchmarks": "modules",
     "register_internals": "Internals",
 }
 
@@ -60,7 +59,6 @@ BESIDES = {
     "register_measurements": "measurements",
     "register_topology_sections": "sections of topology files",
     "register_reports": "reports of recd run",
-    "register_benchmarks": "benchmarks",
 }
 
 #: What kinds and plugins of recd-plugins itself come from.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.shaped_network import unavailable
 from hypothesis import settings
 from tests.docs import how_to_cases as cases
 from tests.docs.pages import DOCS, blocks
@@ -17,7 +19,6 @@ from recd_plugins import load_registry
 from recd_plugins.distributed.launch import launch
 from recd_plugins.testing.fake_device import fake_device
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.testing.shaped_network import unavailable
 
 
 @pytest.fixture
@@ -40,7 +41,12 @@ def test_hosts_on_one_machine(folder: Path) -> None:
     _, code = blocks((DOCS / "how-to" / "cluster.md").read_text(encoding="utf-8"), "python")
     (folder / "program.py").write_text(code, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, check=True
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(DOCS.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.startswith("exit codes [0, 0, 0], ")
 

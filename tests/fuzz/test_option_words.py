@@ -52,7 +52,6 @@ def words_for_tables(case: Case) -> Outcome:
             ["run", "registry.yaml", "--sharding"],
             ["plan", "registry.yaml", "--topology"],
             ["plugins", "--kind"],
-            ["bench"],
             ["init"],
             ["trace", "profile", "registry.yaml", "-o", "p.parquet", "--tables"],
         ],

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from benchmarks.shaped_network import ShapedNetwork, unavailable
 from hypothesis import settings
-
-from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 
 NODES, STEPS, TIMEOUT = 3, 200, 30
 RECD = str(Path(sys.executable).with_name("recd"))

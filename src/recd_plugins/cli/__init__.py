@@ -40,7 +40,6 @@ COMMANDS = {
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
     "schema": ("recd_plugins.cli.schema:schema", "Print the JSON Schema of registry files."),
     "doctor": ("recd_plugins.cli.doctor:doctor", "Check this machine's installation."),
-    "bench": ("recd_plugins.cli.bench:bench", "Measure a figure that the documentation quotes."),
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from recd_plugins.cli import PluginCommands
-from recd_plugins.cli.benchmarks import Benchmarks
 from recd_plugins.cli.init import Starts
 from recd_plugins.cli.plan import plan_modes
 from recd_plugins.cli.run import run
@@ -21,5 +20,4 @@ def check_contributions(manager: PluginManager) -> None:
     manager.hand("register_starts", Starts().add)
     manager.hand("register_plans", plan_modes().add)
     manager.hand("register_reports", RunReports(run.params).add)
-    manager.hand("register_benchmarks", Benchmarks().add)
     manager.register_topology_sections()

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks.shaped_network import ShapedNetwork, unavailable
 
+from benchmarks import shaped_network
 from recd_plugins.errors import SetupError
-from recd_plugins.testing import shaped_network
-from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 
 needs_network = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 
@@ -64,7 +64,7 @@ def test_links_are_shaped_counted_and_cut(tmp_path: Path) -> None:
         network.restore(1)
         assert [program.wait(20) for program in programs] == [0, 0]
         assert log.read_text() == "node0\nnode0\n"
-        lost = network.start_on(1, ["sleep", "60"], tmp_path)
+        _, lost = network.start([["true"], ["sleep", "60"]], tmp_path)
         network.lose(1)
         assert lost.wait(5) == -signal.SIGKILL
     assert not [name for name in names() if f"-{os.getpid()}-" in name]
@@ -88,7 +88,7 @@ def test_who_takes_sigterm_already_keeps_it() -> None:
 def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time\n"
-        "from recd_plugins.testing.shaped_network import ShapedNetwork\n"
+        "from benchmarks.shaped_network import ShapedNetwork\n"
         "with ShapedNetwork(1) as network:\n"
         "    network.start([['sleep', '600']], pathlib.Path(sys.argv[1]))\n"
         "    print('there', flush=True)\n"
@@ -97,7 +97,10 @@ def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_pa
     )
     for number in (signal.SIGTERM, signal.SIGKILL):
         program = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, str(tmp_path)],
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert program.stdout is not None
         assert program.stdout.readline() == "there\n"
@@ -111,68 +114,14 @@ def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_pa
 
 
 @needs_network
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_waits_until_nodes_are_gone(
-    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    remove, network = shaped_network._remove, ShapedNetwork(2)
-
-    def ended_meanwhile(node: str) -> None:
-        os.kill(os.getpid(), number)
-        remove(node)
-
-    # A job in the background ignores Ctrl-C, which stays so.
-    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with (
-            pytest.raises(SystemExit if number == signal.SIGTERM else KeyboardInterrupt),
-            network,
-        ):
-            monkeypatch.setattr(shaped_network, "_remove", ended_meanwhile)
-    finally:
-        signal.signal(signal.SIGINT, interrupted)
-    assert not [name for name in names() if f"-{os.getpid()}-" in name]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-@needs_network
 def test_sessions_are_grouped_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grouping = tmp_path / "sched_autogroup_enabled"
     monkeypatch.setattr(shaped_network, "_GROUPING", grouping)
-    monkeypatch.setattr(shaped_network, "_NOTES", tmp_path)
     for before in ("1\n", "0\n"):
         grouping.write_text(before)
         with ShapedNetwork(1):
             assert grouping.read_text() == "0\n"
         assert grouping.read_text() == before
-    # Of a process that was killed, which had found them grouped.
-    (tmp_path / "recd-net-0-sessions-grouped").touch()
-    with ShapedNetwork(1):
-        assert grouping.read_text() == "0\n"
-    assert grouping.read_text() == "1\n"
-    assert [path.name for path in tmp_path.iterdir()] == [grouping.name]
-
-
-@needs_network
-def test_the_last_of_two_networks_groups_sessions_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grouping, other = tmp_path / "sched_autogroup_enabled", tmp_path / "recd-net-1-sessions-grouped"
-    monkeypatch.setattr(shaped_network, "_GROUPING", grouping)
-    monkeypatch.setattr(shaped_network, "_NOTES", tmp_path)
-    grouping.write_text("1\n")
-    with ShapedNetwork(1):
-        assert grouping.read_text() == "0\n"
-        other.write_text("0\n")  # of a process that lives, and came second
-    assert grouping.read_text() == "0\n"
-    with ShapedNetwork(1):
-        assert grouping.read_text() == "0\n"
-    assert grouping.read_text() == "0\n"
-    other.rename(tmp_path / "recd-net-0-sessions-grouped")  # it was killed
-    with ShapedNetwork(1):
-        assert grouping.read_text() == "0\n"
-    assert grouping.read_text() == "1\n"
-    assert [path.name for path in tmp_path.iterdir()] == [grouping.name]
 
 
 @needs_network

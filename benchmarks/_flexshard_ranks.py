@@ -1,0 +1,364 @@
+"""Tables with tiers of rows on each rank, beside row-wise ones on the same batches."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from benchmarks._measure import from_every_rank, keep_freed_memory
+from benchmarks._ranks import RankTrainer
+from recd_plugin_flexshard.part import TieredPart
+from recd_plugin_flexshard.planning import TableDemand
+from recd_plugin_flexshard.runtime import (
+    RowTiers,
+    TieredEmbeddingCollection,
+    TieredEmbeddingCollectionSharder,
+    tier_groups,
+)
+from recd_plugins.api import Pooling
+from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic
+from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.pipeline import build_train_pipeline
+from recd_plugins.distributed.sharders import fused_params, stock_sharders
+from recd_plugins.manager import installed_plugin
+from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model_tables import table_name
+from recd_plugins.registry import ModelSpec, TrainingSpec
+from recd_plugins.registry.from_file import load_registry
+from recd_plugins.training.assembly import assemble
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.upstream_noise import silence as silence_upstream
+from recd_plugins.values.model_input import ModelInput, Placement
+
+FEATURE = "history"
+# The side that TorchRec's own sharder trains, without tiers.
+STOCK = "row-wise (TorchRec)"
+_CPU = torch.device("cpu")
+_NUM_DENSE = 4
+# Where what is sent belongs to no tier.
+_WITHOUT_TIERS = "all ranks"
+# Rates that do not amplify rounding: losses are compared.
+_TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)
+
+
+@dataclass(frozen=True)
+class Popularity:
+    """How often a sample reads each row of one table.
+
+    Attributes:
+        probabilities: float64 ``[E]``, expected reads a sample, most read first; may exceed 1.
+        rows: int64 ``[E]``, the row of the table with each of them.
+    """
+
+    probabilities: NDArray[np.float64]
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def scaled(cls, demand: TableDemand, scale: int) -> Popularity:
+        """Return the popularity of a table with one row for ``scale`` rows of a larger one.
+
+        With batches that are smaller by ``scale`` too and samples of the same length, any two
+        bytes of a plan keep their ratio. Rows are shuffled.
+        """
+        repeats = np.ones(len(demand.probabilities)) if demand.repeats is None else demand.repeats
+        rows = np.append(0, np.cumsum(repeats))
+        reads = np.append(0, np.cumsum(repeats * demand.probabilities))
+        ends = np.arange(0, demand.num_embeddings + 1, scale)
+        # Sorted, as neighbours of equal probability differ by rounding.
+        probabilities = np.sort(np.diff(np.interp(ends, rows, reads)))[::-1]
+        return cls(probabilities, np.random.default_rng(0).permutation(len(probabilities)))
+
+    @property
+    def length(self) -> float:
+        """Expected ids of a sample."""
+        return float(self.probabilities.sum())
+
+    def swapped(self, share: float, seed: int) -> Popularity:
+        """Return another popularity: a random ``share`` of the rows change places."""
+        rng = np.random.default_rng(seed)
+        moving = np.flatnonzero(rng.random(len(self.rows)) < share)
+        rows = self.rows.copy()
+        rows[moving] = rows[rng.permutation(moving)]
+        return Popularity(self.probabilities, rows)
+
+    def batch(self, rng: np.random.Generator, samples: int) -> ModelInput:
+        """Draw a batch with one sequence feature, and labels that follow its ids."""
+        num_ids = rng.poisson(samples * self.length)
+        ids = self.rows[np.searchsorted(self._cumulative, rng.random(num_ids), side="right")]
+        lengths = np.bincount(rng.integers(0, samples, len(ids)), minlength=samples)
+        effects = np.add.reduceat(np.append(_effects(ids), 0), np.cumsum(lengths) - lengths)
+        noise = rng.normal(size=samples)
+        labels = np.where(lengths > 0, effects, 0) / np.sqrt(np.maximum(lengths, 1)) + noise > 0
+        return ModelInput(
+            dense_features=torch.from_numpy(rng.random((samples, _NUM_DENSE), np.float32)),
+            sparse_features=None,
+            labels=torch.from_numpy(labels.astype(np.float32)),
+            sequence_features=KeyedJaggedTensor(
+                keys=[FEATURE],
+                values=torch.from_numpy(ids),
+                lengths=torch.from_numpy(lengths.astype(np.int32)),
+            ),
+            num_unique={FEATURE: samples},
+        )
+
+    @cached_property
+    def _cumulative(self) -> NDArray[np.float64]:
+        cumulative = np.cumsum(self.probabilities)
+        return cumulative[:-1] / cumulative[-1]
+
+
+def _effects(ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return a hidden effect of each id, between -1 and 1."""
+    hashed = (ids.astype(np.uint64) + 1) * np.uint64(0x9E3779B97F4A7C15)
+    return (hashed >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1
+
+
+@dataclass
+class Trained:
+    """One side, over all ranks.
+
+    Attributes:
+        sent: bytes that a rank sends in a step, the mean over ranks; groups are tiers.
+        seconds: wall time of a step, by turn.
+        losses: by step, the mean over ranks.
+        hot: rows on every rank, of all tables.
+        flex: rows in every node.
+    """
+
+    sent: Mapping[Traffic, float] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    hot: int = 0
+    flex: int = 0
+
+    @property
+    def all_to_all(self) -> float:
+        """Bytes of the all-to-alls between all ranks: ids, lengths, embeddings and gradients."""
+        return sum(
+            num
+            for traffic, num in self.sent.items()
+            if traffic.kind == "all_to_all" and traffic.group in (_WITHOUT_TIERS, "cold")
+        )
+
+
+@dataclass(frozen=True)
+class OneTable:
+    """Job: one table, by row-wise sharding and with tiers.
+
+    Attributes:
+        popularity: of the ids.
+        embedding_dim: scalars a row.
+        batch_size: samples of a rank.
+        num_batches: of a rank; every side trains on all of them.
+        turns: timed turns of one step of each side.
+        sides: tiers by name; None is TorchRec's own row-wise sharding.
+    """
+
+    popularity: Popularity
+    embedding_dim: int
+    batch_size: int
+    num_batches: int
+    turns: int
+    sides: Mapping[str, RowTiers | None]
+
+
+def measure_one_table(rank: int, world_size: int, job: OneTable) -> dict[str, Trained]:
+    """Train every side, in turns. A collective call."""
+    silence_upstream()
+    keep_freed_memory()
+    rng = np.random.default_rng((1, rank))
+    batches = [job.popularity.batch(rng, job.batch_size) for _ in range(job.num_batches)]
+    trainers = {
+        name: RankTrainer(
+            _pipeline(len(job.popularity.rows), job.embedding_dim, tiers), batches, _CPU
+        )
+        for name, tiers in job.sides.items()
+    }
+    return _train(trainers, {name: Trained() for name in trainers}, job.turns)
+
+
+@dataclass(frozen=True)
+class Sessions:
+    """Job: PAPERCAL's sequences, by a registry file a side; see ``OneTable``."""
+
+    registries: Mapping[str, Path]
+    num_batches: int
+    turns: int
+
+
+def measure_sessions(rank: int, world_size: int, job: Sessions) -> dict[str, Trained]:
+    """Train every side, in turns. A collective call."""
+    silence_upstream()
+    keep_freed_memory()
+    trained: dict[str, Trained] = {}
+    trainers: dict[str, RankTrainer] = {}
+    for name, path in job.registries.items():
+        registry = load_registry(path)
+        sharders = stock_sharders(registry.training) if name == STOCK else None
+        with all_gradients_sent():  # as FlexShard's paper counts
+            parts = assemble(registry, "plugins", _CPU, sharders=sharders)
+        loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=_CPU)
+        parts.dmp.train()
+        pipeline = build_train_pipeline(parts.dmp, parts.optimizer, _CPU)
+        trainers[name] = RankTrainer(pipeline, list(islice(loader, job.num_batches)), _CPU)
+        tiered = (part for part in parts.prepared.table_parts if isinstance(part, TieredPart))
+        tables = [table for part in tiered for table in part.plan.tables]
+        trained[name] = Trained(
+            hot=sum(table.hot for table in tables), flex=sum(table.flex for table in tables)
+        )
+    return _train(trainers, trained, job.turns)
+
+
+def _train(
+    trainers: Mapping[str, RankTrainer], trained: dict[str, Trained], turns: int
+) -> dict[str, Trained]:
+    """Count what each side sends, then time steps in turns."""
+    for name, trainer in trainers.items():
+        trainer.steps(1)  # fills the pipeline: whatever it reads ahead, every batch is sent once
+        ranks = from_every_rank(_by_tier(trainer, len(trainer.batches)))
+        total = sum(ranks, Counter[Traffic]())
+        trained[name].sent = {traffic: num / len(ranks) for traffic, num in total.items()}
+    # Everything that is there stays: collecting garbage need not go through it.
+    gc.collect()
+    gc.disable()
+    for turn in range(turns + 1):
+        for name, trainer in trainers.items():
+            seconds, _ = trainer.turn(1, warmup=0)
+            if turn:
+                trained[name].seconds.append(seconds)
+    gc.enable()
+    for name, trainer in trainers.items():
+        trained[name].losses = trainer.losses()
+    return trained
+
+
+def _by_tier(trainer: RankTrainer, steps: int) -> Counter[Traffic]:
+    """Return bytes that this rank sends in a step, with tiers in place of groups' names."""
+    with CollectiveBytes() as counter:
+        trainer.steps(steps)
+    names = tier_groups().names
+    sent: Counter[Traffic] = Counter()
+    for traffic, num in counter.sent.items():
+        tier = names.get(traffic.group, _WITHOUT_TIERS)
+        sent[replace(traffic, group=tier)] += num / steps  # type: ignore[assignment]
+    return sent
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Job: one table whose popularity moves.
+
+    Attributes:
+        popularity: of the first phase.
+        embedding_dim: scalars a row.
+        batch_size: samples of a rank.
+        tiers: planned for the first phase.
+        phases: after each of which ``moved`` of the rows change places.
+        retier_every: steps; a phase has twice as many.
+        moved: share of the rows.
+    """
+
+    popularity: Popularity
+    embedding_dim: int
+    batch_size: int
+    tiers: RowTiers
+    phases: int
+    retier_every: int
+    moved: float = 0.2
+
+
+def measure_drift(rank: int, world_size: int, job: Drift) -> tuple[list[float], list[float]]:
+    """Return cold shares by phase of tiers that stay and that follow. A collective call."""
+    silence_upstream()
+    return _cold_shares(rank, job, None), _cold_shares(rank, job, job.retier_every)
+
+
+def _cold_shares(rank: int, job: Drift, retier_every: int | None) -> list[float]:
+    popularity = job.popularity
+    rng, batches = np.random.default_rng((3, rank)), []
+    for phase in range(job.phases):
+        batches += [popularity.batch(rng, job.batch_size) for _ in range(2 * job.retier_every)]
+        popularity = popularity.swapped(job.moved, seed=phase)
+    pipeline = _pipeline(len(popularity.rows), job.embedding_dim, job.tiers, retier_every)
+    trainer = RankTrainer(pipeline, batches, _CPU)
+    ids = sum(batch.sequence_features.values().numel() for batch in batches) / len(batches)
+    ranks = dist.get_world_size()
+    # Embeddings and their gradients, of the ids that are on other ranks.
+    row_wise = ids * job.embedding_dim * 4 * 2 * (ranks - 1) / ranks
+    shares = []
+    for _ in range(job.phases):
+        trainer.steps(job.retier_every)
+        sent = _by_tier(trainer, job.retier_every - 1)
+        trainer.steps(1)  # may look up the first batch of the next phase already
+        cold = sum(
+            num
+            for traffic, num in sent.items()
+            if (traffic.group, traffic.kind, traffic.payload) == ("cold", "all_to_all", "floats")
+        )
+        shares.append(sum(from_every_rank(cold / row_wise)) / ranks)
+    return shares
+
+
+def _pipeline(
+    rows: int, dim: int, tiers: RowTiers | None, retier_every: int | None = None
+) -> object:
+    """Return a train pipeline of a model around one table, from the same weights every time.
+
+    Args:
+        rows: of the table.
+        dim: scalars a row.
+        tiers: of the table; None shards it by TorchRec's own sharder.
+        retier_every: steps after which the rows of the tiers are chosen anew.
+    """
+    torch.manual_seed(_TRAINING.seed)
+    model = DLRM(
+        ModelSpec(embedding_dim=dim, num_embeddings=rows),
+        _NUM_DENSE,
+        Placement(sequence=(FEATURE,)),
+    )
+    assert model.sequences is not None, "the placement has a sequence"
+    assert model.sequence_pooling is not None, "the placement has a sequence"
+    pooling = installed_plugin("pooling", "recd.mean")
+    assert isinstance(pooling, Pooling)
+    model.sequence_pooling.put(FEATURE, pooling)
+    params, table = fused_params(_TRAINING), table_name(FEATURE)
+    sharder: ModuleSharder[torch.nn.Module]
+    if tiers is None:
+        sharder = EmbeddingCollectionSharder(params)
+    else:
+        model.sequences = TieredEmbeddingCollection(model.sequences, {table: tiers}, retier_every)
+        sharder = TieredEmbeddingCollectionSharder(params)
+    plan = construct_module_sharding_plan(
+        model.sequences,
+        {table: row_wise(compute_kernel="fused")},
+        sharder,
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        world_size=dist.get_world_size(),
+        device_type=_CPU.type,
+    )
+    with all_gradients_sent():  # as FlexShard's paper counts
+        dmp = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=_CPU,
+            plan=ShardingPlan({"sequences": plan}),
+            sharders=[sharder],
+        )
+    dmp.train()
+    return build_train_pipeline(dmp, build_optimizer(dmp, _TRAINING), _CPU)

@@ -1,0 +1,58 @@
+"""Trainers that live in the same ranks and step in turns, over batches that go round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benchmarks._measure import mean_over_ranks
+
+
+class RankTrainer:
+    """One sharded model on this rank.
+
+    Args:
+        pipeline: a train pipeline, of our own or TorchRec's.
+        batches: of this rank, made beforehand; they go round.
+        device: of the model.
+    """
+
+    def __init__(self, pipeline: Any, batches: Sequence[Any], device: torch.device) -> None:
+        self.batches = batches
+        self._pipeline = pipeline
+        self._around: Iterator[Any] = cycle(batches)
+        self._device = device
+        self._losses: list[Tensor] = []
+
+    def steps(self, count: int) -> None:
+        """Make steps, which are done when this returns."""
+        for _ in range(count):
+            loss, _, _ = self._pipeline.progress(self._around)
+            self._losses.append(loss.detach())
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def turn(self, steps: int, warmup: int = 1) -> tuple[float, float]:
+        """Return wall seconds of a step, on the slowest rank, and processor seconds on this one.
+
+        A collective call.
+        """
+        self.steps(warmup)
+        dist.barrier()
+        start, processor = time.perf_counter(), time.process_time()
+        self.steps(steps)
+        dist.barrier()
+        spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        processor = time.process_time() - processor
+        dist.all_reduce(spent, dist.ReduceOp.MAX)
+        return float(spent) / steps, processor / steps
+
+    def losses(self) -> list[float]:
+        """Return losses by step, the mean over ranks. A collective call."""
+        return mean_over_ranks(self._losses)

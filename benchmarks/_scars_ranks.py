@@ -1,0 +1,359 @@
+"""One click model over tables on the host, or sharded with and without a cache, on one rank."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from benchmarks._measure import Device, keep_freed_memory
+from recd_plugin_scars.runtime.kernel import cache_traffic, cached_kernels
+from recd_plugin_scars.runtime.kernels import CachedKernels
+from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, TableCache
+from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugins.api import ExactEmbeddingBagCollectionSharder
+from recd_plugins.distributed.lookup_kernels import close_kernels
+from recd_plugins.distributed.pipeline import build_train_pipeline
+from recd_plugins.distributed.sharders import fused_params
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.upstream_noise import silence as silence_upstream
+from recd_plugins.values.model_input import ModelInput
+
+_NUM_DENSE = 13
+# Rates that do not amplify rounding: losses are compared.
+TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a model's tables are kept.
+
+    Attributes:
+        tables: ``host``: in host memory, each lookup's embedding goes to the device and its
+            gradient comes back; ``stock``: on the device, by TorchRec's own sharder; ``cache``:
+            fast memory on the device over a slow one; ``uvm``: FBGEMM's own cache, on CUDA.
+        policy: of a ``cache``.
+        cached: whether any row stays in the fast memory.
+        coalesced: whether ids are made unique before the input dist.
+        lookahead: whether rows of the next batch are fetched while one computes.
+    """
+
+    tables: Literal["host", "stock", "cache", "uvm"]
+    policy: CachePolicy = "static"
+    cached: bool = True
+    coalesced: bool = False
+    lookahead: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What is trained; travels to the rank by pickle.
+
+    Attributes:
+        rows: of each table, by its name ``t_FEATURE``.
+        embedding_dim: scalars of a row.
+        bottom, top: widths of DLRM's dense layers; without ``embedding_dim`` and 1, their last.
+        ids: int64 ``[batches, features, batch_size]``.
+        hot_rows: by table, most read first, as many as are cached.
+        warmup: batches that are not timed.
+        device: of dense layers and fast memory.
+    """
+
+    rows: Mapping[str, int]
+    embedding_dim: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    ids: NDArray[np.int64]
+    hot_rows: Mapping[str, NDArray[np.int64]]
+    warmup: int
+    device: Device
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the features."""
+        return [table.removeprefix("t_") for table in self.rows]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One side.
+
+    Attributes:
+        losses: of every batch.
+        seconds: of the steps after the warm-up; writing what is left is in the last.
+        bytes_read, bytes_written: of the backing store in all steps; 0 of ``stock`` and ``uvm``.
+        traffic: of all steps and tables of a ``cache``.
+    """
+
+    losses: list[float]
+    seconds: list[float]
+    bytes_read: int = 0
+    bytes_written: int = 0
+    traffic: CacheTraffic = field(default_factory=CacheTraffic)
+
+    @property
+    def step_seconds(self) -> float:
+        """Mean of timed steps: a median leaves out bursts of rows that are written back."""
+        return statistics.fmean(self.seconds)
+
+
+def measure(rank: int, world_size: int, job: Job, side: Side) -> Trained:
+    """Train one side on all batches. Runs on one rank."""
+    silence_upstream()
+    keep_freed_memory()
+    try:
+        return _train_host(job) if side.tables == "host" else _train_sharded(job, side)
+    finally:
+        # Pipelines and models are cycles; the next side wants their memory.
+        gc.collect()
+
+
+def _train_host(job: Job) -> Trained:
+    """Train the uncached path, whose tables update themselves in the backward pass."""
+    device = torch.device(job.device)
+    embeddings = _HostEmbeddings(job, device)
+    model = _ClickModel(job, embeddings, device)
+    dense = [*model.bottom.parameters(), *model.top.parameters()]
+    optimizer = torch.optim.Adagrad(dense, lr=0.01, eps=TRAINING.eps)
+
+    def step(batches: Iterator[ModelInput]) -> Tensor:
+        batch = next(batches)
+        optimizer.zero_grad()
+        # Ids stay on the host, where the tables are.
+        moved = ModelInput(
+            dense_features=batch.dense_features.to(device),
+            sparse_features=batch.sparse_features,
+            labels=batch.labels.to(device),
+        )
+        loss: Tensor = model(moved)[0]
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss
+
+    losses, seconds = _timed(job, step)
+    return Trained(losses, seconds, embeddings.bytes_read, embeddings.bytes_written)
+
+
+def _train_sharded(job: Job, side: Side) -> Trained:
+    """Train a side whose tables are sharded."""
+    device = torch.device(job.device)
+    dmp = _sharded_model(job, side, device)
+    pipeline = build_train_pipeline(dmp, build_optimizer(dmp, TRAINING), device)
+    left = len(job.ids)
+
+    def step(batches: Any) -> Tensor:
+        nonlocal left
+        loss: Tensor = pipeline.progress(batches)[0]
+        left -= 1
+        if not left:
+            for kernel in cached_kernels(dmp):
+                kernel.drain()
+        return loss
+
+    losses, seconds = _timed(job, step)
+    counts = sum(cache_traffic(dmp).values(), CacheTraffic())
+    close_kernels(dmp)
+    return Trained(losses, seconds, counts.bytes_read, counts.bytes_written, counts)
+
+
+def _timed(
+    job: Job, step: Callable[[Iterator[ModelInput]], Tensor]
+) -> tuple[list[float], list[float]]:
+    """Make a step of each batch; return losses, and seconds after the warm-up."""
+    batches = iter(list(_batches(job)))  # made beforehand: readers are another tier
+    losses, seconds = [], []
+    for number in range(len(job.ids)):
+        _synchronize(job)
+        started = time.perf_counter()
+        losses.append(step(batches).detach())
+        _synchronize(job)
+        if number >= job.warmup:
+            seconds.append(time.perf_counter() - started)
+    return torch.stack(losses).double().tolist(), seconds
+
+
+def _synchronize(job: Job) -> None:
+    if job.device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _batches(job: Job) -> Iterator[ModelInput]:
+    """Make dense features around the ids, and labels that the ids have a say in."""
+    generator = torch.Generator().manual_seed(0)
+    _, num_features, size = job.ids.shape
+    for batch in torch.from_numpy(job.ids):
+        dense = torch.rand(size, _NUM_DENSE, generator=generator)
+        noise = torch.randn(size, generator=generator)
+        effect = (batch[0] * 0x9E3779B1 % 1024) / 512.0 - 1
+        yield ModelInput(
+            dense_features=dense,
+            sparse_features=KeyedJaggedTensor(
+                keys=job.features,
+                values=batch.flatten(),
+                lengths=torch.ones(num_features * size, dtype=torch.int32),
+            ),
+            labels=(effect + noise > 0).float(),
+        )
+
+
+class _ClickModel(nn.Module):
+    """DLRM around embeddings of any kind; dense weights are the same each time."""
+
+    def __init__(self, job: Job, embeddings: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self._num_features, self._dim = len(job.rows), job.embedding_dim
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(TRAINING.seed)
+            self.bottom = DenseArch(_NUM_DENSE, [*job.bottom, self._dim]).to(device)
+            self.interaction = InteractionArch(self._num_features)
+            interactions = self._num_features * (self._num_features + 1) // 2
+            self.top = OverArch(self._dim + interactions, [*job.top, 1]).to(device)
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Return the loss, and loss, logits and labels, as train pipelines expect."""
+        embedded: KeyedTensor = self.embeddings(batch.sparse_features)
+        sparse = embedded.values().view(-1, self._num_features, self._dim)
+        logits = self.top(self.interaction(self.bottom(batch.dense_features), sparse)).squeeze(-1)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+
+class _HostEmbeddings(nn.Module):
+    """The uncached path: stock FBGEMM tables in host memory, whose embeddings go to a device.
+
+    Attributes:
+        bytes_read: of embeddings that left the host.
+        bytes_written: of gradients that came back.
+    """
+
+    def __init__(self, job: Job, device: torch.device) -> None:
+        super().__init__()
+        params = fused_params(TRAINING)
+        optimizer: EmbOptimType = params.pop("optimizer")
+        self.kernel = SplitTableBatchedEmbeddingBagsCodegen(
+            embedding_specs=[
+                (rows, job.embedding_dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
+                for rows in job.rows.values()
+            ],
+            optimizer=optimizer,
+            pooling_mode=PoolingMode.SUM,
+            device=torch.device("cpu"),
+            **params,
+        )
+        for number, weights in enumerate(self.kernel.split_embedding_weights()):
+            _Initial(number)(weights)
+        self._keys, self._dims = job.features, [job.embedding_dim] * len(job.rows)
+        self._device = device
+        self.bytes_read = self.bytes_written = 0
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        """Return embeddings on the device."""
+        embedded = self.kernel(features.values(), features.offsets())
+        self.bytes_read += embedded.nbytes
+        embedded.register_hook(self._count_gradient)
+        moved = embedded.to(self._device)
+        return KeyedTensor(keys=self._keys, length_per_key=self._dims, values=moved)
+
+    def _count_gradient(self, gradient: Tensor) -> None:
+        self.bytes_written += gradient.nbytes
+
+
+@dataclass
+class _Initial:
+    """First weights of a table, the same on every side: small, and of a table's own seed."""
+
+    seed: int
+
+    def __post_init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+    def __call__(self, weights: Tensor) -> Tensor:
+        """Fill rows, which follow those of the call before."""
+        if weights.is_meta:
+            return weights
+        with torch.no_grad():
+            for rows in torch.split(weights, 1 << 20):
+                rows.copy_(torch.empty(rows.shape).uniform_(-0.05, 0.05, generator=self._generator))
+        return weights
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Initial:
+        return _Initial(self.seed)
+
+
+def _sharded_model(job: Job, side: Side, device: torch.device) -> DistributedModelParallel:
+    """Return the model on one rank, every table of it whole."""
+    configs = [
+        EmbeddingBagConfig(
+            name=table,
+            num_embeddings=rows,
+            embedding_dim=job.embedding_dim,
+            feature_names=[table.removeprefix("t_")],
+            init_fn=_Initial(number),
+        )
+        for number, (table, rows) in enumerate(job.rows.items())
+    ]
+    collection = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    params = fused_params(TRAINING)
+    factors = {table: len(job.hot_rows[table]) / rows for table, rows in job.rows.items()}
+    sharder: ModuleSharder[nn.Module] = EmbeddingBagCollectionSharder(params)
+    if side.tables == "cache":
+        factors = factors if side.cached else dict.fromkeys(factors, 0.0)
+        caches = {
+            table: TableCache(
+                policy=side.policy,
+                load_factor=factor,
+                hot_rows=job.hot_rows[table],
+                storage=HostMemory(),
+                lookahead=side.lookahead,
+            )
+            for table, factor in factors.items()
+        }
+        sharder = ExactEmbeddingBagCollectionSharder(
+            params,
+            kernels=[CachedKernels(caches)],
+            coalesced=list(job.rows) if side.coalesced else (),
+        )
+    kernel = "fused" if side.tables == "stock" else "fused_uvm_caching"
+    plan = construct_module_sharding_plan(
+        collection,
+        {table: table_wise(rank=0, compute_kernel=kernel) for table in job.rows},
+        sharder,
+        local_size=1,
+        world_size=1,
+        device_type=device.type,
+    )
+    if side.tables != "stock":
+        for table, factor in factors.items():
+            plan[table].cache_params = CacheParams(load_factor=factor, prefetch_pipeline=True)
+    return DistributedModelParallel(
+        _ClickModel(job, collection, device),
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=device,
+        plan=ShardingPlan({"embeddings": plan}),
+        sharders=[sharder],
+    )

@@ -1,0 +1,302 @@
+"""FlexShard's tiers of rows against row-wise sharding: bytes of all-to-alls, and time.
+
+Ranks are gloo processes that stand for 4 nodes of 2. ``rm2`` is one table with RM-2's popularity,
+scaled: rows and samples are fewer by the same factor, so that any two bytes keep their ratio; tiers
+are planned for the paper's 32 ranks. ``joint`` is PAPERCAL's sequences with tiers and dedup,
+each alone and planned together. ``drift`` is a popularity that moves, with tiers that stay and
+tiers that follow. Sides live in the same ranks, start from the same weights and step in turns on
+the same rows; each sends all gradients, as in the paper.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks._flexshard_ranks import (
+    FEATURE,
+    STOCK,
+    Drift,
+    OneTable,
+    Popularity,
+    Sessions,
+    Trained,
+    measure_drift,
+    measure_one_table,
+    measure_sessions,
+)
+from benchmarks._measure import (
+    Bars,
+    Detail,
+    Findings,
+    Size,
+    higher,
+    lower,
+    max_abs_diff,
+    ratios,
+)
+from recd_plugin_flexshard.planning import TableDemand, TierPlan, paper, plan_tiers, traffic
+from recd_plugin_flexshard.runtime import RowTiers
+from recd_plugins.data.measure_access import measure_access
+from recd_plugins.distributed.launch import Ranks
+from recd_plugins.model.build import build_model
+from recd_plugins.model_tables import tables_of
+from recd_plugins.registry.from_file import load_registry
+
+PARTS = ("rm2", "joint", "drift")
+OPTIONS = [click.Option(["--only"], type=click.Choice(PARTS), help="One part.")]
+_RANKS_PER_NODE = 2
+SHARDERS, TWO_TIER, THREE_TIER = "row-wise (ours)", "2-tier", "3-tier"
+JOINT, LEAST_TIME = "joint, deduplicated", "joint for time, deduplicated"
+#: Converter, sharding and its options of each side of ``joint``.
+_SIDES: Mapping[str, tuple[str, str, str]] = {
+    STOCK: ("recd.kjt", "torchrec.row_wise", ""),
+    SHARDERS: ("recd.kjt", "torchrec.row_wise", ""),
+    TWO_TIER: ("recd.kjt", "flexshard.two_tier", "minimise: bytes"),
+    THREE_TIER: ("recd.kjt", "flexshard.three_tier", "minimise: bytes"),
+    "joint": ("recd.kjt", "flexshard.joint", "minimise: bytes"),
+    "row-wise, deduplicated": ("recd.ikjt", "torchrec.row_wise", ""),
+    JOINT: ("recd.ikjt", "flexshard.joint", "minimise: bytes"),
+    LEAST_TIME: ("recd.ikjt", "flexshard.joint", "minimise: time"),
+}
+_REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {path}
+    generate: {{rows: {rows}, seed: {seed}}}
+    sparse: ["{features}"]
+converter: {{use: {converter}}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100000}}}}
+pooling:
+  - {{use: recd.attention, features: ["seq_*"]}}
+sharding:
+  - use: {sharding}
+    tables: ["*"]
+    options: {{{options}}}
+model: {{embedding_dim: 16, num_embeddings: 100000}}
+training:
+  batch_size: {batch_size}
+  ranks: {ranks}
+  ranks_per_node: 2
+  learning_rate: 0.1
+  dense_learning_rate: 0.01
+  eps: 1.0e-3
+"""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How much each part does.
+
+    Attributes:
+        nodes: of two ranks each.
+        scale, dim: rows and batches of ``rm2`` are fewer by ``scale``; scalars a row.
+        batches, turns: of ``rm2``.
+        features: pattern of the sequence features of ``joint``.
+        session_batch, session_batches, session_turns: rows of a batch of a rank, and so on.
+        profiled: rows, of another table, of the access profile of ``joint``.
+        drift_scale, phases, retier_every: of ``drift``, whose rows have 8 scalars.
+    """
+
+    nodes: int
+    scale: int
+    dim: int
+    batches: int
+    turns: int
+    features: str
+    session_batch: int
+    session_batches: int
+    session_turns: int
+    profiled: int
+    drift_scale: int
+    phases: int
+    retier_every: int
+
+
+_SIZES: dict[Size, _Sizes] = {
+    "tiny": _Sizes(2, 2048, 32, 2, 1, "seq_0_1", 128, 2, 1, 2048, 2048, 2, 2),
+    "small": _Sizes(4, 256, 16, 8, 3, "seq_0_0", 512, 2, 3, 32_768, 512, 2, 6),
+    "reference": _Sizes(4, 64, 32, 8, 9, "seq_0_*", 512, 4, 9, 65_536, 256, 4, 8),
+}
+
+
+def run(size: Size, only: str | None = None) -> Findings:
+    """Measure all parts, or one of them."""
+    sizes, parts = _SIZES[size], (only,) if only else PARTS
+    words = {
+        "rm2": f"a table like RM-2's with rows and batch / {sizes.scale}",
+        "joint": f"PAPERCAL's {sizes.features}, batch {sizes.session_batch}",
+        "drift": f"a moving popularity in {sizes.phases} phases",
+    }
+    workload = "; ".join(words[part] for part in parts)
+    found = Findings(f"{workload}; on {sizes.nodes} pretended nodes x 2 gloo ranks", [])
+    losses = []
+    with Ranks(sizes.nodes * _RANKS_PER_NODE, local_world_size=_RANKS_PER_NODE) as ranks:
+        if "rm2" in parts:
+            trained = _rm2(found, ranks, sizes)
+            losses.append(max_abs_diff([each.losses for each in trained.values()]))
+        if "joint" in parts:
+            trained = _joint(found, ranks, sizes)
+            losses.append(max_abs_diff([each.losses for each in trained.values()]))
+        if "drift" in parts:
+            _drift(found, ranks, sizes)
+    if losses:
+        found.figures.append(lower("loss_max_abs_diff", max(losses), "loss", goal=1e-6))
+    return found
+
+
+def _rm2(found: Findings, ranks: Ranks, sizes: _Sizes) -> dict[str, Trained]:
+    popularity, plans = _plans(sizes.scale, sizes.dim)
+    sides: dict[str, RowTiers | None] = {STOCK: None, SHARDERS: RowTiers()}
+    sides |= {
+        side: _row_tiers(plan) for side, plan in plans.items() if side in (TWO_TIER, THREE_TIER)
+    }
+    batch_size = paper.CLUSTER.batch_size // sizes.scale
+    job = OneTable(popularity, sizes.dim, batch_size, sizes.batches, sizes.turns, sides)
+    trained = ranks.run(measure_one_table, job)[0]
+    played = replace(
+        paper.CLUSTER, batch_size=batch_size, nodes=sizes.nodes, ranks_per_node=_RANKS_PER_NODE
+    )
+    cold = {
+        side: traffic(replace(plan, cluster=played))["cold"].bytes for side, plan in plans.items()
+    }
+    saved = {side: _saved(trained, side) for side in (TWO_TIER, THREE_TIER)}
+    error = max(abs(saved[side] - 1 + cold[side] / cold["row-wise"]) for side in saved)
+    found.figures.extend(
+        [
+            higher("rm2_a2a_reduction", saved[THREE_TIER], "share", paper=0.856, goal=0.856),
+            higher("rm2_a2a_reduction_2_tier", saved[TWO_TIER], "share", paper=0.77),
+            lower("rm2_step_time_over_row_wise", _times(trained, THREE_TIER)),
+            lower("prediction_error", error, "share", goal=0.02),
+        ]
+    )
+    _report(found, "rm2", trained)
+    return trained
+
+
+def _plans(scale: int, dim: int) -> tuple[Popularity, dict[str, TierPlan]]:
+    """Plan tiers of RM-2's popularity on the paper's cluster, with a smaller batch."""
+    popularity = Popularity.scaled(paper.MODELS["RM-2"].fitted(), scale)
+    rows, probabilities = popularity.rows, popularity.probabilities
+    demand = TableDemand(FEATURE, len(rows), dim, probabilities, rows)
+    cluster = replace(paper.CLUSTER, batch_size=paper.CLUSTER.batch_size // scale)
+    return popularity, {
+        "row-wise": plan_tiers([demand], cluster, "row_wise"),
+        TWO_TIER: plan_tiers([demand], cluster, "two_tier", paper.OPTIONS),
+        THREE_TIER: plan_tiers([demand], cluster, "three_tier", paper.OPTIONS),
+    }
+
+
+def _row_tiers(plan: TierPlan) -> RowTiers:
+    (table,) = plan.tables
+    return RowTiers(table.hot_rows, table.flex_rows)
+
+
+def _joint(found: Findings, ranks: Ranks, sizes: _Sizes) -> dict[str, Trained]:
+    with tempfile.TemporaryDirectory() as folder:
+        files = _registries(Path(folder), sizes)
+        job = Sessions(files, sizes.session_batches, sizes.session_turns)
+        trained = ranks.run(measure_sessions, job)[0]
+    found.figures.extend(
+        [
+            higher("joint_a2a_reduction", _saved(trained, JOINT), "share", goal=0.94),
+            higher("joint_a2a_reduction_least_time", _saved(trained, LEAST_TIME), "share"),
+            lower("joint_step_time_over_row_wise", _times(trained, JOINT), goal=1),
+        ]
+    )
+    _report(found, "joint", trained)
+    return trained
+
+
+def _registries(folder: Path, sizes: _Sizes) -> dict[str, Path]:
+    """Write a registry file a side; generate the data, and count the accesses of another table."""
+    ranks = sizes.nodes * _RANKS_PER_NODE
+    rows = sizes.session_batch * sizes.session_batches * ranks
+    common = {"features": sizes.features, "batch_size": sizes.session_batch, "ranks": ranks}
+    profiles: dict[str, Path] = {}
+    for converter in ("recd.kjt", "recd.ikjt"):
+        profiles[converter] = folder / f"{converter}.parquet"
+        other = folder / "profiled.yaml"
+        other.write_text(
+            _REGISTRY.format(
+                **common,
+                path=folder / "profiled",
+                rows=sizes.profiled,
+                seed=1,
+                converter=converter,
+                sharding="torchrec.row_wise",
+                options="",
+            )
+        )
+        registry = load_registry(other)
+        registry.dataset.prepare()
+        tables = tables_of(build_model(registry, registry.dataset.schema()))
+        measure_access(registry, tables).save(profiles[converter])
+    paths: dict[str, Path] = {}
+    for number, (name, (converter, sharding, options)) in enumerate(_SIDES.items()):
+        if options:
+            options += f", profile: {profiles[converter]}"
+        paths[name] = folder / f"{number}.yaml"
+        paths[name].write_text(
+            _REGISTRY.format(
+                **common,
+                path=folder / "trained",
+                rows=rows,
+                seed=0,
+                converter=converter,
+                sharding=sharding,
+                options=options,
+            )
+        )
+    load_registry(paths[STOCK]).dataset.prepare()
+    return paths
+
+
+def _drift(found: Findings, ranks: Ranks, sizes: _Sizes) -> None:
+    popularity, plans = _plans(sizes.drift_scale, 8)
+    batch_size = paper.CLUSTER.batch_size // sizes.drift_scale
+    tiers = _row_tiers(plans[THREE_TIER])
+    job = Drift(popularity, 8, batch_size, tiers, sizes.phases, sizes.retier_every)
+    stay, follow = ranks.run(measure_drift, job)[0]
+    regained = (stay[-1] - follow[-1]) / (stay[-1] - stay[0])
+    found.figures.append(higher("retier_a2a_share_regained", regained, "share"))
+    rows: list[list[str | float]] = [
+        [str(phase), *pair] for phase, pair in enumerate(zip(stay, follow, strict=True))
+    ]
+    title = f"{job.moved:.0%} of the rows change places in each phase; share of row-wise's bytes"
+    found.details.append(Detail(title, ["phase", "tiers stay", "retier_every"], rows))
+
+
+def _saved(trained: Mapping[str, Trained], side: str) -> float:
+    """Return the saved share of the bytes of stock row-wise's all-to-all."""
+    return 1 - trained[side].all_to_all / trained[STOCK].all_to_all
+
+
+def _times(trained: Mapping[str, Trained], side: str) -> list[float]:
+    """Return the time of a step over stock row-wise's, by turn."""
+    return ratios(trained[side].seconds, trained[STOCK].seconds)
+
+
+def _report(found: Findings, part: str, trained: Mapping[str, Trained]) -> None:
+    rows: list[list[Any]] = []
+    for name, each in trained.items():
+        others = sum(each.sent.values()) - each.all_to_all
+        times = statistics.median(_times(trained, name))
+        rows.append([name, each.all_to_all / 1e6, others / 1e6, _saved(trained, name), times])
+        if part == "joint":
+            rows[-1] += [f"{each.hot:,}", f"{each.flex:,}"]
+    headings = ["", "all-to-all, MB", "other collectives, MB", "saved", "step time"]
+    headings += ["hot rows", "flex rows"] if part == "joint" else []
+    found.details.append(Detail(f"{part}: by rank and step", headings, rows))
+    series = {"all-to-all": [row[1] for row in rows], "other": [row[2] for row in rows]}
+    names = [row[0] for row in rows]
+    found.bars.append(Bars(part, "MB that a rank sends in a step", names, series, stacked=True))

@@ -1,0 +1,327 @@
+"""Training over links of several rates, against stock TorchRec.
+
+Nodes are network namespaces of this machine (benchmarks/shaped_network.py), which needs root and
+iproute2. A cell is a workload, nodes x ranks and a rate; each option may be given several times.
+All sides of a cell live in the same ranks, start from the same weights and step in turns, whose
+order changes; a ratio is the median over turns of that within the turn. Every side is planned for
+the nodes as they are measured first. Stock sides are TorchRec's sharders and its own loop;
+row-wise ones take ours, as TorchRec has no row-wise bags on CPU, and send what TorchRec would.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+from ruamel.yaml import YAML
+
+from benchmarks._measure import (
+    Bars,
+    Detail,
+    Figure,
+    Findings,
+    Size,
+    higher,
+    lower,
+    max_abs_diff,
+    ratios,
+)
+from benchmarks._network_ranks import Job, Measured
+from benchmarks._request_table import write_requests
+from benchmarks.shaped_network import ShapedNetwork, unavailable
+from recd_plugin_recd.models.registry_text import rm_registry
+from recd_plugins.errors import SetupError
+from recd_plugins.registry.from_file import load_registry
+
+WORKLOADS, NODES = ("papercal", "rm1", "requests"), ("4x1", "2x2", "4x2", "2x1")
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+# Plans look at so many rows: sides are trained on these, whose steps are predicted.
+_PLANNED_ROWS, _LEAST_BATCHES = 4096, 8
+# Batches at most, turns, steps of each, seconds for more turns.
+_EFFORTS: dict[Size, tuple[int, int, int, float]] = {
+    "tiny": (2, 1, 1, 0.0),
+    "small": (16, 3, 4, 90.0),
+    "reference": (16, 9, 4, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to train the model of a cell.
+
+    Attributes:
+        deduplicated: whether batches are IKJTs.
+        sequences: the sharding of tables whose features are pooled as sequences.
+        pooled: that of all others; None where the first is for all.
+        stock: of the baselines; ``own`` with TorchRec's sharders, ``alike`` with ours.
+    """
+
+    deduplicated: bool
+    sequences: dict[str, Any]
+    pooled: dict[str, Any] | None = None
+    stock: str = ""
+
+
+def _use(name: str, **options: Any) -> dict[str, Any]:
+    return {"use": name, "options": options}
+
+
+_ROW_WISE, _PLANNER = _use("torchrec.row_wise"), _use("torchrec.planner")
+_JOINT, _ALL = _use("flexshard.joint", coalesce=True), _use("torchrec.row_wise", coalesce=True)
+SIDES: Mapping[str, Side] = {
+    "stock row-wise": Side(False, _ROW_WISE, stock="alike"),
+    "stock table-wise": Side(False, _use("torchrec.table_wise"), stock="own"),
+    "stock planner": Side(False, _PLANNER, stock="own"),
+    "KJT, joint coalesced + planner": Side(False, _JOINT, _PLANNER),
+    "KJT, row-wise, all coalesced": Side(False, _ALL),
+    "IKJT, planner": Side(True, _PLANNER),
+    "IKJT, joint coalesced + planner": Side(True, _JOINT, _PLANNER),
+    "IKJT, joint, all coalesced": Side(True, _JOINT, _ALL),
+    "KJT, auto": Side(False, {"use": "auto"}),
+    "IKJT, auto": Side(True, {"use": "auto"}),
+}
+OPTIONS = [
+    click.Option(["--workload"], type=click.Choice(WORKLOADS), multiple=True, default=["papercal"]),
+    click.Option(
+        ["--nodes"],
+        type=click.Choice(NODES),
+        multiple=True,
+        default=["4x1"],
+        help="Nodes x ranks of each.",
+    ),
+    click.Option(["--rate"], multiple=True, default=["200mbit"], help="As tc has it, or unshaped."),
+    click.Option(
+        ["--side"],
+        type=click.Choice(list(SIDES)),
+        multiple=True,
+        help="A side beside the stock ones; all without it.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A workload on nodes x ranks with links of a rate."""
+
+    workload: str
+    nodes: str
+    rate: str
+
+    def __str__(self) -> str:
+        return f"{self.workload} {self.nodes} {self.rate}"
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes."""
+        return int(self.nodes.partition("x")[0])
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of each."""
+        return int(self.nodes.partition("x")[2])
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Rate of a link in one direction; infinite of an unshaped one."""
+        if self.rate == "unshaped":
+            return math.inf
+        return float(self.rate[:-4]) * _UNITS[self.rate[-4:]] / 8
+
+    def rows_and_batch(self, size: Size) -> tuple[int, int]:
+        """Rows of the table, and of a batch of a rank."""
+        if self.workload == "rm1" and size != "reference":
+            # A step of plain batches of 128 sends 50 MB of each of four nodes.
+            return 4_096, 32
+        return 1_024 if size == "tiny" else 16_384, 256 if self.workload == "requests" else 128
+
+
+def run(
+    size: Size,
+    workload: Sequence[str] = ("papercal",),
+    nodes: Sequence[str] = ("4x1",),
+    rate: Sequence[str] = ("200mbit",),
+    side: Sequence[str] = (),
+) -> Findings:
+    """Measure one cell after the other."""
+    if (why := unavailable()) is not None:
+        raise SetupError(f"benchmarks network: {why}")
+    if size == "tiny":
+        workload, nodes, rate = ["papercal"], ["2x1"], ["200mbit"]
+        side = ["IKJT, joint coalesced + planner"]
+    names = [name for name, each in SIDES.items() if each.stock or not side or name in side]
+    cells = [Cell(*each) for each in product(workload, nodes, rate)]
+    _, turns, steps, _ = _EFFORTS[size]
+    found = Findings(
+        f"{'; '.join(map(str, cells))}: {len(names)} sides; batches are made beforehand and go "
+        f"round; {turns} turns at least, of 1 step that warms up and {steps} timed",
+        [],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for cell in cells:
+            files = _registries(cell, names, Path(folder), size)
+            found.add(_findings(cell, _measure(cell, files, size)))
+    return found
+
+
+def _measure(cell: Cell, files: Mapping[str, Path], size: Size) -> dict[str, Measured]:
+    batches, turns, steps, seconds = _EFFORTS[size]
+    _, batch_size = cell.rows_and_batch(size)
+    planned = _PLANNED_ROWS // (cell.num_nodes * cell.ranks_per_node * batch_size)
+    job = Job(
+        files,
+        frozenset(name for name in files if SIDES[name].stock == "own"),
+        frozenset(name for name in files if SIDES[name].stock == "alike"),
+        cell.ranks_per_node,
+        min(batches, max(_LEAST_BATCHES, planned)),
+        turns,
+        steps,
+        seconds,
+    )
+    rate = None if cell.rate == "unshaped" else cell.rate
+    with ShapedNetwork(cell.num_nodes, rate) as network, tempfile.TemporaryDirectory() as name:
+        logs = Path(name)
+        (logs / "job").write_bytes(pickle.dumps(job))
+        arguments = ["benchmarks._network_ranks", str(logs / "job"), str(logs / "found")]
+        command = network.torchrun(arguments, ranks_per_node=cell.ranks_per_node, options=["-m"])
+        root = str(Path(__file__).parents[1])
+        codes = network.run(command, logs, {"OMP_NUM_THREADS": "1", "PYTHONPATH": root})
+        if any(codes):
+            node = next(node for node, code in enumerate(codes) if code)
+            log = (logs / f"node{node}.log").read_text(errors="replace")
+            raise SetupError(f"{cell}: node {node} failed:\n{log[-3000:]}")
+        found = json.loads((logs / "found").read_text(encoding="utf-8"))
+    return {name: Measured(**each) for name, each in found.items()}
+
+
+def _findings(cell: Cell, measured: Mapping[str, Measured]) -> Findings:
+    notes = [f"{cell}: {n} is left out: {m.failure}" for n, m in measured.items() if m.failure]
+    trained = {name: each for name, each in measured.items() if not each.failure}
+    median = {name: statistics.median(each.seconds) for name, each in trained.items()}
+    best = min((name for name in trained if SIDES[name].stock), key=median.__getitem__)
+    speedups = {n: ratios(trained[best].seconds, each.seconds) for n, each in trained.items()}
+    rows: list[list[str | float]] = []
+    for name in sorted(trained, key=median.__getitem__):
+        each, rate = trained[name], cell.bytes_per_second
+        busy = statistics.median(each.processor_seconds) / (os.cpu_count() or 1)
+        predicted = "" if each.predicted_seconds is None else 1e3 * each.predicted_seconds
+        rows.append(
+            [
+                name,
+                1e3 * median[name],
+                statistics.median(speedups[name]),
+                each.link_bytes / 1e6,
+                each.link_bytes / trained[best].link_bytes,
+                1e3 * each.link_bytes / rate,
+                1e3 * busy,
+                predicted,
+            ]
+        )
+    headings = ["", "ms a step", "stock's best over it", "MB of a link", "over stock's best"]
+    headings += ["link, ms", "processors, ms", "predicted, ms"]
+    names = [str(row[0]) for row in rows]
+    bars = Bars(str(cell), "ms a step", names, {cell.rate: [median[name] * 1e3 for name in names]})
+    figures = list(_figures(str(cell).replace(" ", "_"), trained, speedups))
+    return Findings("", figures, [Detail(str(cell), headings, rows)], notes, [bars])
+
+
+def _figures(
+    cell: str, trained: Mapping[str, Measured], speedups: Mapping[str, list[float]]
+) -> Iterator[Figure]:
+    """Return gains over stock's best, and how near ``auto`` is to the best side."""
+    ours = {name: statistics.median(speedups[name]) for name in trained if not SIDES[name].stock}
+    fastest = max(ours, key=ours.__getitem__)
+    yield higher(f"{cell}_speedup_best", speedups[fastest])
+    for name in ours:
+        if not name.endswith(", auto"):
+            continue
+        prefix = f"{cell}_{name.partition(',')[0].lower()}_auto"
+        yield higher(f"{prefix}_speedup", speedups[name])
+        # With plain batches the fastest other side of plain ones.
+        others = [
+            n for n in ours if n != name and not SIDES[n].deduplicated > SIDES[name].deduplicated
+        ]
+        if others:
+            other = max(others, key=ours.__getitem__)
+            yield lower(f"{prefix}_over_best", ratios(speedups[other], speedups[name]))
+        if (predicted := trained[name].predicted_seconds) is not None:
+            over = [predicted / seconds for seconds in trained[name].seconds]
+            yield lower(f"{prefix}_predicted_over_step", over)
+    # Trained on the same batches again and again, a model amplifies rounding without end.
+    curves = [each.losses[: 2 * each.num_batches] for each in trained.values()]
+    yield lower(f"{cell}_loss_max_abs_diff", max_abs_diff(curves), "loss", goal=1e-5)
+
+
+def _registries(cell: Cell, names: Sequence[str], folder: Path, size: Size) -> dict[str, Path]:
+    """Write the registry file of each side, and make the table."""
+    files = folder / str(cell).replace(" ", "-")
+    files.mkdir()
+    document = _document(cell, folder, size)
+    plain = files / "plain.yaml"
+    plain.write_text(json.dumps(document), encoding="utf-8")
+    registry = load_registry(plain)
+    registry.dataset.prepare()
+    sparse = registry.dataset.schema().sparse
+    sequences = [f"t_{feature}" for feature in registry.claim("pooling", sparse)]
+    others = [f"t_{feature}" for feature in sparse if f"t_{feature}" not in sequences]
+    paths = {}
+    for number, name in enumerate(names):
+        side = SIDES[name]
+        if side.sequences["use"] == "auto":
+            sharding = [side.sequences]
+        elif side.pooled is None:
+            sharding = [{**side.sequences, "tables": ["t_*"]}]
+        else:
+            sharding = [{**side.sequences, "tables": sequences}, {**side.pooled, "tables": others}]
+        values = {
+            **document,
+            "converter": document["converter"] if side.deduplicated else {"use": "recd.kjt"},
+            "sharding": sharding,
+            # Stock sides have TorchRec's own loop.
+            "training": {**document["training"], "overlap": False if side.stock else None},
+        }
+        paths[name] = files / f"{number}.yaml"
+        paths[name].write_text(json.dumps(values), encoding="utf-8")
+    return paths
+
+
+def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
+    """Return the registry of a workload, with deduplicated batches."""
+    rows, batch_size = cell.rows_and_batch(size)
+    ranks = cell.num_nodes * cell.ranks_per_node
+    if cell.workload == "requests":
+        document = YAML(typ="safe").load(write_requests(folder, rows))
+        document["dataset"]["options"]["cache"] = str(folder / "imported")
+    else:
+        model: Any = cell.workload
+        scale = 0.125 if model == "rm1" else 1.0
+        text = rm_registry(
+            model, folder=folder, rows=rows, scale=scale, batch_size=batch_size, ranks=ranks
+        )
+        document = YAML(typ="safe").load(text)
+    if cell.workload == "papercal":
+        # Attention would take most of a step, on processors that all nodes share.
+        document["pooling"] = [{"use": "recd.mean", "features": ["seq_*"]}]
+    if size == "tiny":
+        document["dataset"]["options"]["sparse"] = ["seq_0_0", "seq_0_1", "usr_0", "item_0"]
+        document["preprocessing"] = [{**document["preprocessing"][0], "features": ["*"]}]
+        document["model"]["tables"] = {"t_*": {"num_embeddings": 100_000}}
+    training = {
+        "batch_size": batch_size,
+        "ranks": ranks,
+        "device": "cpu",
+        # Rates at which a model learns amplify rounding; losses of sides are compared.
+        "learning_rate": 0.1,
+        "dense_learning_rate": 0.01,
+        "eps": 1e-3,
+    }
+    return {**document, "training": training}

@@ -1,0 +1,241 @@
+"""SCARS' cache of hot rows: bytes of the backing store, miss rates and time beside no cache.
+
+26 tables with the cardinalities of Criteo Terabyte, one lookup a sample and table by Zipf's law of
+exponent 1.1, 64 scalars a row, row-wise Adagrad, and 256 MiB of cached rows with their state, which
+a plan chooses. ``--scale N`` divides rows, cache and batch: a row then stands for N neighbours by
+rank, so that all ratios of bytes stay; 1 needs 16 GB. Sides train the same batches from the same
+weights. ``plain`` is stock FBGEMM tables in host memory: the embeddings and gradients that pass
+between table and model are counted. On the CPU both tiers are the same memory: time shows what a
+cache costs there; ``--device cuda`` shows what it saves.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks._measure import (
+    Bars,
+    Detail,
+    Device,
+    Findings,
+    Size,
+    check_device,
+    higher,
+    lower,
+    max_abs_diff,
+    ratios,
+)
+from benchmarks._scars_ranks import TRAINING, Job, Side, Trained, measure
+from recd_plugin_scars.planning import CachePlan, TableLoad
+from recd_plugins.access import TableAccess
+from recd_plugins.access.distributions import from_weights
+from recd_plugins.distributed.launch import Ranks, backend_for
+
+OPTIONS = [
+    click.Option(["--scale"], type=click.IntRange(1, 8192), help="Divide rows, cache and batch."),
+    click.Option(["--device"], type=click.Choice(["cpu", "cuda"]), default="cpu"),
+]
+#: Rows of the tables of Criteo Terabyte when ids are taken modulo 10 million, as DLRM's own
+#: preprocessing does with ``--max-ind-range=10000000``: those that occur.
+CARDINALITIES = (
+    *(9_980_333, 36_084, 17_217, 7_378, 20_134, 3, 7_112, 1_442, 61, 9_758_201, 1_333_352),
+    *(313_829, 10, 2_208, 11_156, 122, 4, 970, 14, 9_994_222, 7_267_859, 9_946_608, 415_421),
+    *(12_420, 101, 36),
+)
+_DIM, _EXPONENT, _CACHE_BYTES, _BATCH_SIZE = 64, 1.1, 256 * 2**20, 8192
+PLAIN, BOTH = "plain", "both"
+_SIDES: Mapping[str, Side] = {
+    PLAIN: Side("host"),
+    "coalesced": Side("cache", cached=False, coalesced=True),
+    "cached": Side("cache"),
+    BOTH: Side("cache", coalesced=True),
+    "both, lookahead": Side("cache", coalesced=True, lookahead=True),
+    "both, lfu": Side("cache", "lfu", coalesced=True),
+    "both, lru": Side("cache", "lru", coalesced=True),
+    "stock": Side("stock"),
+}
+_CUDA_SIDES: Mapping[str, Side] = {
+    PLAIN: Side("host"),
+    "coalesced": Side("cache", cached=False, coalesced=True, lookahead=True),
+    "cached": Side("cache", coalesced=True, lookahead=True),
+    "uvm": Side("uvm"),
+}
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """``scale``, batches of each side, those of them that are not timed, and turns."""
+
+    scale: int
+    batches: int
+    warmup: int
+    turns: int
+
+
+_SIZES: dict[Size, _Sizes] = {
+    "tiny": _Sizes(64, 75, 1, 1),
+    "small": _Sizes(64, 200, 20, 1),
+    "reference": _Sizes(1, 30, 6, 3),
+}
+
+
+def run(size: Size, scale: int | None = None, device: Device = "cpu") -> Findings:
+    """Train all sides, one after the other, in turns."""
+    check_device(device)
+    sizes = _SIZES[size]
+    scale = scale or sizes.scale
+    tables = f"26 tables like Criteo's, rows, cache and batch / {scale}"
+    if device == "cuda":
+        return _on_cuda(tables, scale)
+    batch_size = max(1, _BATCH_SIZE // scale)
+    job, plan = _job(scale, batch_size, sizes.batches, sizes.warmup, device, (64,), (64,))
+    trained: dict[str, list[Trained]] = {name: [] for name in _SIDES}
+    # On a busy machine a second thread mostly waits.
+    with Ranks(1, threads=1 if size == "tiny" else None) as ranks:
+        for _ in range(sizes.turns):
+            for name, side in _SIDES.items():
+                trained[name] += ranks.run(measure, job, side)
+    return _findings(f"{tables}; {sizes.batches} batches of {batch_size}", trained, plan)
+
+
+def _findings(workload: str, trained: dict[str, list[Trained]], plan: CachePlan) -> Findings:
+    steps = len(trained[PLAIN][0].losses)
+    counted = {name: (r[0].bytes_read + r[0].bytes_written) / steps for name, r in trained.items()}
+    predicted = {
+        name: _predicted(name, side, plan)
+        for name, side in _SIDES.items()
+        if side.policy == "static" and side.tables != "stock"
+    }
+    error = max(abs(counted[name] / expected - 1) for name, expected in predicted.items())
+    times = {name: [run.step_seconds for run in runs] for name, runs in trained.items()}
+    speeds = {name: ratios(times[PLAIN], spent) for name, spent in times.items()}
+    losses = [run.losses for runs in trained.values() for run in runs]
+    policies = {
+        _SIDES[side].policy: trained[side][0].traffic for side in (BOTH, "both, lfu", "both, lru")
+    }
+    figures = [
+        higher("backing_store_traffic_reduction", counted[PLAIN] / counted[BOTH], goal=30),
+        lower("prediction_error", error, goal=0.02),
+        *(
+            lower(f"miss_rate_{policy}", traffic.misses / traffic.unique_rows)
+            for policy, traffic in policies.items()
+        ),
+        *(
+            higher(f"samples_per_second_{name.replace(', ', '_')}_over_plain", each)
+            for name, each in speeds.items()
+            if name != PLAIN
+        ),
+        lower("loss_max_abs_diff", max_abs_diff(losses), "loss", goal=1e-6),
+    ]
+    rows: list[list[str | float]] = []
+    for name, (first, *_) in trained.items():
+        rows.append(
+            [
+                name,
+                *(first.bytes_read / steps / 1e6, first.bytes_written / steps / 1e6),
+                predicted.get(name, 0.0) / 1e6,
+                *(first.traffic.unique_rows / steps, first.traffic.misses / steps),
+                1e3 * statistics.median(times[name]),
+            ]
+        )
+    headings = ["", "MB read", "MB written", "MB predicted", "rows", "misses", "ms"]
+    moved = [name for name in trained if counted[name]]
+    series = {"counted": [counted[name] / 1e6 for name in moved]}
+    bars = Bars("scars", "MB of the backing store in a step", moved, series)
+    return Findings(
+        workload, figures, [Detail("the backing store in a step", headings, rows)], bars=[bars]
+    )
+
+
+def _predicted(name: str, side: Side, plan: CachePlan) -> float:
+    """Return bytes of the backing store in a step, read and written.
+
+    A cached kernel moves a row once a batch, whether its ids are coalesced or not.
+    """
+    of_side = CachePlan.of(
+        {table: each.load for table, each in plan.tables.items()},
+        {table: each.cached for table, each in plan.tables.items()} if side.cached else {},
+        batch_size=plan.batch_size,
+        optimizer=plan.optimizer,
+        held=float(side.lookahead),
+    )
+    traffic = [table.traffic for table in of_side.tables.values()]
+    if name == PLAIN:
+        # Embeddings and gradients: no state leaves the host.
+        return sum(2 * table.lookups * table.weight_bytes for table in traffic)
+    return sum(table.bytes for table in traffic)
+
+
+def _on_cuda(tables: str, scale: int) -> Findings:
+    """Train on one device at two batch sizes, with wide dense layers."""
+    figures, rows, differences = [], list[list[str | float]](), []
+    with Ranks(1, backend=backend_for("cuda")) as ranks:
+        for batch_size in (8192, 16384):
+            job, _ = _job(scale, batch_size // scale, 40, 10, "cuda", (512, 256), (512, 512, 256))
+            runs = {name: ranks.run(measure, job, side)[0] for name, side in _CUDA_SIDES.items()}
+            for name, run in runs.items():
+                moved = (run.bytes_read + run.bytes_written) / len(run.losses) / 1e6
+                rows.append([f"{name}, batch {batch_size}", 1e3 * run.step_seconds, moved])
+                if name != PLAIN:
+                    speedup = runs[PLAIN].step_seconds / run.step_seconds
+                    paper = "up to 6" if name == "cached" else None
+                    figures.append(
+                        higher(f"speedup_{name}_batch_{batch_size}", speedup, paper=paper)
+                    )
+            differences.append(max_abs_diff([run.losses for run in runs.values()]))
+    figures.append(lower("loss_max_abs_diff", max(differences), "loss", goal=1e-6))
+    headings = ["", "ms", "MB to and from host"]
+    return Findings(tables, figures, [Detail("training on one device", headings, rows)])
+
+
+def _job(
+    scale: int,
+    batch_size: int,
+    batches: int,
+    warmup: int,
+    device: Device,
+    bottom: tuple[int, ...],
+    top: tuple[int, ...],
+) -> tuple[Job, CachePlan]:
+    """Draw batches and plan the cache."""
+    rng = np.random.default_rng((0, 1))
+    loads, ids, rows = {}, [], {}
+    for access in _accesses(scale):
+        loads[access.table] = TableLoad(access, _DIM)
+        rows[access.table] = access.num_embeddings
+        ids.append(_draw(access, rng, batches, batch_size))
+    plan = CachePlan.within(
+        loads, _CACHE_BYTES // scale, batch_size=batch_size, optimizer=TRAINING.optimizer
+    )
+    hot_rows = {name: table.hot_rows.copy() for name, table in plan.tables.items()}
+    return Job(rows, _DIM, bottom, top, np.stack(ids, 1), hot_rows, warmup, device), plan
+
+
+def _accesses(scale: int) -> Iterator[TableAccess]:
+    """Return how often the rows of each table are read, one table after the other."""
+    for number, rows in enumerate(CARDINALITIES):
+        weights = np.arange(1, rows + 1, dtype=np.float64) ** -_EXPONENT
+        if scale > 1:
+            weights = np.add.reduceat(weights, np.arange(0, rows, scale))
+        feature = f"cat_{number}"
+        yield from_weights(f"t_{feature}", weights, 1.0, seed=number, features=(feature,))
+
+
+def _draw(
+    access: TableAccess, rng: np.random.Generator, batches: int, batch_size: int
+) -> NDArray[np.int64]:
+    """Draw ids of a table, int64 ``[batches, batch_size]``."""
+    cumulative = np.cumsum(access.accesses)
+    at = rng.random(batches * batch_size)
+    # Sorted, a search goes through memory once: several times faster than in the order drawn.
+    order = np.argsort(at)
+    ids = np.empty(len(at), dtype=np.int64)
+    places = np.searchsorted(cumulative[:-1], at[order] * cumulative[-1], side="right")
+    ids[order] = access.rows[places]
+    return ids.reshape(batches, batch_size)

@@ -1,1 +1,0 @@
-"""What ``recd bench`` runs of the package."""
