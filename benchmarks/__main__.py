@@ -93,7 +93,7 @@ def _command(name: str) -> click.Command:
         _show(found)
 
     return click.Command(
-        name, callback=measure, help=BENCHMARKS[name], params=[_SIZE, *own, _JSON, _PLOT]
+        name, callback=measure, help=module.__doc__, params=[_SIZE, *own, _JSON, _PLOT]
     )
 
 
@@ -116,7 +116,9 @@ def _show(result: dict[str, Any]) -> None:
         )
     console.print(table)
     for detail in result["details"]:
-        table = Table(*detail["headings"], title=detail["title"])
+        table = Table(title=detail["title"])
+        for number, heading in enumerate(detail["headings"]):
+            table.add_column(heading, min_width=0 if number else 24)
         for row in detail["rows"]:
             table.add_row(*(each if isinstance(each, str) else f"{each:.4g}" for each in row))
         console.print(table)

@@ -256,7 +256,7 @@ def _by_tier(trainer: RankTrainer, steps: int) -> Counter[Traffic]:
     sent: Counter[Traffic] = Counter()
     for traffic, num in counter.sent.items():
         tier = names.get(traffic.group, _WITHOUT_TIERS)
-        sent[replace(traffic, group=tier)] += num / steps  # type: ignore[assignment]
+        sent[replace(traffic, group=tier)] += num / steps
     return sent
 
 
@@ -297,7 +297,8 @@ def _cold_shares(rank: int, job: Drift, retier_every: int | None) -> list[float]
         popularity = popularity.swapped(job.moved, seed=phase)
     pipeline = _pipeline(len(popularity.rows), job.embedding_dim, job.tiers, retier_every)
     trainer = RankTrainer(pipeline, batches, _CPU)
-    ids = sum(batch.sequence_features.values().numel() for batch in batches) / len(batches)
+    sequences = [batch.sequence_features for batch in batches]
+    ids = sum(kjt.values().numel() for kjt in sequences if kjt is not None) / len(batches)
     ranks = dist.get_world_size()
     # Embeddings and their gradients, of the ids that are on other ranks.
     row_wise = ids * job.embedding_dim * 4 * 2 * (ranks - 1) / ranks

@@ -30,10 +30,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from benchmarks._measure import Device, keep_freed_memory
-from recd_plugin_scars.runtime.kernel import cache_traffic, cached_kernels
-from recd_plugin_scars.runtime.kernels import CachedKernels
-from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, TableCache
-from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, cached_kernels
+from recd_plugin_scars.runtime.row_cache import CacheTraffic
+from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.pipeline import build_train_pipeline
@@ -328,7 +327,6 @@ def _sharded_model(job: Job, side: Side, device: torch.device) -> DistributedMod
                 policy=side.policy,
                 load_factor=factor,
                 hot_rows=job.hot_rows[table],
-                storage=HostMemory(),
                 lookahead=side.lookahead,
             )
             for table, factor in factors.items()

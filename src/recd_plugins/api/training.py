@@ -42,7 +42,6 @@ from recd_plugins.training.profile_events import (
     device_seconds,
     host_seconds,
     read_profile,
-    stages_over_time,
 )
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.result import Result
@@ -100,7 +99,6 @@ __all__ = [
     "say_other_data",
     "sections_of",
     "session",
-    "stages_over_time",
     "static_bytes",
     "step_profile",
     "sum_by_kind",

@@ -139,20 +139,6 @@ def host_seconds(events: StepEvents) -> dict[Stage, float]:
     return {stage: nanoseconds[stage] / 1e9 for stage in STAGES}
 
 
-def stages_over_time(events: StepEvents) -> Iterator[tuple[int, int, Stage]]:
-    """What the training thread does from the step's start to its end, in nanoseconds.
-
-    As ``host_seconds`` has it, but that a stretch in which DistributedDataParallel waits for a
-    collective at any time is all_reduce's as a whole.
-    """
-    of_gradients = [s for s in events.in_flight if s.name.endswith(_OF_GRADIENTS)]
-    for start, end, stage, in_operator in _stretches(events):
-        waits = stage is None and not in_operator
-        if waits and any(s.start < end and s.end > start for s in of_gradients):
-            stage = "all_reduce"
-        yield start, end, stage or "other"
-
-
 def events_by_stage(events: StepEvents) -> Counter[Stage]:
     """How many spans of the step's thread belong to each stage, bytes allocated in them too."""
     thread = [span for span in events.host if span.thread == events.step.thread]
