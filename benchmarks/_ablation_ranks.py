@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import cycle, islice
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,8 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder
 
-from benchmarks._measure import Device, from_every_rank, keep_freed_memory, mean_over_ranks
+from benchmarks._measure import Device, from_every_rank, keep_freed_memory
+from benchmarks._ranks import RankTrainer
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.sharders import fused_params
@@ -168,7 +168,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         found.sent = sum(from_every_rank(trainer.sent_bytes()))
     for turn in range(job.turns + 1):
         for name, trainer in trainers.items():
-            spent = _turn(trainer, job.steps)
+            spent, _ = trainer.turn(job.steps)
             if turn:
                 result[name].seconds.append(spent)
     for _ in range(job.profiled):
@@ -185,7 +185,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         memory = from_every_rank((trainer.static_bytes(), trainer.profiled.memory()))
         found.static_bytes, of_step = max(memory, key=lambda each: each[0] + each[1].peak)
         found.peak_bytes, found.mean_bytes = of_step.peak, of_step.mean
-        found.losses = mean_over_ranks(trainer.step_losses)
+        found.losses = trainer.losses()
     return result
 
 
@@ -203,20 +203,8 @@ def _try(variant: Variant, job: Job, device: torch.device) -> tuple[_Trainer | N
     return trainer, None
 
 
-def _turn(trainer: _Trainer, steps: int) -> float:
-    """Return seconds a step, the same on every rank."""
-    trainer.steps(1)
-    dist.barrier()
-    start = time.perf_counter()
-    trainer.steps(steps)
-    dist.barrier()
-    spent = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
-    dist.all_reduce(spent, dist.ReduceOp.MAX)
-    return float(spent) / steps
-
-
-class _Trainer:
-    """One variant on this rank. Batches are made beforehand and go round."""
+class _Trainer(RankTrainer):
+    """One variant on this rank."""
 
     def __init__(
         self, registry: RunConfig, variant: Variant, device: torch.device, num_batches: int
@@ -230,14 +218,12 @@ class _Trainer:
         loader = parts.prepared.dataloader(
             rank=dist.get_rank(), world_size=dist.get_world_size(), device=device
         )
-        self.batches = list(islice(loader, max(2, num_batches // variant.batch)))
+        batches = list(islice(loader, max(2, num_batches // variant.batch)))
+        pipeline = parts.prepared.train_pipeline(self.dmp, self.optimizer, device)
+        super().__init__(pipeline, batches, device)
         assert registry.model is not None, "it was assembled"
         # Forward and backward, float32.
         self._vector_bytes = 2 * 4 * registry.model.embedding_dim
-        self._device = device
-        self._around: Iterator[Any] = cycle(self.batches)
-        self._pipeline = parts.prepared.train_pipeline(self.dmp, self.optimizer, device)
-        self.step_losses: list[Tensor] = []
         self.profiled = StepProfile(device, warmup=0)
         self.pooling_shares: list[dict[Stage, float]] = []
         self.dmp.train()
@@ -250,17 +236,6 @@ class _Trainer:
                     module.compile()
         if model.sequence_pooling is not None:
             _mark(model.sequence_pooling)
-
-    def step(self) -> None:
-        loss, _, _ = self._pipeline.progress(self._around)
-        self.step_losses.append(loss)
-
-    def steps(self, count: int) -> None:
-        """Make steps, which are done when this returns."""
-        for _ in range(count):
-            self.step()
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
 
     def counts(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return bytes by kind of collective and ids by feature of a step, over all batches."""
@@ -291,7 +266,7 @@ class _Trainer:
         self.steps(1)
         for _ in range(2):
             with self.profiled.step():
-                self.step()
+                self.steps(1)
         if self._device.type == "cpu":
             self.pooling_shares.append(_pooling_shares(lambda: self.steps(1)))
 

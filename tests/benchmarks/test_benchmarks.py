@@ -141,3 +141,28 @@ def test_the_command_writes_a_report_and_a_chart(
     assert expected.items() <= written["figures"][0].items()
     assert "chart" in Path("r.svg").read_text() or Path("r.svg").stat().st_size > 1000
     assert set(BENCHMARKS) <= set(CliRunner().invoke(benchmarks, ["--help"]).output.split())
+
+
+def test_what_is_no_number_is_never_a_figure() -> None:
+    from benchmarks._measure import higher, max_abs_diff
+
+    with pytest.raises(ValueError, match="gain: a sample"):
+        higher("gain", [1.0, math.nan, 2.0])
+    assert math.isnan(max_abs_diff([[1.0, math.nan], [1.0, 2.0]]))
+    assert max_abs_diff([[1.0, 2.0], [1.5, 2.25]]) == 0.5
+
+
+def test_the_bound_of_an_ablation() -> None:
+    """Lookups shrink by ids, the all-to-all by bytes, pooling by ids of sequences, else nothing."""
+    from benchmarks.ablation import BASELINE, DEDUP, Ablation, Measured
+
+    from recd_plugins.values.stages import StageTimes
+
+    stages = StageTimes(lookup=4, gemm=4, all_to_all=4, all_reduce=1, other=2)
+    shares = {"gemm": 0.5, "other": 0.0}
+    stock = Measured(
+        ids={"seq_0": 8, "a": 8}, bytes_by_kind={"all_to_all": 8}, stages=stages, pooling=shares
+    )
+    ours = Measured(ids={"seq_0": 2, "a": 2}, bytes_by_kind={"all_to_all": 4})
+    ablation = Ablation("rm1", {BASELINE.name: stock, DEDUP.name: ours})
+    assert ablation._bound(BASELINE) == pytest.approx(15 / (1 + 2 + 2.5 + 1 + 2))
