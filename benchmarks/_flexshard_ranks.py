@@ -44,7 +44,7 @@ from recd_plugins.registry.from_file import load_registry
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.upstream_noise import silence as silence_upstream
-from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.batch import ModelInput, Placement
 
 FEATURE = "history"
 # The side that TorchRec's own sharder trains, without tiers.

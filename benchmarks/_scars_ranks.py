@@ -40,7 +40,7 @@ from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.upstream_noise import silence as silence_upstream
-from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.batch import ModelInput
 
 _NUM_DENSE = 13
 # Rates that do not amplify rounding: losses are compared.

@@ -159,7 +159,7 @@ def test_the_bound_of_an_ablation() -> None:
     from recd_plugins.values.stages import StageTimes
 
     stages = StageTimes(lookup=4, gemm=4, all_to_all=4, all_reduce=1, other=2)
-    shares = {"gemm": 0.5, "other": 0.0}
+    shares: dict[Any, float] = {"gemm": 0.5, "other": 0.0}
     stock = Measured(
         ids={"seq_0": 8, "a": 8}, bytes_by_kind={"all_to_all": 8}, stages=stages, pooling=shares
     )
