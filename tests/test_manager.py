@@ -9,7 +9,7 @@ import pytest
 from recd_plugins import hookspecs, load_registry
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import PluginOptions
-from recd_plugins.manager import HOOKS, LISTS, PluginManager, installed_plugin
+from recd_plugins.manager import PluginManager, installed_plugin
 from recd_plugins.plugin_modules import modules_of_files
 
 PLUGIN = '''
@@ -135,25 +135,15 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
     [
         (("acme.one", "one"), "package.part"),
         (("acme.one", "Acme.One"), "package.part"),
-        (('name = "acme.one"', ""), ": register_preprocessing: Keep has no name; it must be pack"),
-        (("def transform", "def other"), "does not implement transform"),
-        (('"""Leave ids as they are."""', ""), "docstring"),
+        (('name = "acme.one"', ""), "Keep is named ''; name it package.part"),
         (("return [Keep]", "return [object]"), "no subclass of"),
         (("return [Keep]", "return [1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
         (("(Preprocessing):", "(Plugin):"), "returned Keep, which is no subclass of"),
-        (
-            ("return [Keep]", "return Keep"),
-            ": register_preprocessing returned a class; return a list of classes",
-        ),
-        (("return [Keep]", "[Keep]"), "register_preprocessing returned None; return a list"),
-        (("return [Keep]", "return 5"), "returned 5; return a list of classes"),
-        (("name =", "Options = dict; name ="), "PluginOptions"),
+        (("return [Keep]", "return Keep"), "register_preprocessing failed: TypeError"),
         (("def register_preprocessing", "def register_preprocesing"), "register_preprocesing"),
         (("register_preprocessing()", "register_preprocessing(wrong)"), "wrong"),
         (("@hookimpl\n", ""), "implements no hook"),
         (("(Preprocessing)", "(Preprocessing"), "SyntaxError"),
-        (("class Keep", "raise SystemExit(0)\nclass Keep"), "failed to import: SystemExit: 0"),
-        (("return [Keep]", "raise SystemExit(0)"), "register_preprocessing failed: SystemExit: 0"),
         (("return [Keep]", "yield 1 / 0"), "register_preprocessing failed: ZeroDivisionError"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -166,75 +156,6 @@ def test_a_wrong_plugin_is_refused_with_its_file(folder, change, expected):
     assert expected in message
     assert str(folder / "one.py") in message
     assert "recd_plugins_dir" not in message, "a name that is in no file"
-
-
-@pytest.mark.parametrize("besides", ["", "Sharding, "])
-def test_a_callback_that_nobody_calls_is_refused(folder, besides):
-    text = (
-        "from recd_plugins.api import Callback, Sharding, hookimpl\n"
-        f"class Notes({besides}Callback):\n"
-        '    """Takes notes."""\n'
-        '    name = "acme.notes"\n'
-        "    def on_stpe(self, step): ...\n"
-        "@hookimpl\n"
-        "def register_plugins(): return [Notes]\n"
-    )
-    write(folder, "one.py", text)
-    assert "Notes.on_stpe is never called; did you mean on_step?" in refused(folder)
-
-
-SHARDING = """
-from recd_plugins.api import Sharding, hookimpl
-
-class Base:
-    def offering(self): ...
-
-class Halves(Base, Sharding):
-    "Rows in halves."
-    name = "acme.halves"
-
-    METHOD
-
-@hookimpl
-def register_shardings():
-    return [Halves]
-"""
-
-
-@pytest.mark.parametrize(
-    ("method", "meant"),
-    [
-        (
-            "@classmethod\n    def offer(cls, tables, setting): ...",
-            "Halves.offer is never asked for; did you mean offers?",
-        ),
-        (
-            "def constraint(self, tables): ...",
-            "Halves.constraint is never asked for; did you mean constraints?",
-        ),
-        ("replicate = True", "Halves.replicate is never asked for; did you mean replicates?"),
-    ],
-)
-def test_a_name_that_is_nearly_one_of_the_interface_is_refused(folder, method, meant):
-    write(folder, "halves.py", SHARDING.replace("METHOD", method))
-    message = refused(folder)
-    assert meant in message
-    assert str(folder / "halves.py") in message
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "def halved(self): ...",
-        "def _offer(self): ...",
-        "def constraints(self, tables): return {}\n    def constraint(self): ...",
-        "def offering(self): ...",
-    ],
-    ids=["of its own", "private", "beside what it is like", "of another base"],
-)
-def test_names_of_helpers_are_free(folder, method):
-    write(folder, "halves.py", SHARDING.replace("METHOD", method))
-    assert "acme.halves" in PluginManager(folder).plugins["sharding"]
 
 
 def test_a_missing_folder_is_an_error(folder):
@@ -268,12 +189,6 @@ def test_what_hooks_and_plugins_print_is_none_either(folder, capsys):
     assert tuple(capsys.readouterr()) == ("", "hook\nmade\n")
 
 
-def test_a_file_has_no_topology_sections(folder):
-    hook = "\n@hookimpl\ndef register_topology_sections(): return {}\n"
-    write(folder, "one.py", PLUGIN.format(name="acme.one") + hook)
-    assert "one.py: register_topology_sections is asked of installed packages" in refused(folder)
-
-
 def test_finding_plugins_imports_no_torch():
     """Built-in plugins included: ``recd validate`` runs on machines without it."""
     code = (
@@ -293,13 +208,3 @@ def test_every_hook_is_documented(hook):
     root = Path(__file__).parents[1]
     assert (getattr(hookspecs, hook).__doc__ or "").strip()
     assert f"### {hook}\n" in (root / "docs" / "plugins" / "README.md").read_text()
-
-
-def test_every_hook_is_called():
-    others = {
-        "register_commands",
-        "register_kinds",
-        "register_plugins",
-        "register_topology_sections",
-    }
-    assert {*HOOKS, *LISTS, *others} == set(hooks())

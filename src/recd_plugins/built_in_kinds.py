@@ -132,6 +132,11 @@ KINDS = (
 
 BY_NAME = {kind.name: kind for kind in KINDS}
 
+#: Sections of registry files that are of no kind.
+OTHER_SECTIONS = frozenset({"version", "model", "training"})
+#: Those of the kinds of recd-plugins itself.
+OWN_SECTIONS = frozenset(kind.section for kind in KINDS)
+
 
 @hookimpl
 def register_kinds() -> Sequence[Kind]:

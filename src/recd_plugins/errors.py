@@ -103,7 +103,8 @@ class RegistryError(RecdError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Type and first line of an exception, and where it was raised."""
+    """Type and first line of an exception, where it was raised, and its notes."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
+    said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"
+    return "; ".join([said, *getattr(error, "__notes__", ())])

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
+from pydantic import BaseModel
 
-from recd_plugins import built_in_kinds
+from recd_plugins import built_in_kinds, hookspecs
+from recd_plugins.built_in_kinds import KINDS, OTHER_SECTIONS, OWN_SECTIONS
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Kind, Plugin
-from recd_plugins.plugin_call import PLUGIN_FAILURES
-from recd_plugins.plugin_check import check_api, check_class
-from recd_plugins.plugin_hooks import call_hook, hooks_of, listed
-from recd_plugins.plugin_kinds import OWN_SECTIONS, Kinds
 from recd_plugins.plugin_modules import (
+    GROUP,
     Package,
     installed_packages,
     modules_in_folder,
     qualified,
+    without_folder_prefix,
 )
-from recd_plugins.plugin_sections import check_sections
+from recd_plugins.versions import __version__
 from recd_plugins.words import did_you_mean
 
 if TYPE_CHECKING:
     import click
-    from pydantic import BaseModel
+
+API_VERSION = 5
+"""The version of the API: goes up by one where plugins may need what older ones lack."""
 
 #: The kind of the hooks that are for one kind each; ``register_plugins`` is for all.
 HOOKS = {
@@ -41,15 +46,6 @@ HOOKS = {
     "register_shardings": "sharding",
     "register_caches": "cache",
 }
-#: What is no plugin, by the hook whose list has it: for commands, which take it from there.
-LISTS = {
-    "register_starts": "commands",
-    "register_plans": "classes",
-    "register_measurements": "classes",
-    "register_reports": "classes",
-    "register_internals": "Internals",
-}
-
 #: Hooks whose answers are no parts of a registry file, and what they add in words.
 BESIDES = {
     "register_kinds": "kinds",
@@ -63,6 +59,10 @@ BESIDES = {
 
 #: What kinds and plugins of recd-plugins itself come from.
 OWN = "recd-plugins"
+
+# ``wrapper`` is what the schema calls wrappers of the dataset, which stand under ``wrap``.
+_TAKEN = OWN_SECTIONS | OTHER_SECTIONS | {kind.name for kind in KINDS} | {"wrap", "wrapper"}
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,9 @@ class PluginManager:
 
     An installed package is imported when a name is asked for that starts with its own, or that no
     other has. One that is broken is listed in ``broken`` and stops only what needs it; a file of
-    ``plugins_dir`` that is broken is an error, since whoever names the folder wants what is in it.
+    ``plugins_dir`` that is broken is an error.
 
-    With ``RECD_TRACE_PLUGINS=1`` hook calls are written to stderr; ``installed_packages`` tells
-    what leaves packages out.
+    With ``RECD_TRACE_PLUGINS=1`` hook calls are written to stderr.
 
     Raises:
         PluginError: a file fails to import or is no plugin, or what is to be left out is unknown.
@@ -107,19 +106,12 @@ class PluginManager:
         self._broken: list[Broken] = []
         # One of pluggy's for each module: what a hook returns can be traced back to it.
         self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
-        self._kinds = Kinds()
+        self._kinds: dict[Kind, str] = {}
         self._found: dict[str, dict[str, list[Registered]]] = {}
         self._register_kinds(built_in_kinds, OWN)
         files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
         self._files = [origin for _, origin in files]
         hooks = [self._register_kinds(module, origin) for module, origin in files]
-        for (_, origin), of_file in zip(files, hooks, strict=True):
-            if of_file.hook.register_topology_sections.get_hookimpls():
-                raise PluginError(
-                    f"{origin}: register_topology_sections is asked of installed packages alone, "
-                    "since topology files are read without the folder of a command; install the "
-                    "file as a package (docs/plugins/README.md says how), or leave the hook out"
-                )
         # Then plugins, which may be of kinds of one another's files.
         for (module, origin), of_file in zip(files, hooks, strict=True):
             self._register_plugins(module, of_file, origin, None)
@@ -134,7 +126,7 @@ class PluginManager:
     def kinds(self) -> dict[str, Kind]:
         """Kinds by name, of everything that is installed; without those that clash."""
         self._load()
-        return self._kinds.usable
+        return self._usable_kinds()
 
     def besides(self) -> dict[str, list[str]]:
         """What each of ``origins`` adds that is no part of a registry file, in words."""
@@ -147,7 +139,7 @@ class PluginManager:
 
     def origin_of(self, kind: Kind) -> str:
         """Which of ``origins`` a kind came from; of those of recd-plugins itself, that."""
-        return self._kinds.origin(kind)
+        return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
         """Kinds by name, for a file with these sections.
@@ -157,12 +149,12 @@ class PluginManager:
         Raises:
             PluginError: two kinds have such a section.
         """
-        if not OWN_SECTIONS.issuperset(sections):
+        if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
-            for section in sections:
-                if clash := self._kinds.clash(section):
-                    raise clash
-        return self._kinds.usable
+            for kind, error in self._kind_clashes():
+                if kind.section in sections:
+                    raise error
+        return self._usable_kinds()
 
     @property
     def broken(self) -> tuple[Broken, ...]:
@@ -174,7 +166,7 @@ class PluginManager:
             for name, found in by_name.items()
             if len(found) > 1
         )
-        kinds = (Broken(kind.name, str(error)) for kind, error in self._kinds.clashes())
+        kinds = (Broken(kind.name, str(error)) for kind, error in self._kind_clashes())
         return (*self._broken, *kinds, *clashes)
 
     @property
@@ -195,7 +187,7 @@ class PluginManager:
                 for name, found in self._found.get(kind, {}).items()
                 if len(found) == 1
             }
-            for kind in self._kinds.usable
+            for kind in self._usable_kinds()
         }
 
     def find(self, kind: str, name: str) -> Registered | None:
@@ -225,7 +217,7 @@ class PluginManager:
         """
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
-                call_hook(hooks, "register_commands", origin, answers=False, cli=cli)
+                _call_hook(hooks, "register_commands", origin, cli=cli)
 
     def register_topology_sections(self) -> dict[str, type[BaseModel]]:
         """What installed packages have in topology files, by name; the first of two has one."""
@@ -233,8 +225,12 @@ class PluginManager:
         sections: dict[str, type[BaseModel]] = {}
         for hooks, origin, package in self._modules.values():
             with self._tolerated(package):
-                for of_module in call_hook(hooks, "register_topology_sections", origin):
-                    check_sections(of_module, sections, f"{origin}: register_topology_sections")
+                for of_module in _call_hook(hooks, "register_topology_sections", origin):
+                    if taken := sections.keys() & of_module:
+                        raise PluginError(
+                            f"{origin}: section {min(taken)} of topology files is another "
+                            "package's; rename it, or leave one package out (--without NAME)"
+                        )
                     sections.update(of_module)
         return sections
 
@@ -242,24 +238,16 @@ class PluginManager:
         """Let ``add`` have each of what the packages return by a hook, and the words that name one.
 
         Args:
-            hook: one of ``LISTS``.
+            hook: whose answers are lists of no plugins.
             add: refuses what is unusable by a PluginError.
 
         Raises:
             PluginError: one of a file failed; of an installed package it is in ``broken`` then.
         """
         for hooks, origin, package in self._installed_first():
-            where = f"{origin}: {hook}"
             with self._tolerated(package):
-                for returned in call_hook(hooks, hook, origin):
-                    for each in listed(returned, where, LISTS[hook]):
-                        try:
-                            add(each, where)
-                        except PluginError:
-                            raise
-                        except PLUGIN_FAILURES as error:
-                            message = f"{where} failed: {type(error).__name__}: {error}"
-                            raise PluginError(message) from error
+                for each in _listed(hooks, hook, origin):
+                    add(each, f"{origin}: {hook}")
 
     def _installed_first(self) -> list[tuple[pluggy.PluginManager, str, Package | None]]:
         """Every module: of what is there already, a file is told."""
@@ -288,12 +276,41 @@ class PluginManager:
                 raise
             self._broken.append(Broken(package.name, str(error)))
 
+    def _usable_kinds(self) -> dict[str, Kind]:
+        return {kind.name: kind for kind in self._kinds if not self._like(kind)}
+
+    def _like(self, kind: Kind) -> list[Kind]:
+        """Other kinds with its name or section."""
+        return [
+            other
+            for other in self._kinds
+            if other != kind and (other.name == kind.name or other.section == kind.section)
+        ]
+
+    def _kind_clashes(self) -> Iterator[tuple[Kind, PluginError]]:
+        for kind, origin in self._kinds.items():
+            for other in self._like(kind)[:1]:
+                yield (
+                    kind,
+                    PluginError(
+                        f"two kinds of plugins have the name or section of the other: {kind.name} "
+                        f"(section {kind.section}) of {origin} and {other.name} (section "
+                        f"{other.section}) of {self._kinds[other]}; leave one out "
+                        "(--without NAME)"
+                    ),
+                )
+
     def _register_kinds(self, module: ModuleType, origin: str) -> pluggy.PluginManager:
         """Take the kinds of a module; returns its hooks."""
-        check_api(module, origin)
-        hooks, where = hooks_of(module, origin), f"{origin}: register_kinds"
-        for kinds in call_hook(hooks, "register_kinds", origin):
-            self._kinds.add(listed(kinds, where, "kinds"), origin, where)
+        if (needed := getattr(module, "REQUIRES_API", API_VERSION)) > API_VERSION:
+            raise PluginError(
+                f"{origin} needs version {needed} of recd_plugins.api, and recd-plugins "
+                f"{__version__} has {API_VERSION}: upgrade it (pip install --upgrade recd-plugins)"
+            )
+        hooks = _hooks_of(module, origin)
+        for kind in _listed(hooks, "register_kinds", origin):
+            _check_kind(kind, origin)
+            self._kinds.setdefault(kind, origin)
         return hooks
 
     def _register_plugins(
@@ -312,46 +329,47 @@ class PluginManager:
     ) -> Iterator[tuple[Kind, type[Plugin]]]:
         """The plugin classes that a module registers, and their kinds."""
         for hook in (*HOOKS, "register_plugins"):
-            where = f"{origin}: {hook}"
-            for classes in call_hook(hooks, hook, origin):
-                for cls in listed(classes, where, "classes"):
-                    name = HOOKS.get(hook)
-                    kind = built_in_kinds.BY_NAME[name] if name else self._kind_of(cls, where)
-                    check_class(cls, kind.interface, where)
-                    self._check_owner(cls, where, package)
-                    yield kind, cls
+            for cls in _listed(hooks, hook, origin):
+                where, name = f"{origin}: {hook}", HOOKS.get(hook)
+                kind = built_in_kinds.BY_NAME[name] if name else self._kind_of(cls, where)
+                if not issubclass(cls, kind.interface):
+                    raise PluginError(
+                        f"{where} returned {qualified(cls)}, which is no subclass of "
+                        f"{qualified(kind.interface)}"
+                    )
+                self._check_name(cls, where, package)
+                yield kind, cls
 
     def _kind_of(self, cls: Any, where: str) -> Kind:
         """The kind of a class; of one that is not known yet, installed packages are imported."""
-        if not (isinstance(cls, type) and issubclass(cls, Plugin) and hasattr(cls, "kind")):
-            returned = qualified(cls) if isinstance(cls, type) else repr(cls)
+        name = getattr(cls, "kind", None)
+        shown = qualified(cls) if isinstance(cls, type) else repr(cls)
+        if name not in {kind.name for kind in self._kinds}:
+            self._load()
+        named = [kind for kind in self._kinds if kind.name == name]
+        fitting = [kind for kind in named if issubclass(cls, kind.interface)]
+        if not named:
             raise PluginError(
-                f"{where} returned {returned}, which has no kind: it is no subclass of the "
-                "interface of one"
+                f"{where}: {shown} is of kind {name}, which no package registers that is there "
+                f"(the kinds: {', '.join(self._usable_kinds())}); install the one that does"
             )
-        if (kind := self._kinds.of(cls)) is not None:
-            return kind
-        self._load()
-        if (kind := self._kinds.of(cls)) is not None:
-            return kind
-        raise PluginError(
-            f"{where}: {qualified(cls)} is of kind {cls.kind}, which no package registers that is "
-            f"there (the kinds: {', '.join(self._kinds.usable)}); install the one that does"
-        )
+        return (fitting or named)[0]
 
-    def _check_owner(self, cls: type[Plugin], where: str, package: Package | None) -> None:
-        """Refuse a name that is another package's, or begins with it."""
-        prefix, dot, _ = cls.name.partition(".")
-        if not dot and (package is None or prefix != package.name):
+    def _check_name(self, cls: type[Plugin], where: str, package: Package | None) -> None:
+        """Refuse a name that is no name, or another package's."""
+        name = getattr(cls, "name", "")
+        prefix, dot, _ = name.partition(".")
+        own = package.name if package else None
+        if not _NAME.fullmatch(name) or (not dot and prefix != own):
             raise PluginError(
-                f"{where}: {qualified(cls)} is named {cls.name}, as only a plugin of an installed "
-                f"package {cls.name} may be; name it package.part, as in 'acme.hash'"
+                f"{where}: {qualified(cls)} is named {name!r}; name it package.part in lower case, "
+                "as in 'acme.hash'"
             )
-        if package is not None and prefix != package.name and prefix in self._owners:
+        if package is not None and prefix != own and prefix in self._owners:
             raise PluginError(
-                f"{where}: {qualified(cls)} is named {cls.name}, and names that start with "
-                f"{prefix}. are those of {self._owners[prefix]}; rename it, or leave "
-                f"{package.name} out (--without {package.name})"
+                f"{where}: {qualified(cls)} is named {name}, and names that start with {prefix}. "
+                f"are those of {self._owners[prefix]}; rename it, or leave {own} out (--without "
+                f"{own})"
             )
 
 
@@ -381,17 +399,71 @@ def installed_class(kind: str, name: str) -> type[Plugin]:
     return found.cls
 
 
+def _check_kind(kind: Kind, origin: str) -> None:
+    """Refuse a kind of a third party that takes a word of recd-plugins, or breaks every file."""
+    if kind in KINDS:
+        return
+    for word in (kind.name, kind.section):
+        if word in _TAKEN or hasattr(BaseModel, word):  # a section is a field of a model
+            raise PluginError(
+                f"{origin}: kind {kind.name!r}: {word} is recd-plugins' own; take another name or "
+                "section"
+            )
+    if kind.claims == "one":
+        raise PluginError(
+            f"{origin}: kind {kind.name!r} claims one plugin, without which no registry file would "
+            "be valid while it is installed; let it claim an 'optional one'"
+        )
+
+
+def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
+    """The hooks that a module implements, which are pluggy's own manager of it."""
+    hooks = pluggy.PluginManager(GROUP)
+    hooks.add_hookspecs(hookspecs)
+    if os.environ.get("RECD_TRACE_PLUGINS") == "1":
+        hooks.trace.root.setwriter(sys.stderr.write)
+        hooks.enable_tracing()
+    try:
+        hooks.register(module)
+        hooks.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(
+            f"{origin}: {without_folder_prefix(str(error))}. docs/plugins/README.md lists the hooks"
+        ) from error
+    if not hooks.get_hookcallers(module):
+        raise PluginError(
+            f"{origin} implements no hook; decorate its functions with recd_plugins.api.hookimpl"
+        )
+    return hooks
+
+
+def _call_hook(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
+    """What a hook of a module returned, once for each implementation."""
+    try:
+        with redirect_stdout(sys.stderr):  # a command's own output may be read by a program
+            returned: list[Any] = getattr(hooks.hook, hook)(**arguments)
+    except PluginError as error:
+        raise PluginError(f"{origin}: {hook}: {error}") from error
+    except Exception as error:
+        raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
+    return returned
+
+
+def _listed(hooks: pluggy.PluginManager, hook: str, origin: str) -> list[Any]:
+    """The items of the lists that a hook of a module returned."""
+    returned = _call_hook(hooks, hook, origin)
+    try:
+        return [each for answer in returned for each in answer]
+    except Exception as error:  # of no list, or of a generator
+        raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
+
+
 def _clash(kind: str, name: str, found: list[Registered]) -> PluginError:
     first, second = found[:2]
+    files = [each.origin for each in (first, second) if each.origin.endswith(".py")]
+    remedy = f"remove {files[-1]}, or rename its plugin" if files else "rename one, or leave one"
     return PluginError(
         f"two {kind} plugins are named {name}: {qualified(first.cls)} from {first.origin} and "
-        f"{qualified(second.cls)} from {second.origin}; {_remedy(first, second)}"
+        f"{qualified(second.cls)} from {second.origin}; {remedy}"
+        + ("" if files else " out (--without NAME)")
     )
-
-
-def _remedy(first: Registered, second: Registered) -> str:
-    if first.cls is second.cls:
-        return "they are one class, which is listed twice: leave it out of one list"
-    if files := [each.origin for each in (first, second) if each.origin.endswith(".py")]:
-        return f"remove {files[-1]}, or rename its plugin"
-    return "rename one, or leave one out (--without NAME)"

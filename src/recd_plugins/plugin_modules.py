@@ -17,7 +17,6 @@ from types import ModuleType
 
 from recd_plugins.errors import PluginError
 from recd_plugins.files import real_path
-from recd_plugins.plugin_call import PLUGIN_FAILURES
 
 GROUP = "recd_plugins"
 #: Names of packages that are left out, with commas between them; ``recd --without`` sets it.
@@ -58,7 +57,7 @@ class Package:
         try:
             with redirect_stdout(sys.stderr):
                 module: ModuleType = self.entry_point.load()
-        except PLUGIN_FAILURES as error:
+        except Exception as error:
             raise PluginError(
                 f"{self.origin}: entry point {self.name} = {self.entry_point.value} failed to "
                 f"load: {type(error).__name__}: {error}. Mend or uninstall {self.distribution}."
@@ -171,7 +170,7 @@ def load_file(name: str, file: Path) -> ModuleType:
     try:
         with redirect_stdout(sys.stderr):  # a command's own output may be read by a program
             spec.loader.exec_module(module)
-    except PLUGIN_FAILURES as error:
+    except Exception as error:
         del sys.modules[name]
         raise PluginError(
             f"{file} failed to import: {type(error).__name__}: {error}. "

@@ -47,7 +47,7 @@ class Keep(Preprocessing):
         if options.buckets == 13:
             raise SetupError("13 buckets bring bad luck; take 14")
         if options.buckets == 17:
-            raise SystemExit(0)
+            raise KeyError(0)
     def transform(self, values, offsets): return values, offsets
 
 class Max(Pooling):

@@ -26,7 +26,7 @@ from recd_plugins.api.columns import sparse_column
 from recd_plugins.api.registry import wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.model.build import build_model
-from recd_plugins.registry.loader import read_yaml
+from recd_plugins.registry.document import read_yaml
 
 ROWS = 400
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recd_plugin_tuning.lines import entry_line
 from recd_plugins.api import Offer
-from recd_plugins.registry.loader import read_yaml
+from recd_plugins.registry.document import read_yaml
 
 
 def test_names_of_any_letters_are_read_back(tmp_path: Path) -> None:

@@ -84,10 +84,10 @@ from recd_plugins.interfaces import (
     TrainPipeline,
     Trial,
 )
+from recd_plugins.manager import API_VERSION
 from recd_plugins.optional_library import optional_library
 from recd_plugins.planning.measurement import Measurement
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
-from recd_plugins.plugin_check import API_VERSION
 from recd_plugins.values.work import Work
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from recd_plugins.cli.options import (
     tell_broken,
     topology_options,
 )
-from recd_plugins.cli.part_call import part_call
 from recd_plugins.cli.plan_modes import PlanModes
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
@@ -24,6 +23,7 @@ from recd_plugins.manager import PluginManager
 from recd_plugins.output_console import error_console, output_console
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.planning.tables_plan import TablesPlan
+from recd_plugins.plugin_call import part_call
 from recd_plugins.plugin_modules import qualified
 
 

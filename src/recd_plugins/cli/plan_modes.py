@@ -11,7 +11,6 @@ from click.core import ParameterSource
 
 from recd_plugins.errors import PluginError
 from recd_plugins.planning.plan_mode import PlanMode
-from recd_plugins.plugin_check import check_implements
 from recd_plugins.plugin_modules import qualified
 
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
@@ -44,7 +43,6 @@ class PlanModes:
         Raises:
             PluginError: it is no usable mode, or has a flag or an option that is there already.
         """
-        check_implements(cls, PlanMode, where)
         what = f"{where}: {qualified(cls)}"
         if not _FLAG.fullmatch(getattr(cls, "flag", "")) or not getattr(cls, "help", ""):
             raise PluginError(f"{what} needs a flag, as in --replicas, and help for it")

@@ -19,7 +19,6 @@ from recd_plugins.cli.options import (
     RANKS,
     SETTINGS,
 )
-from recd_plugins.cli.part_call import part_call
 from recd_plugins.cli.run_reports import RunCommand, reports_of
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
@@ -28,6 +27,7 @@ from recd_plugins.errors import RunInterrupted
 from recd_plugins.files import write_json
 from recd_plugins.imports import without_collections
 from recd_plugins.output_console import output_console
+from recd_plugins.plugin_call import part_call
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.training.checkpoint_files import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch

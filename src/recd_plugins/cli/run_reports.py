@@ -13,7 +13,6 @@ from recd_plugins.cli.options import OUTPUT, manager_of, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import RunReport
 from recd_plugins.manager import PluginManager
-from recd_plugins.plugin_check import check_implements
 from recd_plugins.plugin_modules import qualified
 
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
@@ -41,7 +40,6 @@ class RunReports:
         Raises:
             PluginError: it is none, or its option is there already.
         """
-        check_implements(cls, RunReport, where)
         what, flag = f"{where}: {qualified(cls)}", getattr(cls, "flag", "")
         if not _FLAG.fullmatch(flag) or not getattr(cls, "help", ""):
             raise PluginError(f"{what} needs a flag, as in --markdown, and help for it")

@@ -49,6 +49,6 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
 
 
 def _is_table(given: str) -> bool:
-    from recd_plugins.registry.loader import names_table
+    from recd_plugins.registry.document import names_table
 
     return names_table(given) or Path(given).is_dir()

@@ -11,9 +11,8 @@ import click
 from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.registry import RunConfig
-from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.registry.from_file import load_registry
-from recd_plugins.registry.loader import read_yaml
+from recd_plugins.registry.run_config import check_dataset
 
 
 @click.command()
@@ -58,6 +57,5 @@ def _problems(registry: RunConfig) -> list[Problem]:
     except RegistryError as error:  # of its file
         problems += error.problems
     except RecdError as error:
-        document = read_yaml(registry.path, text=registry.text)
-        problems.append(document.problem(("training", "topology"), str(error)))
+        problems.append(registry.problem(("training", "topology"), str(error)))
     return problems

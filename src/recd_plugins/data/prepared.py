@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from recd_plugins.data.wrapped_dataset import RegistryLookups
 from recd_plugins.interfaces import Choice, Dataset, DatasetWrapper, LookupKernels, Setting, Table
 from recd_plugins.registry import RunConfig, at_entry
-from recd_plugins.registry.checked_part import CheckedPart, asked_together, by_class
+from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,24 +66,11 @@ class PreparedModel:
         """The lookup kernels of the tables that TorchRec's kernels are not to look up.
 
         Of two for one table the first make its kernel: those of the cache.
-
-        Raises:
-            PluginError: a part has kernels of a table that is none of its entry's.
         """
         caches = {entry.field for entry in self.registry.cache}
-        asked = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
-        found: list[LookupKernels] = []
-        for parts in by_class(asked).values():
-            if (kernels := asked_together(parts, "kernels")) is None:
-                continue
-            for table in kernels.tables:
-                if not any(part.claims(table) for part in parts):
-                    name = parts[0].entry.plugin.name
-                    raise parts[0].error(
-                        f"{name}: kernels are of table {table}, which is none of its tables"
-                    )
-            found.append(kernels)
-        return tuple(found)
+        parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
+        found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
+        return tuple(kernels for kernels in found if kernels is not None)
 
     @property
     def lookups(self) -> RegistryLookups:

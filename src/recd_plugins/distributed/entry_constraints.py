@@ -10,12 +10,10 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ParameterSharding
 
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.checked_constraints import check_constraints
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry
-from recd_plugins.registry.table_answers import check_answers
 
 _UNSET = ParameterConstraints()
 
@@ -132,17 +130,7 @@ def _constraints(
     for asked in (plugin,) if part is None else (plugin, part):
         with plugin_call(plugin, "constraints"):
             constraints = asked.constraints(tables)
-        check_answers(
-            plugin,
-            "constraints",
-            constraints,
-            tables,
-            ParameterConstraints,
-            expected="torchrec's ParameterConstraints",
-        )
-        by_name = {table.name: table for table in tables}
         for name, of_table in constraints.items():
-            check_constraints(plugin, by_name[name], of_table)
             before = found.get(name, of_table)
             for field in contradicting(before, of_table):
                 one, other = getattr(before, field), getattr(of_table, field)

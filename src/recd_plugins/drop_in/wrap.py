@@ -22,7 +22,7 @@ from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.registry import RunConfig
 from recd_plugins.registry.from_file import load_registry, registry_without_file
-from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.registry.run_config import NoDataset
 
 logger = logging.getLogger(__name__)
 

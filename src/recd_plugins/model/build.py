@@ -18,10 +18,10 @@ from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model_tables import embedding_modules, table_name
-from recd_plugins.plugin_call import plugin_call, plugin_code
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.loader import read_yaml, short_repr
-from recd_plugins.registry.patterns import matched
+from recd_plugins.registry.document import short_repr
+from recd_plugins.registry.entries import matched
 from recd_plugins.words import did_you_mean, shortened
 
 # What TorchRec and torch say of a forward that cannot be trained, after it has returned.
@@ -118,7 +118,7 @@ def model_code(registry: RunConfig, model: nn.Module) -> Iterator[None]:
         yield
         return
     try:
-        with plugin_code(entry.plugin, "forward", type(model)):
+        with plugin_call(entry.plugin, "forward", type(model)):
             yield
     except (RuntimeError, AssertionError) as error:
         for said, meant in _OF_FORWARD.items():
@@ -174,10 +174,9 @@ def _check_tables(registry: RunConfig, names: list[str]) -> None:
     known = frozenset(names)
     unmatched = [pattern for pattern in registry.model.tables if not matched(pattern, known)]
     if unmatched:
-        document = read_yaml(registry.path, text=registry.text)  # it knows the lines
         raise RegistryError(
             [
-                document.problem(
+                registry.problem(
                     ("model", "tables", pattern),
                     "matches no table"
                     + (did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"),

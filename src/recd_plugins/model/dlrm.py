@@ -21,7 +21,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.model.interactions import interaction_of
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import table_name
-from recd_plugins.registry.patterns import matched
+from recd_plugins.registry.entries import matched
 from recd_plugins.registry.schema import ModelSpec
 from recd_plugins.values.batch import ModelInput, Placement
 

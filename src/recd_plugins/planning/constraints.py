@@ -12,7 +12,6 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.checked_constraints import wrong_constraint
 from recd_plugins.distributed.entry_constraints import (
     EntryConstraints,
     entry_constraints,
@@ -171,15 +170,6 @@ def _check_wishes(wishes: Mapping[str, ParameterConstraints], tables: Sequence[T
                 f"planner(constraints=...) names {name}, which is no table of the model"
                 + (did_you_mean(name, known) or f"; the tables: {shortened(known)}")
             )
-    for table in tables:
-        wish = wishes.get(table.name, _UNSET)
-        if not isinstance(wish, ParameterConstraints):
-            raise SetupError(
-                f"planner(constraints=...) has {wish!r:.200} for table {table.name}; expected "
-                "TorchRec's ParameterConstraints"
-            )
-        if wrong := wrong_constraint(table, wish):
-            raise SetupError(f"planner(constraints=...) has {wrong}")
 
 
 def _keep_optimizers(

@@ -16,7 +16,7 @@ from recd_plugins.model_tables import embedding_modules, tables_of
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.topologies import MACHINE, load_topology
 from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.plugin_versions import plugin_versions
+from recd_plugins.registry.run_config import plugin_versions
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.versions import __version__, installed_set
 

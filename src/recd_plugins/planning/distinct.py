@@ -13,7 +13,7 @@ from torch import Tensor
 from recd_plugins.data.access import sent_reads
 from recd_plugins.interfaces import Table
 from recd_plugins.registry import RunConfig
-from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DistinctIds, Spread

@@ -18,23 +18,20 @@ from recd_plugins.distributed.guards import guard
 from recd_plugins.distributed.plain_kernels import plain_updates, refuse_coalesced_updates
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
-from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError
+from recd_plugins.errors import Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import (
     EmbeddingModule,
     embedding_modules,
     rows_by_feature,
-    tables_of,
 )
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import id_limits
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.plugin_check import check_implements
 from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.checked_part import CheckedPart
-from recd_plugins.words import shortened
+from recd_plugins.registry.checked_part import CheckedPart, call_class
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +100,6 @@ def prepare_parts(
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, a plugin refuses a table,
             or a table with kernels of its own is on every rank or needs TorchRec's.
-        PluginError: a plugin returns what is no part, or has kernels of a table of another's.
     """
     names = [table.name for table in tables]
     sharded, cached = registry.claim("sharding", names), registry.claim("cache", names)
@@ -118,7 +114,7 @@ def prepare_parts(
         claimed = [table for table in tables if cached.get(table.name) is cache]
         if (part := _part(registry.path, cache, claimed, setting)) is not None:
             parts[cache.field] = part
-            _check_kernels(registry.path, cache, part, claimed, sharded, why)
+            _check_kernels(registry.path, cache, part, sharded, why)
     return parts
 
 
@@ -192,15 +188,6 @@ def _rewritten(
     pooled = [name for name, module in model.named_modules() if takes_stored_rows(module)]
     with plugin_call(entry.plugin, "rewrite"), at_entry(path, entry):
         rewritten = entry.plugin.rewrite(model, tables, setting)
-    if not isinstance(rewritten, nn.Module):
-        raise PluginError(
-            f"{entry.plugin.title}: rewrite returned {rewritten!r}; expected the model"
-        )
-    if lost := {table.name for table in tables} - {table.name for table in tables_of(rewritten)}:
-        raise PluginError(
-            f"{entry.plugin.title}: rewrite returned a {type(rewritten).__name__} without tables "
-            f"{shortened(sorted(lost))}; expected the model, with them"
-        )
     # What stands in place of a collection of PooledSequences gets the rows that are stored, too.
     by_name = dict(rewritten.named_modules())
     for name in pooled:
@@ -212,35 +199,22 @@ def _rewritten(
 def _part(
     path: Path, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], setting: Setting
 ) -> TablePart | None:
-    plugin = entry.plugin
-    with plugin_call(plugin, "part"), at_entry(path, entry):
-        part = plugin.part(tables, setting)
-    if part is not None and not isinstance(part, TablePart):
-        raise PluginError(f"{plugin.title}: part returned {part!r}; expected a TablePart or None")
-    if part is not None:
-        check_implements(type(part), TablePart, f"{plugin.title}: part")
-    return part
+    with plugin_call(entry.plugin, "part"), at_entry(path, entry):
+        return entry.plugin.part(tables, setting)
 
 
 def _check_kernels(
     path: Path,
     entry: Entry[Cache],
     part: TablePart,
-    claimed: Sequence[Table],
     sharded: Mapping[str, Entry[Sharding]],
     why: Mapping[str, str],
 ) -> None:
-    """Refuse kernels of tables that are another's, on every rank, or in need of TorchRec's."""
-    kernels = CheckedPart(path, entry, part).asked("kernels", [part])
+    """Refuse kernels of tables that are on every rank or need TorchRec's kernels."""
+    kernels = call_class([CheckedPart(path, entry, part)], "kernels")
     if kernels is None:
         return
-    own = [table.name for table in claimed]
     for table in kernels.tables:
-        if table not in own:
-            raise PluginError(
-                f"{entry.plugin.title}: kernels are of table {table}, which is none of its tables: "
-                f"{', '.join(own)}"
-            )
         if (sharding := sharded.get(table)) is None:
             continue
         where = f"{sharding.plugin.name} ({sharding.field}, line {sharding.line})"

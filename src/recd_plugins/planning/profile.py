@@ -15,7 +15,7 @@ from recd_plugins.interfaces import Rows, Table
 from recd_plugins.planning.distinct import measure_reads
 from recd_plugins.planning.equal_gradients import measure_gradients, pooled_alike
 from recd_plugins.registry import RunConfig
-from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.values.batch import Batch, Placement
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile

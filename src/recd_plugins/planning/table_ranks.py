@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingType
 from recd_plugins.errors import SetupError
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.entries import at_entry
-from recd_plugins.words import did_you_mean, shortened
+from recd_plugins.words import shortened
 
 _ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)
 _ON_SOME_RANKS = (*_ON_ONE_RANK, ShardingType.COLUMN_WISE.value)
@@ -104,12 +104,6 @@ def _said(part: CheckedPart, tables: Sequence[str], every: frozenset[int]) -> It
                 )
         yield TableGroup(frozenset({table}), frozenset(ranks), (part,))
     for group in part.together():
-        for name in group:
-            if name not in tables:
-                raise part.error(
-                    f"{part.entry.plugin.name}: together names {name}, which is none of its tables"
-                    + (did_you_mean(name, tables) or f"; its tables: {', '.join(tables)}")
-                )
         if group:
             yield TableGroup(frozenset(group), every, (part,))
 

@@ -22,7 +22,7 @@ from pydantic import (
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.manager import PluginManager
 from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
-from recd_plugins.registry.loader import read_yaml
+from recd_plugins.registry.document import read_yaml
 from recd_plugins.registry.resolve import schema_problems
 from recd_plugins.values import stage_costs
 from recd_plugins.values.collective_rates import CollectiveRates

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Chooser, Kind, Plugin
-from recd_plugins.registry.patterns import is_glob, matched
 from recd_plugins.words import did_you_mean, shortened
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -117,3 +116,18 @@ def _conflicts(
         )
         for claimants, claimed in together.items()
     ]
+
+
+def is_glob(pattern: str) -> bool:
+    """Return whether a pattern may match other names than itself."""
+    return any(character in pattern for character in "*?[")
+
+
+def matched(pattern: str, names: Collection[str]) -> list[str]:
+    """Return the names that match a pattern, in their order; case counts.
+
+    In a set or dict of ``names`` a pattern that is a name is looked up: a file may list thousands.
+    """
+    if not is_glob(pattern):
+        return [pattern] if pattern in names else []
+    return [name for name in names if fnmatchcase(name, pattern)]

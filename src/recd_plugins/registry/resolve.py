@@ -20,14 +20,11 @@ from recd_plugins.interfaces import (
     Kind,
     Plugin,
     PluginOptions,
-    Preprocessing,
 )
 from recd_plugins.manager import PluginManager, Registered
-from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
-from recd_plugins.registry.loader import Document, Location, short_repr
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry.document import Document, Location, short_repr
 from recd_plugins.registry.schema import RegistrySpec, registry_spec
-from recd_plugins.registry.step_values import wrong_at_first
-from recd_plugins.registry.written import misread
 from recd_plugins.words import closest, did_you_mean
 
 
@@ -77,8 +74,6 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
     except ValidationError as error:
         problems += schema_problems(document, (), model, "key", error)
         problems += _unloaded(document, model, manager)
-    else:
-        problems += _misread(document, (), document.data, spec)
     entries: dict[str, list[ResolvedEntry]] = {kind: [] for kind in kinds}
     wrappers: list[ResolvedEntry] = []
     for kind, location, entry in _entries(document, kinds.values()):
@@ -188,42 +183,20 @@ def _plugin(
         options = {}  # the schema has told of it already
     cls = registered.cls
     inside = (*location, "options")
+    at = document.problem(location, "")
+    stands_at = (at.path, at.line, at.field)
+    unmade = Plugin(PluginOptions()).placed(stands_at)
+    unmade.name = name  # type: ignore[misc]  # what a note calls it
     try:
-        validated: PluginOptions = cls.Options.model_validate(options)
+        with plugin_call(unmade, "making it", cls), redirect_stdout(sys.stderr):
+            made = cls(cls.Options.model_validate(options))
     except ValidationError as error:
         raise RegistryError(
             schema_problems(document, inside, cls.Options, f"option of {name}", error)
         ) from error
-    except PLUGIN_FAILURES as error:
-        raise _failed(document, location, cls, "checking its options", error) from error
-    if problems := _misread(document, inside, options, validated):
-        raise RegistryError(problems)
-    try:
-        with redirect_stdout(sys.stderr):
-            made = cls(validated)
     except (RecdError, ValueError) as error:
         raise RegistryError([document.problem(inside, str(error))]) from error
-    except PLUGIN_FAILURES as error:
-        raise _failed(document, location, cls, "making it", error) from error
-    if isinstance(made, Preprocessing):
-        try:
-            wrong = wrong_at_first(made)
-        except PLUGIN_FAILURES as error:
-            raise _failed(document, location, cls, "takes, scope or width", error) from error
-        if wrong is not None:
-            raise RegistryError([document.problem(location, f"{name}: {wrong}")])
-    at = document.problem(location, "")
-    return made.placed((at.path, at.line, at.field))
-
-
-def _failed(
-    document: Document, location: Location, cls: type[Plugin], doing: str, error: BaseException
-) -> PluginError:
-    return PluginError(str(document.problem(location, str(plugin_failure(cls, doing, error)))))
-
-
-def _misread(document: Document, base: Location, raw: Any, value: Any) -> list[Problem]:
-    return [document.problem(location, wrong) for location, wrong in misread(raw, value, base)]
+    return made.placed(stands_at)
 
 
 def _found(manager: PluginManager, kind: Kind, location: Location, name: str) -> Registered | None:

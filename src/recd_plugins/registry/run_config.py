@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from pydantic import ValidationError
 
 from recd_plugins import built_in_kinds
-from recd_plugins.errors import PluginError, Problem, RegistryError
+from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.interfaces import (
     Cache,
     Converter,
@@ -20,16 +21,24 @@ from recd_plugins.interfaces import (
     Kind,
     Lookups,
     Plugin,
+    PluginOptions,
     Pooling,
     Preprocessing,
+    Reader,
     Sharding,
 )
 from recd_plugins.manager import PluginManager
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.plugin_modules import modules_of_files
+from recd_plugins.registry.document import Document, Location
 from recd_plugins.registry.entries import Entry, claim
 from recd_plugins.registry.resolve import two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.words import did_you_mean
+
+if TYPE_CHECKING:
+    from recd_plugins.values.rows import FeatureSchema
 
 #: Kinds that a registry has an attribute for, of the same name.
 TYPED_KINDS = frozenset(
@@ -51,7 +60,7 @@ class RunConfig:
         further: entries of the kinds that have no attribute here, by kind.
         offering: shardings that a chooser may choose among; none without one.
         unloaded: why packages could not be loaded, which may have more; none without a chooser.
-        text: of the file, as it was read; None where there is none.
+        document: the file as plain data with lines; None where there is none.
     """
 
     path: Path
@@ -68,7 +77,17 @@ class RunConfig:
     further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
     offering: tuple[type[Sharding], ...] = ()
     unloaded: tuple[str, ...] = ()
-    text: str | None = field(default=None, repr=False)
+    document: Document | None = field(default=None, repr=False)
+
+    @property
+    def text(self) -> str | None:
+        """The file as it was read; None where there is none."""
+        return self.document.text if self.document else None
+
+    def problem(self, location: Location, message: str) -> Problem:
+        """``message`` about a place of the file, with its line."""
+        document = self.document or Document(str(self.path), {}, {})
+        return document.problem(location, message)
 
     @property
     def model(self) -> ModelSpec | None:
@@ -171,3 +190,89 @@ class RunConfig:
                 + (did_you_mean(name, kinds) or f"; the kinds: {', '.join(kinds)}")
             )
         return kinds[name]
+
+
+def check_dataset(config: RunConfig) -> None:
+    """Ask the dataset what is wrong with its options for its data.
+
+    Raises:
+        RegistryError: something is; names each line.
+    """
+    with plugin_call(config.dataset, "mistakes"):
+        mistakes = list(config.dataset.mistakes())
+    if mistakes:
+        raise RegistryError(
+            [config.problem(("dataset", "options", *option), what) for option, what in mistakes]
+        )
+
+
+def plugin_versions(config: RunConfig) -> dict[str, str]:
+    """Of each plugin: its distribution and version, or a digest of the file or folder it is of.
+
+    Raises:
+        PluginError: one is there that no file names, and what has such names is broken.
+    """
+    sections = [config.wrappers, *map(config.entries, config.kinds)]
+    plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
+    manager = PluginManager()
+    versions = {}
+    for plugin in plugins:
+        top = type(plugin).__module__.partition(".")[0]
+        if file := modules_of_files([type(plugin)]).get(top):
+            version = _version_of(file)
+        elif top == "recd_plugins":
+            version = top
+        else:
+            found = manager.find(plugin.kind, plugin.name)
+            version = found.origin if found is not None else top
+        versions[plugin.name] = version
+    return versions
+
+
+def _version_of(file: Path) -> str:
+    if file.name != "__init__.py":
+        return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
+    digest = hashlib.sha256()
+    modules = (path for path in file.parent.rglob("[!.]*.py") if path.is_file())
+    for module in sorted(modules):
+        digest.update(f"{module.relative_to(file.parent)}\0".encode(errors="surrogateescape"))
+        digest.update(hashlib.sha256(module.read_bytes()).digest())
+    return f"{file.parent.name} {digest.hexdigest()[:12]}"
+
+
+class NoDataset(Dataset):
+    """No dataset: whatever needs rows raises SetupError, which says what to do."""
+
+    name = "none"
+
+    def __init__(self, options: PluginOptions | None = None) -> None:
+        super().__init__(options or PluginOptions())
+
+    def prepare(self) -> NoReturn:
+        """See ``Dataset.prepare``."""
+        raise SetupError(
+            "this needs rows (tiers and caches do, as they count how often ids occur), and the "
+            "registry has no dataset: add the sections dataset and converter, with the data that "
+            "the model is trained on"
+        )
+
+    def schema(self) -> FeatureSchema:
+        """See ``Dataset.schema``."""
+        self.prepare()
+
+    def reader(self, **_: Any) -> Reader:
+        """See ``Dataset.reader``."""
+        self.prepare()
+
+
+class NoConverter(Converter):
+    """No converter: batches come from the trainer."""
+
+    name = "none"
+
+    def __init__(self, options: PluginOptions | None = None) -> None:
+        super().__init__(options or PluginOptions())
+
+    def convert(self, *_: Any) -> NoReturn:
+        """See ``Converter.convert``."""
+        raise AssertionError("without a dataset there is nothing to convert")

@@ -15,11 +15,7 @@ from pydantic import (
 
 from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.interfaces import Kind
-from recd_plugins.registry.spec import Count, Spec, Width
-from recd_plugins.registry.training_spec import TrainingSpec
-
-# Bytes of memory that no machine has: 1 PiB.
-_NO_MEMORY = 1 << 50
+from recd_plugins.registry.training_spec import Count, Spec, TrainingSpec, Width
 
 
 class PluginSpec(Spec):
@@ -117,23 +113,6 @@ class ModelSpec(Spec):
         description="Rows that pooling entries see; with all, duplicates are made again before "
         "pooling: the same results, and what deduplicated compute saves can be measured.",
     )
-
-    @field_validator("num_embeddings", "tables")
-    @classmethod
-    def _tables_fit_somewhere(cls, value: Any, info: ValidationInfo) -> Any:
-        dim = info.data.get("embedding_dim", 4)
-        sizes = (
-            {name: table.num_embeddings for name, table in value.items()}
-            if isinstance(value, dict)
-            else {"a table": value}
-        )
-        for name, rows in sizes.items():
-            if (num_bytes := 4 * dim * rows) >= _NO_MEMORY:
-                raise ValueError(
-                    f"{name} of {rows:,} rows of {dim:,} float32 takes {num_bytes / 1e12:,.0f} TB; "
-                    "take fewer rows, or hash ids into them"
-                )
-        return value
 
     @field_validator("cross_net", "cross_layers", "low_rank_dim")
     @classmethod

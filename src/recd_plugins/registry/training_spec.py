@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StrictInt, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from recd_plugins.registry.spec import Count, Float32, Spec, Width
-from recd_plugins.registry.written import wrong_path
+# Strict: true is no number, and 2.5 is not 2. At most what the words of tensors hold.
+Count = Annotated[StrictInt, Field(gt=0, lt=1 << 63)]
+# Of processes, and of columns and layers: what is larger is a slip of the pen.
+Width = Annotated[StrictInt, Field(gt=0, le=1 << 20)]
+
+
+def _is_not_0_to_kernels(value: float) -> float:
+    if value < 1.2e-38:
+        raise ValueError("is 0 as a float32, which kernels compute with")
+    return value
+
+
+# More than that makes infinities in few steps.
+Float32 = Annotated[
+    float, Field(gt=0, le=1e9, allow_inf_nan=False), AfterValidator(_is_not_0_to_kernels)
+]
+
+
+class Spec(BaseModel):
+    """A part of a registry file: every key is known, and nothing changes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class CheckpointSpec(Spec):
@@ -24,8 +53,6 @@ class CheckpointSpec(Spec):
     @field_validator("path")
     @classmethod
     def _is_a_path(cls, path: str | None) -> str | None:
-        if path is not None and (wrong := wrong_path(path)):
-            raise ValueError(wrong)
         if path is not None and "://" in path:
             raise ValueError("is a URL; checkpoints go into a folder that all ranks share")
         return path
@@ -206,13 +233,6 @@ class TrainingSpec(Spec):
     @classmethod
     def _null_is_none(cls, checkpoint: Any) -> Any:
         return {} if checkpoint is None else checkpoint
-
-    @field_validator("topology")
-    @classmethod
-    def _names_one(cls, topology: str | None) -> str | None:
-        if topology is not None and (wrong := wrong_path(topology)):
-            raise ValueError(wrong)
-        return topology
 
     @field_validator("ranks_per_node")
     @classmethod

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, FeatureSchema
 from recd_plugins.registry import RunConfig
-from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.training.identity import read_kinds, read_schema
 
 R = TypeVar("R", bound=RunConfig)

@@ -26,7 +26,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.plugin_versions import plugin_versions
+from recd_plugins.registry.run_config import plugin_versions
 from recd_plugins.training.checkpoint_files import (
     ALLOWABLE,
     FREE,

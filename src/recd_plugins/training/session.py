@@ -29,8 +29,8 @@ from recd_plugins.distributed.watched_ranks import watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.machines import adapted_line, machine_of
 from recd_plugins.registry import RunConfig, TrainingSpec
-from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.registry.from_file import load_registry
+from recd_plugins.registry.run_config import check_dataset
 from recd_plugins.training.agreement import check_started_alike
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.evaluation import splits_of
@@ -162,7 +162,7 @@ def session(
     if torchrun_rank() is None:
         ranks_per_node = training.ranks_per_node or training.ranks
         _check_topology(training, training.ranks, ranks_per_node, device)
-        with _prepared(registry, training.ranks, job, resume):
+        with _prepared(registry, training.ranks, resume):
             yield Session(registry, job, 0, training.ranks, ranks_per_node, limits)
         return
     ranks_per_node = torchrun_ranks_per_node()
@@ -181,7 +181,7 @@ def session(
         _check_topology(training, world_size, ranks_per_node, device)
         if rank == 0:
             with doing("preparing the data"):
-                stack.enter_context(_prepared(registry, world_size, job, resume))
+                stack.enter_context(_prepared(registry, world_size, resume))
         dist.barrier()
         topology = topology_at_start(
             training, device, ranks_per_node, resume=resume, plugins_dir=plugins_dir
@@ -204,7 +204,7 @@ def _check_topology(
 
 
 @contextmanager
-def _prepared(registry: RunConfig, world_size: int, job: Job, resume: bool) -> Iterator[None]:
+def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[None]:
     """Make what is missing, and find out what would stop the run at its end, before it starts."""
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is None and resume:
@@ -212,12 +212,12 @@ def _prepared(registry: RunConfig, world_size: int, job: Job, resume: bool) -> I
     # What is refused at once, before data is imported for minutes.
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
         with passed_on(()):  # there are no ranks yet: a signal ends it here, and leaves no half
-            _prepare(registry, world_size, job)
+            _prepare(registry, world_size)
         yield
 
 
-def _prepare(registry: RunConfig, world_size: int, job: Job) -> None:
-    check_dataset(registry, job.settings)
+def _prepare(registry: RunConfig, world_size: int) -> None:
+    check_dataset(registry)
     dataset = wrapped_dataset(registry)
     dataset.prepare()
     for split in splits_of(registry):

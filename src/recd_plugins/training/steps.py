@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.model.build import model_code
-from recd_plugins.plugin_call import plugin_code
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import RunConfig
 from recd_plugins.training.pipeline_promise import PipelinePromise
 
@@ -44,7 +44,7 @@ def steps(
             try:
                 with (
                     model_code(registry, model),
-                    plugin_code(entry.plugin, "progress", type(pipeline)),
+                    plugin_call(entry.plugin, "progress", type(pipeline)),
                 ):
                     output = pipeline.progress(promise)
             except StopIteration:

@@ -9,7 +9,7 @@ from torch import nn
 
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Section, TablePart, TrainedRun
-from recd_plugins.registry.checked_part import CheckedPart, asked_together, by_class
+from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.values.channels import Channel
 
@@ -40,7 +40,7 @@ def channels_of(parts: Sequence[CheckedPart], model: nn.Module) -> dict[Channel,
 def observed_by(parts: Sequence[CheckedPart], model: nn.Module, steps: int) -> Observed:
     """What this rank counted, once for all parts of a class."""
     return {
-        _name(cls): asked_together(some, "observe", model, steps)
+        _name(cls): call_class(some, "observe", model, steps)
         for cls, some in by_class(parts).items()
     }
 
@@ -61,8 +61,7 @@ def sections_of(
         taken: names in the report that sections cannot have.
 
     Raises:
-        PluginError: two parts report sections of one name, or one has a name that is taken; one
-            cannot say what it is of.
+        PluginError: two parts report sections of one name, or one has a name that is taken.
     """
     if assembled.setting is None:  # a baseline has no parts
         return {}
@@ -76,10 +75,7 @@ def sections_of(
             sent,
             [rank[_name(cls)] for rank in ranks],
         )
-        for section in asked_together(parts, "sections", run):
-            # Asked here once, where an error can name the plugin.
-            parts[0].asked("as_json", of=section)
-            parts[0].asked("shown", "", of=section)
+        for section in call_class(parts, "sections", run):
             if section.name in taken or section.name in found:
                 raise PluginError(
                     f"{_name(cls)} reports a section {section.name}, which the report of a run "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -21,30 +20,26 @@ from recd_plugins.data.wrapped_dataset import first_rows
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import (
     NoPlanError,
-    PluginError,
     Problem,
     RecdError,
     RegistryError,
     SetupError,
 )
 from recd_plugins.imports import without_collections
-from recd_plugins.interfaces import Choice, Chooser, Setting, Table, TablePart
+from recd_plugins.interfaces import Choice, Chooser, Setting, Table
 from recd_plugins.model_tables import embedding_modules, names_of_several
-from recd_plugins.planning.choosing.check_offers import check_offers
 from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
 from recd_plugins.planning.choosing.entries import chooser_of, with_offers
 from recd_plugins.planning.choosing.question import RegistryQuestion
 from recd_plugins.planning.decided import document
 from recd_plugins.planning.performance import collective_seconds
 from recd_plugins.planning.setting import rows_looked_up
-from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_call
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.checked_part import CheckedPart
-from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
-from recd_plugins.values.stages import StageTimes
 from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
@@ -194,32 +189,7 @@ def _find(
     except RecdError:
         with at_entry(registry.path, chooser):
             raise
-    if not isinstance(choice, Choice):
-        raise PluginError(f"{plugin.title}: choose returned {choice!r}; expected a Choice")
-    check_offers(registry, chooser, choice.offered, tables, "chose")
-    _check_report(registry, chooser, choice)
     return _Found(choice, question.profile(choice.offered))
-
-
-def _check_report(registry: RunConfig, chooser: Entry[Chooser], choice: Choice) -> None:
-    """Ask for the report once, where an error can name the plugin and its entry."""
-    if not isinstance(getattr(choice, "name", None), str):
-        raise PluginError(
-            f"{chooser.plugin.title}: {type(choice).__name__}, which choose returned, has no name: "
-            "give the class one, under which its section stands in reports"
-        )
-    try:
-        pickle.dumps(choice)
-    except PLUGIN_FAILURES as error:
-        raise PluginError(
-            f"{chooser.plugin.title}: {type(choice).__name__}, which choose returned, cannot be "
-            f"sent to other ranks ({error}): define it in a module, with values that pickle takes"
-        ) from error
-    part = CheckedPart(registry.path, chooser, TablePart())
-    part.asked("__str__", of=choice)
-    told = part.asked("with_compute", StageTimes(0, 0, 0, 0, 0), of=choice)
-    part.asked("as_json", of=told)
-    part.asked("shown", "", of=told)
 
 
 @cache

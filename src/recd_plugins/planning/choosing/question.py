@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import chain, islice
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import nn
@@ -30,9 +29,8 @@ from recd_plugins.interfaces import (
     Trial,
 )
 from recd_plugins.model_tables import all_tables_of, tables_of
-from recd_plugins.planning.choosing.check_offers import check_offers, check_table
 from recd_plugins.planning.choosing.data import DataOfChoices
-from recd_plugins.planning.choosing.entries import with_offers, wrong_options
+from recd_plugins.planning.choosing.entries import with_offers
 from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.equal_gradients import as_run_sends
 from recd_plugins.planning.machines import default_topology
@@ -41,7 +39,6 @@ from recd_plugins.planning.prepare_entries import prepare_entries
 from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.storage import activations_of_parts
 from recd_plugins.planning.work import work_of_step
-from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stages import StageTimes
@@ -69,46 +66,15 @@ class RegistryQuestion(ChoiceQuestion):
 
     def offers(self, tables: Sequence[Table]) -> Sequence[Offer]:
         """See ``ChoiceQuestion.offers``."""
-        if not all(isinstance(table, Table) for table in tables):
-            raise TypeError(f"offers takes Tables, as of the question, and got {tables!r:.200}")
-        found: list[Offer] = []
         setting = replace(self.setting, costs=self.costs)
-        for cls in self.registry.offering:
-            try:
-                returned: Any = cls.offers(tuple(tables), setting)
-                # A mapping has its keys, and one without any would offer nothing.
-                is_list = isinstance(returned, Iterable) and not isinstance(returned, Mapping | str)
-                offered = list(islice(returned, _MOST_OFFERS + 1)) if is_list else None
-            except RecdError as error:
-                raise self._wrong(f"{cls.name}: offers refuses: {error}") from error
-            except PLUGIN_FAILURES as error:
-                raise self._wrong(str(plugin_failure(cls, "offers", error))) from error
-            if offered is None:
-                raise self._wrong(
-                    f"{cls.name}: offers returned {returned!r:.200}; expected a list of mappings; "
-                    "[{}] offers the defaults"
-                )
-            if len(offered) > _MOST_OFFERS:
-                raise self._wrong(f"{cls.name}: offers returned more than {_MOST_OFFERS:,}")
-            for options in offered:
-                if wrong := wrong_options(cls, options):
-                    raise self._wrong(
-                        f"{cls.name}: offers {options!r}, which are no options of it: {wrong}"
-                    )
-                found.append(Offer(cls.name, options))
-        return found
-
-    def _wrong(self, what: str) -> PluginError:
-        """The error for what an installed sharding offers, which no entry names."""
-        entry = self.chooser
-        return PluginError(
-            f"{self.registry.path}:{entry.line} {entry.field}: {entry.plugin.name} asks what all "
-            f"installed shardings offer, and {what}; recd --without PACKAGE leaves one out"
-        )
+        return [
+            Offer(cls.name, options)
+            for cls in self.registry.offering
+            for options in cls.offers(tuple(tables), setting)
+        ]
 
     def trial(self, offered: Offered, *, haste: bool = False) -> Trial:
         """See ``ChoiceQuestion.trial``."""
-        check_offers(self.registry, self.chooser, offered, self.tables, "tried")
         profile, sample = self.profile(offered), _SAMPLE if haste else None
         data = DataOfChoices(self.setting.data, self.tables, profile, sample)
         registry = with_offers(self.registry, self.chooser, offered)
@@ -160,7 +126,6 @@ class RegistryQuestion(ChoiceQuestion):
 
         overlapped = will_overlap(prepared, plan, setting.device_type, setting.nodes)
         sent = as_run_sends(profile, setting.costs if setting.measured else None)
-        known = [table.name for table in prepared.tables]
         planned = all_tables_of(prepared.model)
 
         def work(without: Collection[str]) -> Sequence[Work]:
@@ -182,15 +147,6 @@ class RegistryQuestion(ChoiceQuestion):
             return predict_stages(works, self.costs, overlapped=overlapped)
 
         def without(names: Collection[str]) -> StageTimes:
-            given: object = names
-            are_names = isinstance(given, Collection) and not isinstance(given, str)
-            if not are_names or not all(isinstance(name, str) for name in names):
-                raise PluginError(
-                    f"{self.chooser.plugin.title}: asked for the step without {given!r:.200}; "
-                    "expected names of tables, as ['t_user']"
-                )
-            for name in names:
-                check_table(self.chooser, "asked for the step without", name, known)
             return step(work(names))
 
         works = work(())
