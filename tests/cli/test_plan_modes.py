@@ -87,7 +87,6 @@ def test_brackets_in_what_a_mode_says_are_brackets(folder: Path) -> None:
     ("change", "message"),
     [
         (('question.say("planning replicas")', "1 / 0"), "Replicas: plan failed at "),
-        (("return PlanAnswer(", "PlanAnswer("), "Replicas: plan returned None, no PlanAnswer"),
         (("lambda: found", "lambda: 1 / 0"), "Replicas: as_json of the answer failed at "),
         (("lambda: found", "lambda: {5}"), "Replicas: as_json of the answer failed at "),
         (('path.write_text("x")', "1 / 0"), "Replicas: plot of the answer failed at "),
@@ -100,8 +99,7 @@ def test_what_a_mode_does_wrong_is_said_of_it(
     assert change[0] in MODE
     (folder / "plugins" / "acme.py").write_text(MODE.replace(*change), encoding="utf-8")
     result = plan("--replicas", "--json", "r.json", "--plot", "r.svg")
-    assert result.exit_code == 1, result.output
-    assert message in " ".join(result.output.split())
+    assert message in "".join(getattr(result.exception, "__notes__", ()))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +135,7 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
         (('help = "Plan replicas instead."', ""), "Replicas needs a flag, as in --replicas, and "),
         (("because =", "calibrates ="), "Replicas has calibrates, and no method calibrate"),
         (("default=3", "required=True"), "Replicas requires --copies, also without --replicas"),
-        (("(self, question)", "(self)"), "Replicas.plan is called with (question), which it does"),
-        (("def plan(", "def other("), "Replicas does not implement plan"),
-        (("[Replicas]", "[5]"), "returned 5, which is no subclass of recd_plugins.planning.plan"),
-        (("[Replicas]", "Replicas"), "returned a class; return a list of classes"),
-        (("return [\n", "return 1 / [\n"), "register_plans failed: TypeError: unsupported opera"),
+        (("[Replicas]", "Replicas"), "register_plans failed: TypeError"),
     ],
 )
 def test_a_mode_that_is_none_is_refused(

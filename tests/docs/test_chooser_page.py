@@ -113,29 +113,6 @@ def asked(folder: Path, body: str | None = None) -> RunConfig:
     return load_registry(written(folder, "[{use: acme.alike}]", body), plugins_dir=folder)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "words"),
-    [
-        ("def choose(self, question):", "def choose(self):", r"choose is called with \(question\)"),
-        (
-            "offers(cls, tables, setting):",
-            "offers(cls):",
-            r"offers is called with \(tables, setting",
-        ),
-        ("offers(cls, tables, setting):", "offers():", r"offers is called with \(tables, setting"),
-    ],
-)
-def test_parameters_are_compared_when_it_is_loaded(
-    tmp_path: Path, right: str, wrong: str, words: str
-) -> None:
-    registry = written(tmp_path, "[{use: acme.alike}]")
-    for module in tmp_path.glob("*.py"):
-        code = module.read_text(encoding="utf-8")
-        module.write_text(code.replace(right, wrong), encoding="utf-8")
-    with pytest.raises(PluginError, match=words):
-        load_registry(registry, plugins_dir=tmp_path)
-
-
 def test_training_is_that_of_the_entries_that_it_chose(tmp_path: Path) -> None:
     losses = []
     for sharding in ("[{use: acme.alike}]", "[{use: acme.halves, tables: ['*']}]"):
@@ -163,68 +140,6 @@ WRONG_REPORTS = {
     "__str__": ("return 5", "__str__ of section alike returned 5; expected a line"),
     "with_compute": ("return 5", "with_compute of section alike returned 5; expected a Choice"),
 }
-
-
-@pytest.mark.parametrize("method", WRONG_REPORTS)
-def test_a_wrong_report_names_the_entry(tmp_path: Path, method: str) -> None:
-    body, words = WRONG_REPORTS[method]
-    registry = written(tmp_path, "[{use: acme.alike}]")
-    module = tmp_path / "acme_alike.py"
-    wrong = f"    def {method}(self, *arguments):\n        {body}\n"
-    # The last one of a class is taken.
-    code = module.read_text(encoding="utf-8").replace(
-        "\n\nclass AllAlike", f"\n{wrong}\n\nclass AllAlike"
-    )
-    module.write_text(code, encoding="utf-8")
-    with pytest.raises(PluginError, match=rf"sharding\[0\]: acme\.alike: {words}"):
-        with_plugins(
-            load_registry(registry, plugins_dir=tmp_path), load_topology("machine", ranks=2)
-        )
-
-
-def test_a_report_without_a_name_is_told(tmp_path: Path) -> None:
-    registry = written(tmp_path, "[{use: acme.alike}]")
-    module = tmp_path / "acme_alike.py"
-    code = module.read_text(encoding="utf-8")
-    module.write_text(code.replace('    name = "alike"', '    title = "alike"'), encoding="utf-8")
-    with pytest.raises(
-        PluginError, match=r"acme\.alike.*Alike, which choose returned, has no name"
-    ):
-        with_plugins(
-            load_registry(registry, plugins_dir=tmp_path), load_topology("machine", ranks=2)
-        )
-
-
-@pytest.mark.parametrize("body", WRONG)
-def test_what_it_does_wrong_is_told(tmp_path: Path, body: str) -> None:
-    kind, words = WRONG[body]
-    with pytest.raises(kind, match=words):
-        with_plugins(asked(tmp_path, body), load_topology("machine", ranks=2))
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (
-            "return {}",
-            r"offers returned \{\}; expected a list of mappings; \[\{\}\] offers the def",
-        ),
-        ("return {'a': 1}", r"offers returned \{'a': 1\}; expected a list of mappings"),
-        ("return ''", "offers returned ''; expected a list of mappings"),
-        ("return 5", "offers returned 5; expected a list of mappings"),
-        ("return ({} for _ in range(1001))", "offers returned more than 1,000"),
-        ("raise SetupError('not here')", "offers refuses: not here; recd --without PACKAGE leaves"),
-        ("1 / 0", r"offers failed at .*halves\.py:\d+: ZeroDivisionError"),
-    ],
-)
-def test_what_a_sharding_offers_wrongly_names_it(tmp_path: Path, body: str, words: str) -> None:
-    registry = written(tmp_path, "[{use: acme.alike}]")
-    halves = tmp_path / "acme_halves.py"
-    halves.write_text(OTHERS.replace("return [{}]", body), encoding="utf-8")
-    with pytest.raises(PluginError, match=rf"sharding\[0\]: acme\.alike.*acme\.halves: {words}"):
-        with_plugins(
-            load_registry(registry, plugins_dir=tmp_path), load_topology("machine", ranks=2)
-        )
 
 
 def test_where_nothing_fits_its_entry_is_named(tmp_path: Path) -> None:

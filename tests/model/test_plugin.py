@@ -225,7 +225,7 @@ def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("fails", r"test.tower: build failed at .*tower.py:\d+: ValueError: no weights"),
+        ("fails", r"no weights.*test.tower: build failed at .*tower.py:\d+"),
         ("no_module", "build returned 'a model'; expected a torch.nn.Module"),
         ("no_tables", "build made a Linear without tables"),
         ("other_feature", "table ids_of_item_0 for feature nobody, which is no sparse feature"),
@@ -239,7 +239,7 @@ def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> N
         ("in_place", "forward changes in place what its gradients are made of: make a new tensor"),
         ("looks_up_twice", "forward calls a module of tables more than once, .*: call it once"),
         ("no_logits", "the model's logits are NaN in 64 of 64 rows, though its loss is a number"),
-        ("wrong_width", r"forward failed at .*tower.py:\d+: RuntimeError: mat1 and mat2"),
+        ("wrong_width", r"mat1 and mat2.*forward failed at .*tower.py:\d+"),
         ("extra_state", "test.tower and .*: the model has top._extra_state, extra state"),
         (
             "is_idle",
@@ -249,8 +249,9 @@ def test_it_is_whole_wherever_its_tables_were(folder: Path, tmp_path: Path) -> N
     ],
 )
 def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
-    with pytest.raises(RecdError, match=message):
+    with pytest.raises((RecdError, RankError)) as caught:
         trained(write(folder, ("dim: 8", f"dim: 8, fault: {fault}")), steps=1)
+    assert re.search(message, str(caught.value), re.DOTALL)
 
 
 def test_a_plan_counts_it(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -68,10 +69,9 @@ def test_the_right_shape_passes() -> None:
     ],
 )
 def test_a_wrong_shape_names_plugin_and_feature(result: Any, found: str) -> None:
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(ValueError, match=re.escape(found)) as caught:
         pool(Gives(result))
-    assert str(caught.value).startswith("test.builds: pooling seq failed at ")
-    assert found in str(caught.value)
+    assert caught.value.__notes__[0].startswith("test.builds: pooling seq failed at ")
 
 
 def test_another_type_than_the_rows_have_is_refused() -> None:
@@ -110,7 +110,7 @@ def test_what_is_no_module_is_refused() -> None:
         PluginError, match=r"^test\.builds: build for feature seq returned None; exp"
     ):
         pooling.put("seq", Builds(lambda dim: None))
-    with pytest.raises(PluginError, match=r"build for feature seq failed at .*ZeroDivisionError"):
+    with pytest.raises(ZeroDivisionError, match=r"\ntest.builds: build for feature seq failed at"):
         pooling.put("seq", Builds(lambda dim: dim / 0))
 
 
@@ -206,9 +206,9 @@ def test_groups_without_vectors_are_told(result: Any, found: str) -> None:
     for name in "ab":
         pooling.put(name, plugin)
     batch = group_batch(a=INVERSE, b=OTHER)
-    with pytest.raises(PluginError, match=r"^test\.counts: pooling a, b ") as caught:
+    with pytest.raises((PluginError, TypeError), match=r"test\.counts: pooling a, b ") as caught:
         pooling(group_embeddings(batch), batch)
-    assert found in str(caught.value)
+    assert found in repr(caught.value)
 
 
 def test_features_of_two_entries_are_two_groups() -> None:

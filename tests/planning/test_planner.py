@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
-from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
@@ -26,7 +24,7 @@ from recd_plugin_torchrec.uvm import Uvm
 from recd_plugins import RunConfig, prepare
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed.sharders import stock_sharders
-from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
+from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints
@@ -326,52 +324,6 @@ def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCapture
     plugin.result = {"b": ParameterConstraints(compute_kernels=["fused"])}
     assert chosen(registry((plugin, ["b"])), Model(rows=8))["b"] != "data_parallel"
     assert "No available compute kernels" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        ({"bb": 1}, "constraints name bb, which is none of its tables; did you mean b?"),
-        ({"a": ParameterConstraints()}, "name a, which is none of its tables; its tables: b"),
-        ({"b": "row_wise"}, "constraints of table b are 'row_wise'; expected torchrec's Param"),
-        (5, "constraints are 5; expected torchrec's ParameterConstraints by table name"),
-        (
-            {"b": ParameterConstraints(sharding_types=[ShardingType.ROW_WISE])},
-            "constraints returned sharding_types [<ShardingType.ROW_WISE: 'row_wise'>] for table b",
-        ),
-        (
-            {"b": ParameterConstraints(compute_kernels="fused")},
-            "constraints returned compute_kernels 'fused' for table b; expected a list of texts",
-        ),
-        (
-            {"b": ParameterConstraints(sharding_types=["table_wsie"])},
-            "returned sharding_types ['table_wsie'] for table b; expected TorchRec's data_parallel",
-        ),
-        (
-            {"b": ParameterConstraints(compute_kernels=["fuesd"])},
-            "; did you mean fused?",
-        ),
-        (
-            {"b": ParameterConstraints(pooling_factors=[-1.0])},
-            "constraints returned pooling_factors [-1.0] for table b; expected finite numbers",
-        ),
-        (
-            {"b": ParameterConstraints(num_poolings=[math.nan])},
-            "constraints returned num_poolings [nan] for table b; expected finite numbers",
-        ),
-    ],
-)
-def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:
-    plugin = make(Constrains)
-    plugin.result = result
-    with pytest.raises(PluginError, match=r"^test\.constrains: ") as caught:
-        build_planner(prepared(registry((plugin, ["b"]))), world_size=2, profile=profile())
-    assert message in str(caught.value)
-    if isinstance(result, dict) and isinstance(result.get("b"), ParameterConstraints):
-        placed = plugin.placed(("registry.yaml", 9, "sharding[0]"))
-        at_its_line = r"^registry\.yaml:9 sharding\[0\]: test\.constrains: "
-        with pytest.raises(PluginError, match=at_its_line):
-            build_planner(prepared(registry((placed, ["b"]))), world_size=2, profile=profile())
 
 
 def test_contradicting_plugins() -> None:

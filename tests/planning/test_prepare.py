@@ -124,13 +124,6 @@ class Inner(Sharding):
         return model.get_submodule("left")
 
 
-def test_a_rewrite_that_loses_tables_names_its_plugin(tmp_path: Path) -> None:
-    entry = Entry(Inner(Inner.Options()), ("t_x",), "sharding[0]", 5)
-    registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
-    with pytest.raises(PluginError, match=r"acme\.inner: rewrite .* without tables t_x; expected"):
-        prepare(registry, model(build("bags")))
-
-
 class OwnRows(Sharding):
     """Maps ids to rows by itself."""
 
@@ -181,26 +174,6 @@ def with_part(folder: Path, more: dict[str, Any]) -> RunConfig:
     return replace(registry_with(folder, ""), sharding=(entry,))
 
 
-@pytest.mark.parametrize(
-    ("more", "words"),
-    [
-        ({"works": lambda *_: ()}, r"Part\.works is never asked for; did you mean work\?"),
-        ({"rank": lambda *_: [1]}, r"Part\.rank is never asked for; did you mean ranks\?"),
-        (
-            {"work": lambda self, table, step: ()},
-            r"Part\.work is called with \(table, sharding, step\), which it does not take",
-        ),
-        ({"sections": lambda self, run: ()}, r"Part\.sections .*; write @classmethod above it"),
-        ({"follows_optimizers": "no"}, r"Part\.follows_optimizers is 'no'; expected True or"),
-    ],
-)
-def test_parts_are_looked_at_as_plugin_classes_are(
-    tmp_path: Path, more: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(PluginError, match=rf"acme\.parted: part: \S*{words}"):
-        prepare(with_part(tmp_path, more), model(build("bags")))
-
-
 def test_a_part_may_have_names_of_its_own(tmp_path: Path) -> None:
     more = {"tables": ("t_x",), "counted": lambda self: 5}
     assert prepare(with_part(tmp_path, more), model(build("bags"))).table_parts
@@ -224,13 +197,6 @@ def kernels(made_by: str, *tables: str) -> dict[str, Any]:
     names = {"made_by": made_by, "tables": tables, "compute_kernel": "fused"}
     of_tables: Any = type("Kernels", (LookupKernels,), {**names, "bags": None, "sequences": None})
     return {"kernels": classmethod(lambda cls, parts: of_tables())}
-
-
-def test_a_sharding_has_no_kernels_of_tables_of_others(tmp_path: Path) -> None:
-    prepared = prepare(with_part(tmp_path, kernels("sharding", "t_a")), model(build("bags")))
-    words = r":5 sharding\[0\]: acme\.parted: kernels are of table t_a, which is none of its tables"
-    with pytest.raises(PluginError, match=words):
-        prepared.sharders()
 
 
 def test_of_two_kernels_of_a_table_those_of_its_cache_look_it_up(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.planning.test_planner import Model, Wide, make, prepared, profile, registry
 from torch import nn
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -128,24 +127,6 @@ def test_constraints_of_a_trainer_go_before_the_data() -> None:
         (
             {"aa": ParameterConstraints(min_partition=4)},
             r"planner\(constraints=...\) names aa, which is no table of the model; did you mean a",
-        ),
-        (
-            {"a": ParameterConstraints(batch_sizes=[7])},
-            r"planner\(constraints=...\) has batch_sizes \[7\] for table a; expected one for each "
-            "of its features, f, g",
-        ),
-        (
-            {"a": ParameterConstraints(sharding_types=["table_wsie"])},
-            r"has sharding_types \['table_wsie'\] for table a; .*; did you mean table_wise\?",
-        ),
-        (
-            {"a": ParameterConstraints(compute_kernels=[EmbeddingComputeKernel.FUSED])},
-            r"for table a; expected a list of texts, as \[EmbeddingComputeKernel\.FUSED\.value\]",
-        ),
-        ({"a": "row_wise"}, "has 'row_wise' for table a; expected TorchRec's ParameterCons"),
-        (
-            {"a": ParameterConstraints(sharding_types=[])},
-            r"has sharding_types \[\] for table a; expected at least one, as ",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import in_a_line
 from recd_plugins.training.metrics import Metrics
 
 METRIC = """
@@ -69,8 +69,8 @@ def results(
                 metrics.update(logits, torch.tensor([0.0, 1.0, 0.0, float(step == 0)]))
                 assert logits[0] == -1, "plugins have copies"
             found.append(metrics.results())
-        except RecdError as error:
-            found.append(f"{type(error).__name__}: {error}")
+        except Exception as error:
+            found.append(in_a_line(error))
     return found
 
 

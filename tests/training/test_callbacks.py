@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import Callback, RunStart, Sharding, Table
 from recd_plugins.interfaces.callback import Quality
@@ -149,10 +149,9 @@ def test_one_that_meddles_changes_no_training() -> None:
     [
         (
             ValueError("no"),
-            PluginError,
-            "test.fails: on_step failed at .*py:[0-9]+: ValueError: no",
+            ValueError,
+            r"no\ntest.fails: on_step failed at .*py:[0-9]+",
         ),
-        (SystemExit(0), PluginError, "test.fails: on_step failed at .*: SystemExit: 0"),
         (RecdError("stop"), RegistryError, r"registry.yaml:7 callbacks\[0\]: stop"),
     ],
 )
@@ -206,7 +205,7 @@ def states_of_ranks(rank: int, world_size: int) -> Any:
     wrong: Any
     for wrong in ([], {"a": (1, 2)}, {1: 2}, {"a": float("nan")}, {"a": torch.zeros(1)}):
         Wrong.state = wrong if rank == 1 else {}
-        with pytest.raises(PluginError) as caught:
+        with pytest.raises(Exception, match="test.wrong: state_dict failed at") as caught:
             callbacks(called(Wrong)).states()
         said.append(str(caught.value))
     Wrong.state = {}
@@ -218,7 +217,7 @@ def test_states_of_all_ranks() -> None:
         both = [{"rank": 0, "seen": 0}, {"rank": 1, "seen": 0}]
         assert states == {"test.notes": both, "test.notes#2": both}
         assert empty == {}
-        assert all(each.startswith("test.wrong: state_dict failed at ") for each in said)
+        assert len(said) == 5
         assert "{'a': (1, 2)} is no JSON object, or another one once it was written" in said[1]
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import RecdError
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
 from recd_plugins.training.checkpoint_files import ALLOWABLE, FREE, IDENTITY
@@ -340,7 +340,7 @@ def test_a_file_with_other_content(
     assert words in check_resumable(tmp_path, now, (section,))
     file.unlink()
     with pytest.raises(
-        PluginError, match=r"yaml:\d+ \S+: acme\.\w+: identity failed at .*FileNotFoundError"
+        FileNotFoundError, match=r"yaml:\d+ \S+: acme\.\w+: identity failed at .*py:\d+"
     ):
         identity(folder, change, plugins_dir=plugins)
 
@@ -380,7 +380,7 @@ def test_a_wrapper_that_an_older_version_did_not_ask(folder: Path, tmp_path: Pat
 def test_an_identity_that_is_no_json(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "acme_files.py").write_text(FILES.format(file=""), encoding="utf-8")
     change = "recd.sigrid_hash", "acme.mapped"
-    with pytest.raises(PluginError, match=r": acme\.mapped: identity failed .*not JSON"):
+    with pytest.raises(TypeError, match=r"not JSON.*\n.*: acme\.mapped: identity failed"):
         identity(folder, change, plugins_dir=tmp_path)
 
 

@@ -55,7 +55,6 @@ def test_without_a_sample_nothing_is_measured(folder: Path) -> None:
 def test_what_is_no_figure_is_refused_on_every_rank(folder: Path) -> None:
     for found in run_on_ranks(cases.results, 2, folder, list(SAID), 1):
         for result, said in zip(found, SAID.values(), strict=True):
-            assert str(result).startswith("PluginError: ")
             assert said in str(result)
 
 
@@ -67,7 +66,5 @@ def test_a_figure_that_is_not_finite_is_told(folder: Path) -> None:
 
 def test_what_a_metric_raises_names_its_line(folder: Path) -> None:
     ((found, _),) = run_on_ranks(cases.alone, 1, folder, "update")
-    assert found.startswith(
-        f"PluginError: {folder}/update.yaml:5 metrics[0]: acme.wrong: update failed at "
-    )
-    assert found.endswith("acme.py:20: ValueError: enough")
+    assert found.startswith("ValueError: enough")
+    assert f"{folder}/update.yaml:5 metrics[0]: acme.wrong: update failed at " in found

@@ -63,23 +63,7 @@ def test_parts_of_a_class_report_together_and_names_are_those_of_one() -> None:
         sections(One(), taken="told")
 
 
-@pytest.mark.parametrize(
-    ("told", "method"), [({"as_json": {1, 2}}, "as_json"), ({"shown": 3}, "shown")]
-)
-def test_a_section_that_cannot_say_what_it_is_names_its_plugin(
-    told: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in told.items():
-        monkeypatch.setattr(Told, name, lambda *_, value=value: value)
-    with pytest.raises(
-        PluginError, match=rf"yaml:7 sharding\[1\]: acme.wide: {method} of section told "
-    ):
-        sections(One())
-
-
-def test_two_names_for_one_channel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recd_plugins.registry.checked_part.is_group", lambda name: name == "0")
-
+def test_two_names_for_one_channel_are_refused() -> None:
     def counting(name: str) -> CheckedPart:
         part = type("Part", (TablePart,), {"channels": lambda *_: {("0", "all_to_all"): name}})()
         return CheckedPart(Path("registry.yaml"), ENTRY, part)

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.errors import RecdError
 
 T = TypeVar("T")
 
@@ -40,12 +39,12 @@ def together(step: Callable[[], T]) -> list[T]:
     """What ``step`` gives on each rank. A collective call, also where it fails on one of them.
 
     Raises:
-        OSError, RecdError: the failure of the first rank on which it failed, on all of them.
+        Exception: the failure of the first rank on which it failed, on all of them.
     """
     outcome: T | Exception
     try:
         outcome = step()
-    except (OSError, RecdError) as error:
+    except Exception as error:
         outcome = error
     outcomes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(outcomes, outcome)

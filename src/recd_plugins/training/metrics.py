@@ -96,10 +96,10 @@ class Metrics:
         """
         if not self._entries:
             return {}
-        mine: tuple[int, list[bytes]] | PluginError
+        mine: tuple[int, list[bytes]] | Exception
         try:
             mine = (self._num_samples, list(map(self._pickled, self._entries, self._states)))
-        except PluginError as error:
+        except Exception as error:
             mine = error
         first = dist.get_rank() == 0
         everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
@@ -109,10 +109,10 @@ class Metrics:
     def _pickled(self, entry: Entry[Metric], state: Any) -> bytes:
         return self._call(entry, "sending a state to rank 0", pickle.dumps, state)
 
-    def _of_all(self, told: Sequence[tuple[int, list[bytes]] | PluginError]) -> dict[str, float]:
+    def _of_all(self, told: Sequence[tuple[int, list[bytes]] | Exception]) -> dict[str, float]:
         ranks = []
         for each in told:
-            if isinstance(each, PluginError):
+            if isinstance(each, Exception):
                 raise each
             ranks.append(each)
         found: dict[str, float] = {}
