@@ -98,7 +98,8 @@ def test_what_a_mode_does_wrong_is_said_of_it(
 ) -> None:
     assert change[0] in MODE
     (folder / "plugins" / "acme.py").write_text(MODE.replace(*change), encoding="utf-8")
-    result = plan("--replicas", "--json", "r.json", "--plot", "r.svg")
+    arguments = ["plan", "registry.yaml", "--replicas", "--json", "r.json", "--plot", "r.svg"]
+    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
     assert message in "".join(getattr(result.exception, "__notes__", ()))
 
 

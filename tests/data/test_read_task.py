@@ -299,15 +299,6 @@ class Blind(Iterated):
         return type("BlindReader", (IteratedReader,), fails)(Numbers.reader(self, **options))
 
 
-@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
-def test_a_position_that_fails_is_the_datasets(monkeypatch, method: str):
-    monkeypatch.setattr(Blind, "method", method)
-    task = read_task(registry_of(Blind(Blind.Options())), 0, 1)
-    end = task.open().block(start_of(task), 0).end
-    assert isinstance(end, Exception)
-    assert end.__notes__[0].startswith(f"test.blind: {method} of a reader failed at ")
-
-
 def test_handing_out_moves_the_reader(made):
     epoch, start, _, readers = made
     target = Numbers(Numbers.Options()).reader(

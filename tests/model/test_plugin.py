@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
-from recd_plugins.errors import RecdError, RegistryError, SetupError
+from recd_plugins.errors import RankError, RecdError, RegistryError, SetupError
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.job import Job

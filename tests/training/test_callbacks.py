@@ -205,7 +205,7 @@ def states_of_ranks(rank: int, world_size: int) -> Any:
     wrong: Any
     for wrong in ([], {"a": (1, 2)}, {1: 2}, {"a": float("nan")}, {"a": torch.zeros(1)}):
         Wrong.state = wrong if rank == 1 else {}
-        with pytest.raises(Exception, match="test.wrong: state_dict failed at") as caught:
+        with pytest.raises(Exception, match=r"test.wrong: state_dict failed at") as caught:
             callbacks(called(Wrong)).states()
         said.append(str(caught.value))
     Wrong.state = {}
