@@ -10,7 +10,7 @@ from recd_plugins.data.fitted_steps import (
     num_dense_inputs,
     refuse_ids_apart,
 )
-from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.errors import RegistryError
 from recd_plugins.interfaces import FeatureSchema, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM

@@ -4,7 +4,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.preprocess import Preprocess
-from recd_plugins.errors import DataError, PluginError
+from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, PluginOptions, Preprocessing, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch

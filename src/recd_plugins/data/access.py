@@ -23,7 +23,7 @@ from recd_plugins.data.wrapped_dataset import RegistryLookups, dataset_in_order
 from recd_plugins.interfaces import Dataset, Rows, Table
 from recd_plugins.model_tables import rows_by_feature
 from recd_plugins.registry import RunConfig
-from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.values.batch import Batch, Placement
 

@@ -23,7 +23,7 @@ from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows, Table
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.progress import row_progress
 from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.patterns import matched
+from recd_plugins.registry.entries import matched
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import offsets_of
 from recd_plugins.values.batch import Batch
