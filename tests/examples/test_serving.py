@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests import forked
 
-from recd_plugin_scoring.export import export_to
+from recd_plugin_runs.export import export_to
 from recd_plugins import load_registry
 from recd_plugins.training.checkpoint_files import chosen_checkpoint
 

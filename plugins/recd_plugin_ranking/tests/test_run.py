@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from recd_plugin_ranking.full_ranking import Rules, _check_scores, _Had, _positive
 from recd_plugin_ranking.items import Items
 from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
-from recd_plugin_scoring.export import PROGRAM, export_to
+from recd_plugin_runs.export import PROGRAM, export_to
 from recd_plugins import load_registry, prepare
 from recd_plugins.cli import main
 from recd_plugins.data.rows import rows_of_split

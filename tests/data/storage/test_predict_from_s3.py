@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugin_scoring.predict import PredictJob
+from recd_plugin_runs.predict import PredictJob
 from recd_plugins import load_registry
 from recd_plugins.api import PluginOptions
 from recd_plugins.errors import DataError, PluginError

@@ -1,0 +1,30 @@
+"""Commands for trained models and runs: evaluate, predict, export, embeddings, report; trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from recd_plugins.api import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+    from recd_plugins.api import RunReport
+
+REQUIRES_API = 4
+
+
+@hookimpl
+def register_commands(cli: click.Group) -> None:
+    from recd_plugin_runs import commands
+
+    for name in ("evaluate", "predict", "export", "embeddings", "report"):
+        cli.add_command(getattr(commands, name))
+
+
+@hookimpl
+def register_reports() -> Sequence[type[RunReport]]:
+    from recd_plugin_runs.commands import RunPage
+
+    return [RunPage]

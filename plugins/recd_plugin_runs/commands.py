@@ -1,0 +1,370 @@
+"""``recd evaluate``: how good a trained model is on the test split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recd_plugin_runs.score_format import ROW, SCORE, check_keep, format_of
+from recd_plugins.api import DataError, RecdError, RunReport
+from recd_plugins.api.commands import (
+    BATCH_SIZE,
+    CHECKPOINT,
+    OUTPUT,
+    OUTPUT_FOLDER,
+    OUTPUT_OR_TERMINAL,
+    PAGE,
+    RANKS,
+    SETTINGS,
+    check_apart,
+    check_output,
+    chosen_checkpoint,
+    output_console,
+    overrides,
+    silence_upstream,
+    table_kind,
+    text_kind,
+)
+from recd_plugins.api.files import (
+    check_writable,
+    json_text,
+    without_remains,
+    write_json,
+    write_text,
+)
+from recd_plugins.api.registry import load_registry
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@SETTINGS
+@CHECKPOINT
+@RANKS
+@BATCH_SIZE
+@click.option(
+    "--json",
+    "json_path",
+    type=OUTPUT_OR_TERMINAL,
+    help="Write figures here; - writes them to the terminal, and nothing else.",
+)
+@click.pass_obj
+def evaluate(
+    plugins_dir: Path | None,
+    registry: Path,
+    settings: tuple[str, ...],
+    checkpoint: str | None,
+    ranks: int | None,
+    batch_size: int | None,
+    json_path: Path | None,
+) -> None:
+    """Evaluate a trained model of REGISTRY on every row of its test split.
+
+    Shows normalized entropy, AUC and the metrics of the file. KEY=VALUE sets a value of the file,
+    as for recd run. Under torchrun it joins the ranks that are there.
+
+    \b
+    recd evaluate registry.yaml
+    recd evaluate registry.yaml --checkpoint checkpoints/step-000000100 --json -
+    """
+    on_terminal = json_path == Path("-")
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    if "test" not in read.dataset.splits():
+        raise RecdError(
+            f"{registry}: {read.dataset.name} has no test split; give it one by its options "
+            "(recd plugins lists them)"
+        )
+    chosen = chosen_checkpoint(read, checkpoint)
+    given = overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
+    read = read.with_training(given)
+    from rich.table import Table
+
+    from recd_plugin_runs.evaluate import evaluate as on_rank
+    from recd_plugins.api.distributed import choose_device, torchrun_rank
+    from recd_plugins.api.training import TrainedJob, on_ranks, worse_than_base_rate
+
+    job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read), read.text)
+    alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
+    found = on_ranks(read, on_rank, job, alike)
+    if torchrun_rank() not in (None, 0):
+        return
+    if on_terminal:
+        click.echo(json_text(found.as_json()), nl=False)
+        return
+    if json_path is not None:
+        write_json(json_path, found.as_json())
+    table = Table(title=f"{chosen.name}, test split")
+    table.add_column("")
+    table.add_column("value", justify="right", overflow="fold")
+    report = found.as_json()["test"]
+    table.add_row("rows", f"{report.pop('num_samples'):,}")
+    for name, value in report.items():
+        table.add_row(name.replace("_", " "), "-" if math.isnan(value) else f"{value:.6g}")
+    output_console().print(table)
+    if told := worse_than_base_rate(found.test.normalized_entropy, "test"):
+        click.echo(told)
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("table")
+@SETTINGS
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The file of scores.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "csv", "jsonl"]),
+    help="Of the file; by its suffix without it.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="A column of TABLE, a Parquet table, that the file has too; again for more.",
+)
+@CHECKPOINT
+@RANKS
+@BATCH_SIZE
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_obj
+def predict(
+    plugins_dir: Path | None,
+    registry: Path,
+    table: str,
+    output: Path,
+    kind: str | None,
+    keep: tuple[str, ...],
+    checkpoint: str | None,
+    ranks: int | None,
+    batch_size: int | None,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Score every row of TABLE by a trained model of REGISTRY.
+
+    TABLE is what the dataset of REGISTRY reads, as a Parquet file or a folder of some; it needs no
+    label. The file of scores has a row for each of its rows, in their order: the keys that the
+    dataset names, the 0-based row, and the score, a probability. Under torchrun the command joins
+    the ranks that are there.
+
+    KEY=VALUE sets a value of the file, as for recd run.
+
+    \b
+    recd predict registry.yaml new.parquet -o scores.parquet
+    recd predict registry.yaml new.parquet -o scores.csv --keep user_id --checkpoint newest
+    """
+    kind = format_of(output, kind)
+    check_keep(keep)
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    chosen = chosen_checkpoint(read, checkpoint)
+    local = () if "://" in table else (Path(table),)
+    if local and not local[0].exists():
+        raise DataError(f"{table}: no such file or folder")
+    check_apart(output, read, *local, chosen)
+    check_output(output, force, table_kind("file of scores", ROW, SCORE))
+    given = overrides(ranks=ranks, workers=0)
+    read = read.with_training(given)
+    from recd_plugin_runs.predict import PredictJob
+    from recd_plugin_runs.predict import predict as on_rank
+    from recd_plugins.api.distributed import choose_device, torchrun_rank
+    from recd_plugins.api.training import on_ranks
+
+    with without_remains(output) as token:
+        job = PredictJob(
+            registry,
+            chosen,
+            plugins_dir,
+            given,
+            settings,
+            choose_device(read),
+            read.text,
+            table=table,
+            output=output,
+            kind=kind,
+            keep=keep,
+            batch_size=batch_size,
+            token=token,
+            replaces=force,
+        )
+        alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
+        found = on_ranks(read, on_rank, job, alike)
+    if torchrun_rank() in (None, 0):
+        click.echo(
+            f"{output}: {found.rows:,} rows scored by {chosen} in {found.seconds:.1f} s "
+            f"({found.rows / found.seconds:,.0f} rows/s)",
+            err=True,
+        )
+
+
+# Files of an export that may be replaced.
+_FILES = {
+    "model.pt2": text_kind("exported model", rb"\APK"),
+    "model_int8.pt2": text_kind("exported model", rb"\APK"),
+    "signature.json": text_kind("signature of an exported model", rb'\A\{\s*"dense"'),
+}
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@SETTINGS
+@click.option(
+    "-o",
+    "--output",
+    type=OUTPUT_FOLDER,
+    required=True,
+    help="A folder; made where it is missing.",
+)
+@CHECKPOINT
+@click.option(
+    "--int8",
+    is_flag=True,
+    help="Write model_int8.pt2 too, with tables of 8 bits a number, and the error of its scores.",
+)
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.pass_obj
+def export(
+    plugins_dir: Path | None,
+    registry: Path,
+    output: Path,
+    checkpoint: str | None,
+    int8: bool,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Export a trained model of REGISTRY as one program of torch.export.
+
+    Writes model.pt2 and signature.json into a folder. The program takes raw ids and numbers,
+    transforms them as training did, and gives probabilities; rows of a batch may share the stored
+    rows of a feature, as the candidates of a request share its history. It is loaded by
+    torch.export.load and needs torch alone.
+
+    KEY=VALUE sets a value of the file, as for recd run.
+
+    \b
+    recd export registry.yaml -o exported
+    recd export registry.yaml -o exported --int8 --checkpoint newest
+    """
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    chosen = chosen_checkpoint(read, checkpoint)
+    for name, kind in _FILES.items():
+        if (output / name).exists() and not force:
+            raise RecdError(f"{output}: holds an export; name another folder, or --force")
+        if wrong := kind.wrong(output / name):
+            raise RecdError(wrong)
+    check_apart(output / "model.pt2", read, chosen)
+    check_writable(output / "model.pt2")
+    from recd_plugin_runs.evaluate import say_absent
+    from recd_plugin_runs.export import export_to
+    from recd_plugins.api.training import with_trained_columns
+
+    silence_upstream()
+    read = with_trained_columns(read, chosen)
+    say_absent(read, chosen)
+    error = export_to(read, chosen, output, int8=int8)
+    click.echo(f"{output / 'model.pt2'}: the model of {chosen}", err=True)
+    if error is not None:
+        click.echo(
+            f"{output / 'model_int8.pt2'}: scores of {error.rows:,} training rows differ by "
+            f"{error.mean:.2g} on average, {error.largest:.2g} at most",
+            err=True,
+        )
+    elif int8:
+        click.echo(
+            f"{output / 'model_int8.pt2'}: its scores were not compared, for want of training rows",
+            err=True,
+        )
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("table")
+@SETTINGS
+@click.option("-o", "--output", type=OUTPUT, required=True, help="A Parquet file.")
+@CHECKPOINT
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_obj
+def embeddings(
+    plugins_dir: Path | None,
+    registry: Path,
+    table: str,
+    output: Path,
+    checkpoint: str | None,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Write the rows of an embedding table of a trained model.
+
+    Of TABLE, a table of REGISTRY's model, as Parquet. A row has id, the row of the table, and
+    vector, a list of float32 of fixed size; and value, what preprocessing made the id of, where a
+    vocabulary says that. Tables are named as recd plan names them: t_ and the feature.
+
+    KEY=VALUE sets a value of the file, as for recd run.
+
+    \b
+    recd embeddings registry.yaml t_item_id -o items.parquet
+    """
+    if output.suffix.lower() != ".parquet":
+        raise RecdError(f"{output}: is written as Parquet; name it .parquet")
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    chosen = chosen_checkpoint(read, checkpoint)
+    check_apart(output, read, chosen)
+    check_output(output, force, table_kind("file of embeddings", "id", "vector"))
+    from recd_plugin_runs.evaluate import say_absent, write_embeddings
+    from recd_plugins.api.training import with_trained_columns
+
+    read = with_trained_columns(read, chosen, rows=False)
+    say_absent(read, chosen)
+    rows = write_embeddings(read, chosen, table, output)
+    click.echo(f"{output}: {rows:,} rows of {table} of {chosen}", err=True)
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=OUTPUT,
+    help="The page.  [default: the first RUN with the suffix .html]",
+)
+@click.option("--force", is_flag=True, help="Replace the page where it is there.")
+def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
+    """Show one run, or compare several, as a page of HTML that needs nothing else.
+
+    RUN is a file that `recd run --json` wrote; of a comparison each side is a run. What the others
+    are compared with stands first.
+
+    \b
+    recd run my.yaml --json monday.json
+    recd report monday.json
+    recd report monday.json tuesday.json -o both.html
+    """
+    if runs[0].is_dir():
+        raise RecdError(f"{runs[0]}: is a folder; name a file that recd run --json wrote")
+    from recd_plugin_runs.report import read_runs
+
+    path = output or runs[0].with_suffix(".html")
+    if path.resolve() in {run.resolve() for run in runs}:
+        raise RecdError(f"{path}: is a run, which its page would replace; name another by -o")
+    check_output(path, force, PAGE)
+    found = read_runs(runs)
+    # Takes a second to import.
+    from recd_plugin_runs.report import page
+
+    write_text(path, page(found))
+    click.echo(f"{path}: {', '.join(run.name for run in found)}")
+
+
+class RunPage(RunReport):
+    """A page of HTML."""
+
+    flag = "--html"
+    help = "Write them as a page, as recd report does."
+
+    def write(self, path: Path, report: Mapping[str, Any]) -> None:
+        """The page of ``recd report``."""
+        from recd_plugin_runs.report import page, runs_of
+
+        write_text(path, page(runs_of(report)))

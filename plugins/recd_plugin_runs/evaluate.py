@@ -1,0 +1,216 @@
+"""Quality of a trained model on the test split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch.distributed as dist
+
+from recd_plugins.api import MOST_UNKNOWN, Preprocessing, RecdError
+from recd_plugins.api.batches import fitted_steps
+from recd_plugins.api.distributed import close_kernels
+from recd_plugins.api.files import new_file
+from recd_plugins.api.model import table_name
+from recd_plugins.api.registry import RunConfig, plugin_call
+from recd_plugins.api.training import (
+    AbsentData,
+    Quality,
+    TrainedJob,
+    check_same_preprocessing,
+    load_fitted,
+    load_trained,
+    say_other_data,
+    table_weights,
+)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found, the same on every rank.
+
+    Attributes:
+        checkpoint: that was evaluated.
+        step: after which it was saved.
+        test: quality on the test split.
+        metrics: figures of the registry's metrics.
+    """
+
+    checkpoint: str
+    step: int
+    test: Quality
+    metrics: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, metrics beside the quality, as those of a run."""
+        return {
+            "checkpoint": self.checkpoint,
+            "step": self.step,
+            "test": {**asdict(self.test), **self.metrics},
+        }
+
+
+def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
+    """Evaluate a checkpoint. A collective call in a process group that exists.
+
+    Raises:
+        RecdError: the registry, the data or the checkpoint does not allow it.
+    """
+    trained = load_trained(job)
+    if rank == 0 and not trained.same_data:
+        say_other_data(job.checkpoint)
+    registry = trained.parts.prepared.registry
+    unknown = UnknownIds(registry, _readers(registry))
+    quality, metrics = trained.evaluate(rank, world_size)
+    unknown.say()
+    close_kernels(trained.parts.dmp)
+    if quality is None:
+        raise RecdError(f"{job.registry}: the test split has no row")
+    return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
+
+
+def _readers(registry: RunConfig) -> str | None:
+    """What reads in other processes, and what would not; None where the ranks read."""
+    if registry.ingestion is not None:
+        return f"ingestion {registry.ingestion.plugin.name}"
+    workers = registry.training.workers
+    return f"training.workers: {workers} (0 counts them)" if workers else None
+
+
+_ROWS_AT_ONCE = 65_536
+
+
+def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
+    """Write ``id``, ``vector`` and maybe ``value`` of each row; says how many.
+
+    Args:
+        registry: whose model it is.
+        checkpoint: of its run.
+        table: its name.
+        output: a Parquet file.
+
+    Raises:
+        RecdError: the checkpoint is damaged or has no such table, or other preprocessing than the
+            registry, or the place cannot be written.
+    """
+    weights = table_weights(checkpoint, table).numpy()
+    values = _values(registry, checkpoint, table, len(weights))
+    with new_file(output) as temporary:
+        writer: pq.ParquetWriter | None = None
+        for start in range(0, len(weights), _ROWS_AT_ONCE):
+            some = weights[start : start + _ROWS_AT_ONCE]
+            columns: dict[str, pa.Array] = {"id": pa.array(np.arange(start, start + len(some)))}
+            if values is not None:
+                columns["value"] = values.slice(start, len(some))
+            flat = pa.array(np.ascontiguousarray(some, np.float32).reshape(-1))
+            columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, weights.shape[1])
+            batch = pa.RecordBatch.from_pydict(columns)
+            writer = writer or pq.ParquetWriter(temporary, batch.schema)
+            writer.write_batch(batch)
+        if writer is not None:
+            writer.close()
+    return len(weights)
+
+
+def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
+    """What preprocessing made each id of, where all features of the table have one vocabulary."""
+    load_fitted(registry, checkpoint)
+    check_same_preprocessing(checkpoint, registry)
+    schema = registry.dataset.schema()
+    features = [name for name in schema.sparse if table_name(name) == table]
+    steps = fitted_steps(registry, schema)
+    last = {id(chain[-1]): chain[-1] for name in features if (chain := steps.get(name))}
+    if len(last) != 1:
+        return None
+    (step,) = last.values()
+    with plugin_call(step, "original_values"):
+        values: Sequence[Any] | None = step.original_values()
+    if values is None:
+        return None
+    texts: dict[int, str] = {}
+    for feature in features:
+        texts.update(registry.dataset.texts(feature))
+    found = pa.array([texts.get(each) for each in values] if texts else values)
+    # Rows that no value becomes.
+    return pa.concat_arrays([found, pa.nulls(max(0, num_rows - len(found)), found.type)])
+
+
+def say_absent(registry: RunConfig, checkpoint: Path) -> None:
+    """Say why the data is not there, and where the columns come from; nothing where it is."""
+    if isinstance(registry.dataset, AbsentData):
+        click.echo(
+            "Without the data that it was trained on, which cannot be read "
+            f"({registry.dataset.error}): the columns are those of {checkpoint}",
+            err=True,
+        )
+        if not registry.dataset.knows_kinds:
+            click.echo(
+                f"{checkpoint} is of an older version, which did not keep whether ids were texts "
+                "or numbers: see to it that they are what they were",
+                err=True,
+            )
+
+
+class UnknownIds:
+    """Sets of the ids of each feature that its preprocessing meets from now on and does not know.
+
+    Args:
+        registry: whose preprocessing is fitted.
+        readers: what preprocesses in other processes, where nothing is counted; None for this one.
+    """
+
+    def __init__(self, registry: RunConfig, readers: str | None = None) -> None:
+        self._readers = readers
+        shared: dict[int, tuple[list[str], set[int]]] = {}
+        schema = registry.dataset.schema()
+        for feature, steps in fitted_steps(registry, schema).items():
+            if feature not in schema.sparse:  # numbers are no ids
+                continue
+            for step in steps:
+                if type(step).fit is Preprocessing.fit:
+                    continue
+                if step.unknown_ids is None:  # which features that share a vocabulary share
+                    step.unknown_ids = set()
+                shared.setdefault(id(step.unknown_ids), ([], step.unknown_ids))[0].append(feature)
+        self._features: dict[str, list[set[int]]] = {}  # of a feature with two such steps, two
+        for features, ids in shared.values():
+            self._features.setdefault(_joined(features), []).append(ids)
+
+    def say(self) -> None:
+        """Say on rank 0 how many there are on all ranks, or why nobody knows. A collective call."""
+        if self._readers is not None:
+            if self._features and dist.get_rank() == 0:
+                click.echo(
+                    "ids that training has not numbered are not counted, as "
+                    f"{self._readers} works in processes of its own",
+                    err=True,
+                )
+            return
+        everyone: list[dict[str, set[int]]] = [{}] * dist.get_world_size()
+        mine = {name: set[int]().union(*ids) for name, ids in self._features.items()}
+        dist.all_gather_object(everyone, mine)
+        if dist.get_rank():
+            return
+        counts = {
+            name: len(set().union(*(each[name] for each in everyone))) for name in everyone[0]
+        }
+        told = [f"{name} {_count(count)}" for name, count in counts.items() if count]
+        if told:
+            click.echo(
+                f"ids that training has not numbered, scored as unknown ones: {', '.join(told)}",
+                err=True,
+            )
+
+
+def _joined(features: list[str]) -> str:
+    return features[0] if len(features) == 1 else f"{' and '.join(features)} together"
+
+
+def _count(count: int) -> str:
+    return f"{count:,}" if count < MOST_UNKNOWN else f"{MOST_UNKNOWN:,} or more"

@@ -1,0 +1,348 @@
+"""Scores of every row of a table by a trained model, in a file, in the order of the rows."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recd_plugin_runs.evaluate import UnknownIds, say_absent
+from recd_plugin_runs.score_file import KeptColumns, ScoreWriter, score_file
+from recd_plugin_runs.score_format import ROW, SCORE
+from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginError, Rows
+from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
+from recd_plugins.api.commands import row_progress
+from recd_plugins.api.distributed import check_agreement, close_kernels
+from recd_plugins.api.ingestion import doing
+from recd_plugins.api.reading import concat_rows, rebatch, slice_rows
+from recd_plugins.api.registry import RunConfig, plugin_call, plugin_items
+from recd_plugins.api.tables import Storage
+from recd_plugins.api.training import (
+    AbsentData,
+    Trained,
+    TrainedJob,
+    load_trained,
+    with_trained_columns,
+)
+
+
+class NoRowError(DataError):
+    """A table to score without rows, by the first of which tables would be placed."""
+
+
+@dataclass(frozen=True)
+class PredictJob(TrainedJob):
+    """What a rank is to score; travels to it by pickle.
+
+    Attributes:
+        table: its location.
+        output: the file of scores.
+        kind: its format.
+        keep: columns of the table that it has besides.
+        batch_size: rows that a rank scores at a time; None: as many as in training.
+        token: as ``new_file`` takes it.
+        replaces: likewise.
+    """
+
+    table: str = ""
+    output: Path = Path()
+    kind: str = "parquet"
+    keep: tuple[str, ...] = ()
+    batch_size: int | None = None
+    token: str = ""
+    replaces: bool = False
+
+    def load(self) -> RunConfig:
+        """See ``TrainedJob.load``; with an AbsentData where what it was trained on is not there."""
+        return with_trained_columns(super().load(), self.checkpoint)
+
+    def prepare(self) -> None:
+        """See ``TrainedJob.prepare``; says what is not there."""
+        registry = self.load()
+        say_absent(registry, self.checkpoint)
+        dataset = registry.dataset.to_score(self.table)
+        self.kept(dataset)  # refused at once, before rows are imported
+        dataset.prepare()
+
+    def kept(self, dataset: Dataset) -> KeptColumns | None:
+        """The columns to keep of the table that ``dataset`` reads, reached as it is; or None."""
+        if not self.keep:
+            return None
+        storage = dataset.storage()
+        if not isinstance(storage, Storage | None):
+            raise PluginError(
+                f"{dataset.title}: storage returned {storage!r:.80}; expected a Storage or None"
+            )
+        return KeptColumns(self.table, self.keep, storage)
+
+    def planned_by(self, registry: RunConfig) -> RunConfig:
+        """By the table to score where that of the training is not there.
+
+        Raises:
+            NoRowError: it has none.
+        """
+        if not isinstance(registry.dataset, AbsentData):
+            return registry
+        dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
+        rows = 0
+        for each in scanned(dataset, ()):
+            rows += len(each)
+            if rows >= size:
+                break
+        if not rows:
+            raise NoRowError(f"{self.table}: has no row")
+        planned = replace(registry, dataset=dataset)
+        return planned.with_training({"batch_size": min(size, rows)})
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was scored, the same on every rank.
+
+    Attributes:
+        rows: how many.
+        seconds: of reading, scoring and writing.
+    """
+
+    rows: int
+    seconds: float
+
+
+def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
+    """Score each row of a table that is prepared. A collective call in a process group that exists.
+
+    Raises:
+        RecdError: the registry, the table or the checkpoint does not allow it.
+    """
+    start, rows = time.perf_counter(), 0
+    try:
+        trained = load_trained(job)
+    except NoRowError:
+        if rank == 0:
+            dataset = job.load().dataset.to_score(job.table)
+            with _Output(job, keys_of(dataset), job.kept(dataset)):
+                pass
+        return Predicted(0, time.perf_counter() - start)
+    prepared = trained.parts.prepared
+    registry = trained.registry
+    dataset = registry.dataset.to_score(job.table)
+    kept = job.kept(dataset) if rank == 0 else None
+    _check_columns(job.table, dataset.schema(), registry.dataset.schema())
+    with plugin_call(dataset, "identity"):
+        rows_here = dataset.identity()
+    check_agreement("looking at the table", {"its rows": rows_here})
+    size = job.batch_size or registry.training.batch_size
+    # The training split may have fewer rows than a batch of these.
+    scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
+    pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
+    unknown = UnknownIds(registry)
+    keys = keys_of(dataset)
+    dealt = turns(scanned(dataset, keys), tuple(keys), rank, world_size, size)
+    start, rows = time.perf_counter(), 0
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(doing("scoring", long=True))
+        if rank == 0:
+            advance = stack.enter_context(row_progress(f"scoring {job.table}", None))
+            output = stack.enter_context(_Output(job, keys, kept))
+        for turn, scores in _scores(trained, pipeline, dealt, world_size):
+            rows += sum(turn.counts)
+            if rank == 0:
+                with doing("writing scores"):  # each of which is a sign that ranks get on
+                    output.write(turn.keys, scores)
+                advance(sum(turn.counts))
+    unknown.say()
+    close_kernels(trained.parts.dmp)
+    return Predicted(rows, time.perf_counter() - start)
+
+
+def _scores(
+    trained: Trained, pipeline: RowPipeline, dealt: Iterator[Turn], world_size: int
+) -> Iterator[tuple[Turn, np.ndarray]]:
+    """Each turn with the probabilities of its rows, float64, rank after rank. Collective."""
+    waiting: deque[Turn] = deque()
+
+    def inputs() -> Iterator[ModelInput]:
+        for turn in dealt:
+            waiting.append(turn)
+            (batch,) = pipeline.read([turn.rows])
+            yield batch
+
+    for logits in trained.logits(inputs()):
+        turn = waiting.popleft()
+        _check_scores(turn.rows, logits)
+        of_ranks = [torch.empty_like(logits) for _ in range(world_size)]
+        dist.all_gather(of_ranks, logits.contiguous())
+        yield turn, _probabilities(of_ranks, turn.counts)
+
+
+def _check_scores(rows: Rows, logits: Tensor) -> None:
+    """Refuse what says nothing of its row, as an evaluation does."""
+    if len(wrong := (~logits.isfinite()).nonzero()):
+        at = int(wrong[0])
+        raise DataError(
+            f"{rows.place_of(at)}: the model's logit is {float(logits[at])}, which is no score; "
+            "numbers far from those of training leave float32 in its layers: keep them between "
+            "bounds by preprocessing, or leave the row out"
+        )
+
+
+def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:
+    counted = [each[:count] for each, count in zip(logits, counts, strict=True)]
+    found: np.ndarray = torch.cat(counted).cpu().double().sigmoid().numpy()
+    return found
+
+
+class _Output:
+    """The file of scores, opened with the first ones, whose keys tell its columns."""
+
+    def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
+        self._job = job
+        self._stack = ExitStack()
+        self._writer: ScoreWriter | None = None
+        self._row = 0
+        self._names = keys
+        self._kept = kept
+
+    def __enter__(self) -> _Output:
+        self._stack.__enter__()
+        return self
+
+    def write(self, keys: Sequence[pa.RecordBatch], scores: np.ndarray) -> None:
+        """Add rows that follow those before."""
+        columns: dict[str, pa.Array] = {}
+        for column, name in self._names.items():
+            columns[name] = _joined([batch.column(column) for batch in keys])
+        rows = pa.array(np.arange(self._row, self._row + len(scores)))
+        rows = columns.get(ROW, rows)  # the dataset's own where it makes several of one
+        if self._kept is not None:
+            columns |= self._kept.take(rows.to_numpy(zero_copy_only=False))
+        if ROW not in columns:
+            columns[ROW] = rows
+        columns[SCORE] = pa.array(scores)
+        self._row += len(scores)
+        self._write(pa.RecordBatch.from_pydict(columns))
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            job = self._job
+            file = score_file(
+                job.output, job.kind, batch.schema, token=job.token, replaces=job.replaces
+            )
+            self._writer = self._stack.enter_context(file)
+        self._writer.write(batch)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            if self._writer is None:  # a table without rows
+                self.write([], np.zeros(0))
+            if self._kept is not None:
+                self._kept.check_end()
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+
+def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    if not arrays:
+        return pa.nulls(0)
+    plain = [
+        each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in arrays
+    ]
+    return pa.concat_arrays(plain)
+
+
+def _check_columns(table: str, schema: FeatureSchema, trained: FeatureSchema) -> None:
+    if (schema.sparse, schema.dense) == (trained.sparse, trained.dense):
+        return
+    found, wanted = (each.sparse + each.dense for each in (schema, trained))
+    missing = [name for name in wanted if name not in found]
+    raise DataError(
+        f"{table}: its features are not those that the model was trained on"
+        + (f"; missing: {', '.join(missing)}" if missing else f": {found}, not {wanted}")
+    )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step of all ranks.
+
+    Attributes:
+        rows: the batch of this rank, filled up with a row that is there.
+        counts: how many rows of each rank's batch count, the first ones, in the order of ranks.
+        keys: the key columns of those rows, rank after rank; none but on rank 0.
+    """
+
+    rows: Rows
+    counts: tuple[int, ...]
+    keys: tuple[pa.RecordBatch, ...]
+
+
+def turns(
+    scanned: Iterable[Rows], keys: tuple[str, ...], rank: int, world_size: int, batch_size: int
+) -> Iterator[Turn]:
+    """The rows of a scan: the batches of a turn follow each other, and so do turns.
+
+    Every rank reads everything, and makes model inputs of its own share alone.
+    """
+    batches = rebatch(scanned, batch_size, rest=True)
+    while dealt := list(islice(batches, world_size)):
+        counts = tuple(len(each) for each in dealt) + (0,) * (world_size - len(dealt))
+        mine = dealt[rank] if rank < len(dealt) else slice_rows(dealt[-1], 0, 1)
+        last = slice_rows(mine, len(mine) - 1, 1)
+        yield Turn(
+            concat_rows([mine, *[last] * (batch_size - len(mine))]),
+            counts,
+            tuple(each.data.select(list(keys)) for each in dealt) if rank == 0 else (),
+        )
+
+
+def keys_of(dataset: Dataset) -> dict[str, str]:
+    """What ``Dataset.keys`` says.
+
+    Raises:
+        PluginError: two keys have one name, or one has that of the scores; or it failed.
+    """
+    with plugin_call(dataset, "keys"):
+        keys = dict(dataset.keys())
+    names = list(keys.values())
+    for name in names:
+        if name == SCORE or names.count(name) > 1:
+            raise PluginError(
+                f"{dataset.title}: keys() names a column {name!r}, and files of scores have "
+                "another one of that name; give each a name of its own"
+            )
+    return keys
+
+
+def scanned(dataset: Dataset, keys: Collection[str]) -> Iterator[Rows]:
+    """Every row of the dataset, in stored order.
+
+    Args:
+        dataset: of ``to_score``.
+        keys: columns that ``keys_of`` says.
+
+    Raises:
+        DataError: the table is wrong.
+        PluginError: a column of ``keys`` is missing; ``scan`` failed, or yields no Rows.
+    """
+    with plugin_call(dataset, "scan"):
+        rows = dataset.scan("train")
+    for each in plugin_items(dataset, "scan", rows):
+        if not isinstance(each, Rows):
+            raise PluginError(f"{dataset.title}: scan yields a {type(each).__name__}, no Rows")
+        there = each.data.schema.names
+        if missing := [name for name in keys if name not in there]:
+            raise PluginError(
+                f"{dataset.title}: scan yields no column {missing[0]}, which keys() names; it "
+                f"yields {', '.join(there)}"
+            )
+        yield each

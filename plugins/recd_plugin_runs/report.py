@@ -1,0 +1,482 @@
+"""Runs as ``recd run --json`` wrote them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from recd_plugins.api import RecdError
+from recd_plugins.api.files import parse_json
+from recd_plugins.api.pages import (
+    COLORS,
+    Html,
+    element,
+    html_page,
+    html_section,
+    html_table,
+    plot_style,
+    svg_of,
+)
+from recd_plugins.api.training import (
+    Spread,
+    figure_text,
+    figure_words,
+    figures_of,
+    quality_advice,
+    worse_than_base_rate,
+)
+
+#: Curves of losses that differ by no more are one.
+EQUAL_LOSSES = 1e-5
+
+
+Number = int | float
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Memory(_Shape):
+    peak: Number
+    mean: Number
+
+
+class _Stalls(_Shape):
+    share: Number
+    shares: dict[str, Number]
+
+
+class _Validation(_Shape):
+    metric: str
+    steps: list[int]
+    values: list[Number | None]
+    best_step: int | None
+    stopped_early: bool
+
+
+class _Quality(_Shape):
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, Number | None]
+
+    num_samples: int
+
+
+class _Spread(_Shape):
+    median: Number
+    least: Number
+    most: Number
+
+
+class _Figures(_Shape):
+    """What a page reads of a run; whatever else is there it shows as it is."""
+
+    losses: list[Number | None]
+    samples_per_second: Number | None
+    step_seconds: Number | None
+    stages: dict[str, Number] | None
+    collective_bytes: dict[str, Number]
+    ids_looked_up: Number | None
+    peak_memory_bytes: Number | None
+    step_memory: _Memory | None
+    train: _Quality | None
+    test: _Quality | None
+    stalls: _Stalls | None = None
+    validation: _Validation | None = None
+    registry: str | None = None
+    settings: list[str] = []
+    rounds: dict[str, dict[str, _Spread | None]] = {}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Figures of a run.
+
+    Attributes:
+        name: tells it from the others of a page.
+        values: as ``Result.as_json`` gives them.
+        report: that it is a side of, whose first side is what ratios of rounds are over.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    report: object = None
+
+    def figure(self, name: str) -> float | None:
+        """A figure; of several rounds the median."""
+        value: float | None
+        if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
+            value = spread["median"]
+        else:
+            value, _ = figures_of(self.values).get(name, (None, ""))
+        return value
+
+    def over(self, first: Run, figure: str) -> Spread | None:
+        """A figure over that of another run: of each round, where both were trained in turn."""
+        spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
+        if spread and self.report is first.report:
+            return Spread(**spread)
+        return Spread.of_ratios([self.figure(figure)], [first.figure(figure)])
+
+    @property
+    def losses(self) -> list[float | None]:
+        """By step; None where one was not finite."""
+        return list(self.values["losses"])
+
+    def same_losses(self, other: Run) -> float | None:
+        """The largest difference of two losses of one step, where that is next to none."""
+        mine, others = self.losses, other.losses
+        if len(mine) != len(others) or None in mine or None in others:
+            return None
+        differences = [
+            abs(a - b) for a, b in zip(mine, others, strict=True) if a is not None and b is not None
+        ]
+        most = max(differences, default=0.0)
+        return most if most <= EQUAL_LOSSES else None
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs of files that ``recd run --json`` wrote, in order, each with a name of its own.
+
+    Raises:
+        RecdError: a file cannot be read, or is none of those.
+    """
+    paths = list(paths)
+    found: list[Run] = []
+    for path in paths:
+        try:
+            values = parse_json(path.read_bytes())
+        except OSError as error:
+            raise RecdError(f"{path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:
+            raise RecdError(f"{path}: is no JSON ({error}); recd run --json writes it") from error
+        runs = runs_of(values)
+        if not runs:
+            raise RecdError(f"{path}: holds no run; a file is wanted that recd run --json wrote")
+        for run in runs:
+            _check(path, run)
+        found += [replace(run, name=_name(path, run.name, len(paths))) for run in runs]
+    names = [run.name for run in found]
+    return [
+        run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
+        for i, run in enumerate(found)
+    ]
+
+
+def runs_of(report: Any) -> list[Run]:
+    """The runs in a report of ``recd run``, the yardstick of a comparison first; none elsewhere."""
+    if not isinstance(report, dict):
+        return []
+    shardings = report.get("shardings")
+    both = {name: report.get(name) for name in ("baseline", "plugins")}
+    sides = shardings if isinstance(shardings, dict) else both
+    if not all(isinstance(values, dict) for values in sides.values()):
+        sides = {"": report}
+    shared = {name: report[name] for name in ("registry", "settings") if name in report}
+    rounds = report.get("rounds")
+    by_side = rounds if isinstance(rounds, dict) else {}
+    runs = [
+        Run(name, {**values, **shared, "rounds": by_side.get(name, {})}, report)
+        for name, values in sides.items()
+        if isinstance(values, dict) and values.keys() >= {"losses", "collective_bytes"}
+    ]
+    return runs if len(runs) == len(sides) else []
+
+
+def _check(path: Path, run: Run) -> None:
+    try:
+        _Figures.model_validate(run.values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, (*filter(None, [run.name]), *first["loc"])))
+        raise RecdError(
+            f"{path}: {place}: {first['msg'].lower()}; a file is wanted as recd run --json wrote it"
+        ) from error
+
+
+def _name(path: Path, side: str, num_files: int) -> str:
+    return " ".join(filter(None, [path.stem if num_files > 1 or not side else "", side]))
+
+
+# What has a place of its own on the page; all else are sections that parts of a run report.
+_KNOWN = frozenset(
+    {
+        "samples_per_second", "step_seconds", "collective_bytes", "ids_looked_up",
+        "peak_memory_bytes", "losses", "train", "test", "stages", "step_memory", "stalls",
+        "registry", "settings", "rounds", "validation",
+    }
+)  # fmt: skip
+# Rows of a section that are shown, and levels that headings have.
+_MOST_ROWS = 200
+# Share of a step from which on waiting for data is worth a word.
+_WAITING = 0.05
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The page: what stands out, figures side by side, plots, and sections of every part."""
+    title = (
+        " and ".join(run.name or "run" for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    )
+    parts = [
+        element("h1", title),
+        element("ul", *(element("li", finding) for finding in findings(runs))),
+        element("h2", "Figures"),
+        _figures(runs),
+        *html_section(
+            "Losses", "Of each step, the mean over ranks, before it.", loss_plot(_with_losses(runs))
+        ),
+        *_validations(runs),
+        *_where_time_goes(runs),
+        *_where_bytes_go(runs),
+        *_sections(runs),
+        *_registries(runs),
+    ]
+    return html_page(title, parts)
+
+
+def findings(runs: Sequence[Run]) -> Iterator[str]:
+    """What stands out, in sentences."""
+    first = runs[0]
+    for run in runs[1:]:
+        for name, sentence in (
+            ("samples_per_second", "trains {} times as many samples a second as"),
+            ("collective_bytes", "sends {} times the bytes of"),
+        ):
+            over = run.over(first, name)
+            if over is None:
+                continue
+            times = f"{over.median:.2f}"
+            if over.least < over.most:
+                times += f" ({over.least:.2f} to {over.most:.2f})"
+            unsure = over.least < 1 < over.most
+            doubt = ", which shows no difference" if unsure else ""
+            yield f"{run.name} {sentence.format(times)} {first.name}{doubt}."
+    for group in same_curves(runs):
+        if len(group) > 1:
+            most = max(run.same_losses(group[0]) or 0.0 for run in group[1:])
+            yield f"Losses of {', '.join(run.name for run in group)} agree within {most:.1e}."
+    for run in runs:
+        named = f"{run.name}: " if len(runs) > 1 else ""
+        stalls = run.values.get("stalls")
+        if stalls and stalls["share"] > _WAITING:
+            yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
+        whose = run.name if len(runs) > 1 else ""
+        train = (run.values["train"] or {}).get("normalized_entropy")
+        if train is not None and (told := worse_than_base_rate(train, "train", whose)):
+            yield f"{told}."
+        for told in quality_advice(run.values, whose):
+            yield f"{told}."
+
+
+def _figures(runs: Sequence[Run]) -> Html:
+    found = [figures_of(run.values) for run in runs]
+    units = {name: unit for each in found for name, (_, unit) in each.items()}
+    headings = [""]
+    for i, run in enumerate(runs):
+        headings += [run.name or "value", *(["ratio"] if i else [])]
+    rows = []
+    for name, unit in units.items():
+        cells = [figure_words(name)]
+        for i, run in enumerate(runs):
+            over = run.over(runs[0], name)
+            cells += [
+                figure_text(run.figure(name), unit),
+                *([over.times().replace("\n", ", ") if over else ""] if i else []),
+            ]
+        rows.append(cells)
+    return html_table(headings, rows)
+
+
+def _validations(runs: Sequence[Run]) -> Iterable[Html]:
+    for run in runs:
+        curve = run.values.get("validation")
+        if not curve or not curve["steps"]:
+            continue
+        best = "" if curve["best_step"] is None else f", best after step {curve['best_step']:,}"
+        ended = ", where the run was stopped" if curve["stopped_early"] else ""
+        text = f"{curve['metric']} of the test split by step{best}{ended}."
+        plot = curve_plot(curve["steps"], curve["values"], curve["metric"])
+        yield from html_section(f"Validation {run.name}".strip(), text, plot)
+
+
+def _where_time_goes(runs: Sequence[Run]) -> Iterable[Html]:
+    stages = {run.name: run.values["stages"] for run in runs if run.values["stages"]}
+    if stages:
+        in_ms = {
+            name: {stage: 1e3 * seconds for stage, seconds in of_run.items()}
+            for name, of_run in stages.items()
+        }
+        yield from html_section("Time of a step", "By stage, profiled.", stacked_plot(in_ms, "ms"))
+    waits = {
+        run.name: {cause: 100 * share for cause, share in run.values["stalls"]["shares"].items()}
+        for run in runs
+        if run.values.get("stalls")
+    }
+    if any(share >= 1 for shares in waits.values() for share in shares.values()):
+        yield from html_section(
+            "Waiting for data", "Share of a step, by cause.", stacked_plot(waits, "% of a step")
+        )
+
+
+def _where_bytes_go(runs: Sequence[Run]) -> Iterable[Html]:
+    sent = {
+        run.name: {kind: num / 1e6 for kind, num in run.values["collective_bytes"].items()}
+        for run in runs
+    }
+    if any(any(kinds.values()) for kinds in sent.values()):
+        yield from html_section(
+            "Bytes", "All ranks together in one step, by collective.", stacked_plot(sent, "MB")
+        )
+
+
+def _sections(runs: Sequence[Run]) -> Iterable[Html]:
+    """What parts of the runs report, whatever they are: values by their path."""
+    for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
+        leaves = [dict(_leaves(run.values.get(name))) for run in runs]
+        paths = list(dict.fromkeys(path for each in leaves for path in each))
+        if not paths:
+            continue
+        yield element("h2", name.replace("_", " ").capitalize())
+        rows = [
+            (path or name, *(_text(each.get(path)) for each in leaves))
+            for path in paths[:_MOST_ROWS]
+        ]
+        yield html_table(("", *(run.name or "value" for run in runs)), rows)
+        if len(paths) > _MOST_ROWS:
+            yield element("p", f"The first {_MOST_ROWS} of {len(paths):,} values.", css="note")
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _leaves(item, f"{path} {name}".strip().replace("_", " "))
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{path} {number}".strip())
+    elif value is not None:
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _registries(runs: Sequence[Run]) -> Iterable[Html]:
+    """The files that the runs were made by, one for all that share it, and what was set besides."""
+    by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for run in runs:
+        if text := run.values.get("registry"):
+            by_text.setdefault((text, tuple(run.values.get("settings", ()))), []).append(run.name)
+    for (text, settings), names in by_text.items():
+        of = f" of {', '.join(names)}" if len(by_text) > 1 else ""
+        yield element("h2", f"Registry{of}")
+        if settings:
+            yield element("p", f"With {', '.join(settings)}.")
+        yield element("pre", text)
+
+
+def _with_losses(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.losses]
+
+
+# Steps of a curve are averaged where there are more: no screen shows more points.
+_POINTS = 400
+
+
+@plot_style()
+def loss_plot(runs: Sequence[Run]) -> Html:
+    """Losses by step; runs whose losses are the same have one curve."""
+    axes = _axes(4.0)
+    for number, group in enumerate(same_curves(runs)):
+        losses = [math.nan if loss is None else loss for loss in group[0].losses]
+        width = math.ceil(len(losses) / _POINTS)
+        parts = [losses[start : start + width] for start in range(0, len(losses), width)]
+        axes.plot(
+            [start * width + (len(part) + 1) / 2 for start, part in enumerate(parts)],
+            [sum(part) / len(part) for part in parts],
+            color=_color(number),
+            label=" = ".join(run.name for run in group),
+            marker="o" if len(parts) == 1 else None,
+        )
+    axes.set(xlabel="step", ylabel="loss")
+    if len(runs) > 1:
+        axes.legend()
+    return _svg(axes)
+
+
+@plot_style()
+def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> Html:
+    """A figure by step; None where it was not finite."""
+    axes = _axes(3.0)
+    axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
+    axes.set(xlabel="step", ylabel=name.replace("_", " "))
+    return _svg(axes)
+
+
+@plot_style()
+def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> Html:
+    """A bar a run, of the parts of a whole.
+
+    Args:
+        parts: amounts by part, by name of a run; those of zero are left out.
+        unit: of the amounts.
+    """
+    axes = _axes(1.3 + 0.55 * len(parts))
+    names = list(dict.fromkeys(part for amounts in parts.values() for part in amounts))
+    starts = dict.fromkeys(parts, 0.0)
+    for number, name in enumerate(names):
+        widths = [amounts.get(name, 0.0) for amounts in parts.values()]
+        if not any(widths):
+            continue
+        axes.barh(
+            list(parts),
+            widths,
+            left=list(starts.values()),
+            height=0.6,
+            color=_color(number),
+            label=name.replace("_", " "),
+        )
+        starts = {
+            run: start + width for (run, start), width in zip(starts.items(), widths, strict=True)
+        }
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(unit)
+    axes.legend(ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
+    return _svg(axes)
+
+
+def same_curves(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs whose losses are the same but for rounding, together."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if run.same_losses(group[0]) is not None:
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def _axes(height: float) -> Axes:
+    return Figure(figsize=(8, height), layout="constrained").subplots()
+
+
+def _color(number: int) -> str:
+    return COLORS[number % len(COLORS)]
+
+
+def _svg(axes: Axes) -> Html:
+    figure = axes.get_figure()
+    assert isinstance(figure, Figure)
+    return svg_of(figure)

@@ -1,0 +1,106 @@
+"""Training, evaluating and predicting under each registry, for processes of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugin_runs.evaluate import evaluate
+from recd_plugin_runs.predict import PredictJob, predict
+from recd_plugins import activity
+from recd_plugins.errors import RecdError
+from recd_plugins.training.job import Job
+from recd_plugins.training.trained import TrainedJob
+from recd_plugins.training.trainer import train
+
+
+def trained(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
+    """Checkpoints in ``folder / name`` of registries ``name.yaml``."""
+    for name in names:
+        (folder / name).mkdir(exist_ok=True)
+        train(rank, world_size, Job(folder / f"{name}.yaml"))
+
+
+def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> list[Any]:
+    """What evaluation says of each; scores of the test table are in ``name-ranks.parquet``."""
+    found: list[Any] = []
+    for name in names:
+        path, checkpoint = folder / f"{name}.yaml", newest(folder / name)
+        overrides = {"evaluate": True}
+        found.append(evaluate(rank, world_size, TrainedJob(path, checkpoint, overrides=overrides)))
+        output = folder / f"{name}-{world_size}.parquet"
+        job = PredictJob(path, checkpoint, table=str(folder / "new.parquet"), output=output)
+        assert predict(rank, world_size, job).rows == found[-1].test.num_samples
+    return found
+
+
+def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
+    """Scores are in ``name-elsewhere.parquet``."""
+    for name in names:
+        output = folder / f"{name}-elsewhere.parquet"
+        table = str(folder / "new.parquet")
+        job = PredictJob(folder / f"{name}.yaml", newest(folder / name), table=table, output=output)
+        if rank == 0:
+            job.prepare()
+        assert predict(rank, world_size, job).rows == len(pq.read_table(table))
+
+
+def scored_nothing(rank: int, world_size: int, folder: Path) -> None:
+    """A table without rows; scores are in ``no scores.parquet``."""
+    table, output = str(folder / "empty.parquet"), folder / "no scores.parquet"
+    checkpoint, keep = newest(folder / "nothing"), ("number",)
+    job = PredictJob(folder / "nothing.yaml", checkpoint, table=table, output=output, keep=keep)
+    assert predict(rank, world_size, job).rows == 0
+
+
+def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str) -> str:
+    """What scoring ``table`` by a checkpoint is refused with."""
+    try:
+        job = PredictJob(path, checkpoint, table=table, output=path.with_suffix(".csv"))
+        predict(rank, world_size, job)
+    except RecdError as error:
+        return str(error)
+    return ""
+
+
+def refused_of_numbers(rank: int, world_size: int, folder: Path) -> str:
+    """What scoring a row of the largest numbers is refused with, by a model that squares them."""
+    path, new = folder / "cross.yaml", pq.read_table(folder / "new.parquet")
+    plain = (folder / "plain.yaml").read_text(encoding="utf-8")
+    plain = plain.replace(str(folder / "plain"), str(folder / "cross"))
+    path.write_text(plain.replace("model: {", "model: {architecture: dcn, "), encoding="utf-8")
+    trained(rank, world_size, folder, ["cross"])
+    numbers = new["number"].to_pylist()
+    numbers[11] = 3e38
+    at = new.column_names.index("number")
+    new = new.set_column(at, "number", pa.array(numbers, pa.float32()))
+    pq.write_table(new, folder / "large.parquet")
+    return refused(rank, world_size, path, newest(folder / "cross"), str(folder / "large.parquet"))
+
+
+def refused_of_tables(
+    rank: int, world_size: int, path: Path, checkpoint: Path, tables: Sequence[str]
+) -> str:
+    """The same where each rank sees another table in one place."""
+    return refused(rank, world_size, path, checkpoint, tables[rank])
+
+
+def noted(rank: int, world_size: int, folder: Path) -> list[int]:
+    """How often scoring notes that it gets on, in batches of 8 rows and in one of all."""
+    path, checkpoint = folder / "nothing.yaml", newest(folder / "nothing")
+    changes = []
+    for size in (8, 64):
+        output, before = folder / f"by {size}.parquet", activity.current().changes
+        table = str(folder / "new.parquet")
+        job = PredictJob(path, checkpoint, table=table, output=output, batch_size=size)
+        predict(rank, world_size, job)
+        changes.append(activity.current().changes - before)
+    return changes
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("step-*"))

@@ -1,0 +1,66 @@
+"""Exported models give the scores of training, whatever the lengths of histories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recd_plugin_runs.export import exported
+from recd_plugin_runs.serving_model import ServingModel, with_plain_tables
+from recd_plugins import load_registry
+from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.model.build import build_model
+from recd_plugins.model.poolings import put_poolings
+
+REGISTRY = """
+version: 1
+dataset: {{use: recd.session_parquet, options: {{path: nowhere}}}}
+converter: {{use: recd.ikjt}}
+pooling: [{{use: recd.mean, features: [bought]}}]
+model: {model}
+"""
+SCHEMA = FeatureSchema(("item", "seen", "bought"), ("price",), "label")
+SASREC = "{{use: ranking.sasrec, options: {{history: seen, item: item, num_embeddings: 50, embedding_dim: 8, max_length: 4, correct: false, loss: {loss}}}}}"  # noqa: E501
+TOWERS = "{{use: ranking.two_tower, options: {{item: [item], item_dense: [0], num_embeddings: 50, embedding_dim: 8, correct: false, loss: {loss}}}}}"  # noqa: E501
+MODELS = {
+    "sasrec": SASREC.format(loss="sampled_softmax"),
+    "sasrec by a layer": SASREC.format(loss="softmax"),
+    "two towers": TOWERS.format(loss="in_batch"),
+}
+# Lengths of stored rows, and the stored row of each row.
+CASES = {
+    "a request": ([30], [0] * 9),
+    "unlike rows": ([3, 0, 40, 1, 1], [4, 0, 1, 1, 2, 3, 0]),
+    "no ids": ([0, 0], [0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_of_programs_are_those_of_models(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    pooled = name == "two towers"
+    text = REGISTRY.format(model=MODELS[name])
+    path.write_text(text if pooled else text.replace("pooling: [", "pooling: [] # "))
+    registry = load_registry(path)
+    schema = SCHEMA if pooled else FeatureSchema(("item", "seen"), (), "label")
+    torch.manual_seed(0)
+    trained = build_model(registry, schema)
+    put_poolings(registry, trained)
+    model = ServingModel(with_plain_tables(trained), schema, {}).eval()
+    program = exported(model).module()
+    for lengths, rows in CASES.values():
+        histories = [feature for feature in schema.sparse if feature != "item"]
+        ids = {feature: torch.randint(50, (sum(lengths),)) for feature in histories}
+        inputs = (
+            torch.randn(len(rows), len(schema.dense), dtype=torch.float64),
+            {"item": torch.randint(50, (len(rows),)), **ids},
+            {"item": torch.ones(len(rows), dtype=torch.int64)}
+            | dict.fromkeys(histories, torch.tensor(lengths)),
+            {"item": torch.arange(len(rows))} | dict.fromkeys(histories, torch.tensor(rows)),
+        )
+        with torch.no_grad():
+            expected = model(*inputs)
+        assert expected.std() > 1e-6
+        assert (program(*inputs) - expected).abs().max() <= 1e-6

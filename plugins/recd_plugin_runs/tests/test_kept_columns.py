@@ -1,0 +1,44 @@
+"""Columns that ``--keep`` carries stand beside the scores of their own rows, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_runs.predict import PredictJob, _Output
+from recd_plugin_runs.score_file import KeptColumns
+from recd_plugins.api.columns import TableWriter
+from recd_plugins.errors import DataError
+
+
+def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) -> None:
+    """Two rows of the table and two scores: numbers alone would not tell."""
+    table = tmp_path / "new.parquet"
+    pq.write_table(pa.table({"a": ["x", "y"]}), table)
+    job = PredictJob(tmp_path / "r.yaml", tmp_path, output=tmp_path / "s.csv", kind="csv")
+    for rows, kept in (([0, 1], True), ([0, 0], False), ([1, 1], False)):
+        keys = [pa.RecordBatch.from_pydict({"_row": [row]}) for row in rows]
+        output = _Output(job, {"_row": "row"}, KeptColumns(str(table), ["a"]))
+        if kept:
+            with output:
+                output.write(keys, np.zeros(2))
+            assert job.output.read_text().splitlines()[1:] == ['0,"x",0', '1,"y",0']
+            job.output.unlink()
+            continue
+        with pytest.raises(DataError, match=r"has other rows .*makes several of one"), output:
+            output.write(keys, np.zeros(2))
+        assert [each.name for each in tmp_path.iterdir()] == ["new.parquet"]
+
+
+def test_lists_that_a_table_has_in_a_dictionary_are_lists(tmp_path: Path) -> None:
+    lists = pa.array([[1, 2], [1, 2], [], [3]], pa.list_(pa.int64()))
+    path, schema = tmp_path / "t.parquet", pa.schema([("a", lists.type)])
+    with TableWriter(path, schema, keys=None, layout={"a": "list_dict"}) as writer:
+        writer.write(pa.record_batch([lists], schema=schema))
+    kept = KeptColumns(str(path), ["a"])
+    found = [kept.take(np.arange(start, start + 2))["a"].to_pylist() for start in (0, 2)]
+    assert found == [[[1, 2], [1, 2]], [[], [3]]]

@@ -1,0 +1,269 @@
+"""Runs as a page: what stands out, figures, curves, and sections that nobody here knows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugin_runs.report import Run, findings, page, read_runs, runs_of, same_curves
+from recd_plugins.cli import main
+from recd_plugins.errors import RecdError
+
+
+def a_run(**changed: Any) -> dict[str, Any]:
+    quality = {"normalized_entropy": 0.9, "auc": 0.7, "num_samples": 64}
+    return {
+        "samples_per_second": 100.0,
+        "step_seconds": 0.5,
+        "collective_bytes": {"all_to_all": 2e6, "all_reduce": 1e6},
+        "ids_looked_up": 640.0,
+        "peak_memory_bytes": 1_000_000,
+        "losses": [0.7, 0.6, 0.65],
+        "train": quality,
+        "test": None,
+        "stages": None,
+        "step_memory": None,
+        "groups": None,
+        "stalls": None,
+        "ingestion": None,
+        **changed,
+    }
+
+
+def test_a_page_needs_nothing_else_and_shows_what_any_part_reports() -> None:
+    html = page([Run("", a_run(acme={"rows": {"hot": 12345}, "kinds": [{"name": "<b>"}]}))])
+
+    assert not re.search(r"<(script|link|img|iframe)|url\((?!#)|@import|href=.http", html)
+    assert "<td>rows hot</td><td>12,345</td>" in html
+    assert "<td>kinds 0 name</td><td>&lt;b&gt;</td>" in html
+    assert "<td>samples per second</td><td>100</td>" in html
+
+
+HOSTILE = "<img src=x onerror='a()'>\x1b]0;$\\bad$\"&"
+
+
+def hostile(value: Any, kept: Container[str] = ()) -> Any:
+    """The value with ``HOSTILE`` in each of its strings and in each key that is not kept."""
+    if isinstance(value, dict):
+        return {
+            key if key in kept else f"{key} {HOSTILE}": hostile(item, kept)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [hostile(item, kept) for item in value]
+    return f"{value} {HOSTILE}" if isinstance(value, str) else value
+
+
+def test_text_of_a_run_is_never_markup(tmp_path: Path) -> None:
+    curve = {"steps": [1, 2], "values": [0.5, 0.6], "best_step": 2, "stopped_early": False}
+    a = a_run(
+        stages={"forward": 0.5},
+        stalls={"share": 0.5, "shares": {"reader": 0.5}},
+        test={"normalized_entropy": 2.0, "auc": 0.5, "num_samples": 4, "acme": 1.0},
+        validation={"metric": "auc", "mode": "max", **curve},
+        registry="sharding: []",
+        settings=["training.steps=2"],
+        acme={"rows": {"hot": ["text"]}, "more": [{"name": ["text"]}]},
+    )
+    kept = {*a, *a["stalls"], *a["test"], *a["validation"]} - {"acme"}
+    for name in (f"{HOSTILE.replace('/', '')}.json", "b.json"):
+        tmp_path.joinpath(name).write_text(json.dumps(hostile(a, kept)))
+    html = page(read_runs(sorted(tmp_path.glob("*.json"))))
+    assert html.count("&lt;img src=x") > 20
+    assert "<img" not in html
+
+
+def test_runs_stand_side_by_side_with_ratios_to_the_first() -> None:
+    faster = a_run(samples_per_second=250.0, collective_bytes={"all_to_all": 3e5})
+    runs = [Run("before", a_run()), Run("after", faster)]
+
+    html = page(runs)
+    assert "<td>samples per second</td><td>100</td><td>250</td><td>2.5x</td>" in html
+    assert list(findings(runs)) == [
+        "after trains 2.50 times as many samples a second as before.",
+        "after sends 0.10 times the bytes of before.",
+        "Losses of before, after agree within 0.0e+00.",
+    ]
+
+
+def test_equal_curves_are_one_and_others_are_not() -> None:
+    runs = [
+        Run("a", a_run()),
+        Run("b", a_run(losses=[0.7, 0.6, 0.65 + 1e-8])),
+        Run("c", a_run(losses=[0.7, 0.6, 0.66])),
+        Run("d", a_run(losses=[0.7, 0.6, None])),
+        Run("e", a_run(losses=[0.7, 0.6])),
+    ]
+    assert [[run.name for run in group] for group in same_curves(runs)] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+        ["e"],
+    ]
+    assert "a = b" in page(runs)
+
+
+def test_worse_than_the_base_rate_and_waiting_are_said() -> None:
+    bad = {"normalized_entropy": 1.25, "auc": 0.5, "num_samples": 9}
+    stalls = {"share": 0.4, "shares": {"fill": 0.3, "convert": 0.1}}
+    said = " ".join(findings([Run("", a_run(test=bad, stalls=stalls))]))
+    assert "40% of a step is waiting for data" in said
+    assert "on the test split, 1.25000, is above 1" in said
+    assert "worse than predicting the base rate" in said
+
+
+def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
+    tmp_path: Path,
+) -> None:
+    one, two, bad = (tmp_path / name for name in ("one.json", "two.json", "bad.json"))
+    one.write_text(json.dumps(a_run()))
+    two.write_text(json.dumps({"baseline": a_run(), "plugins": a_run(), "ratios": {}}))
+    assert [run.name for run in read_runs([one])] == ["one"]
+    assert [run.name for run in read_runs([two])] == ["baseline", "plugins"]
+    assert [run.name for run in read_runs([one, two, one])] == [
+        "one (1)",
+        "two baseline",
+        "two plugins",
+        "one (4)",
+    ]
+    for text, expected in (
+        ("{", "is no JSON"),
+        ("[]", "holds no run"),
+        ('{"losses": [0.1], "collective_bytes": 3}', "samples_per_second: field required"),
+        ('{"baseline": {}, "plugins": {}}', "holds no run"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(RecdError, match=f"bad.json: {expected}"):
+            read_runs([bad])
+    with pytest.raises(RecdError, match="cannot be read"):
+        read_runs([tmp_path / "missing.json"])
+
+
+def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
+    one = tmp_path / "one.json"
+    one.write_text(json.dumps(a_run()))
+
+    result = CliRunner().invoke(main, ["report", str(one)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
+
+    one.write_text("{}")
+    result = CliRunner().invoke(main, ["report", str(one), "-o", str(tmp_path / "two.html")])
+    assert result.exit_code == 1
+    assert "holds no run" in result.output
+    assert not (tmp_path / "two.html").exists()
+
+
+def test_the_registry_of_a_run_stands_on_its_page() -> None:
+    report = {"baseline": a_run(), "plugins": a_run(), "registry": "a: <b>\n", "settings": ["c=1"]}
+    html = page(runs_of(report))
+    assert html.count("<pre>a: &lt;b&gt;\n</pre>") == 1
+    assert "<p>With c=1.</p>" in html
+
+
+def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
+    def spread(median: float, least: float, most: float) -> dict[str, float]:
+        return {"median": median, "least": least, "most": most}
+
+    report = {
+        "baseline": a_run(),
+        "plugins": a_run(samples_per_second=900.0),
+        "rounds": {
+            "baseline": {"samples_per_second": {"value": spread(100, 90, 120), "ratio": None}},
+            "plugins": {
+                "samples_per_second": {
+                    "value": spread(105, 80, 130),
+                    "ratio": spread(1.1, 0.9, 1.2),
+                }
+            },
+        },
+    }
+    runs = runs_of(report)
+    assert next(findings(runs)) == (
+        "plugins trains 1.10 (0.90 to 1.20) times as many samples a second as baseline, which "
+        "shows no difference."
+    )
+    cells = "<td>100</td><td>105</td><td>1.1x, 0.9x to 1.2x, no difference shown</td>"
+    assert f"<td>samples per second</td>{cells}" in page(runs)
+
+
+def test_ratios_of_rounds_are_those_to_the_run_beside_which_they_stand(tmp_path: Path) -> None:
+    def compared(speed: float) -> dict[str, Any]:
+        def spread(value: float) -> dict[str, float]:
+            return {"median": value, "least": value, "most": value}
+
+        def rounds(value: float, ratio: dict[str, float] | None) -> dict[str, Any]:
+            return {"samples_per_second": {"value": spread(value), "ratio": ratio}}
+
+        of_sides = {"baseline": rounds(speed, None), "plugins": rounds(2 * speed, spread(2.0))}
+        return {"baseline": a_run(), "plugins": a_run(), "rounds": of_sides}
+
+    paths = [tmp_path / name for name in ("monday.json", "tuesday.json")]
+    for path, speed in zip(paths, (100, 300), strict=True):
+        path.write_text(json.dumps(compared(speed)), encoding="utf-8")
+    runs = read_runs(paths)
+    said = "trains {} times as many samples a second as monday baseline."
+    assert [each for each in findings(runs) if "samples" in each] == [
+        f"monday plugins {said.format('2.00')}",
+        f"tuesday baseline {said.format('3.00')}",
+        f"tuesday plugins {said.format('6.00')}",
+    ]
+    cells = "<td>100</td><td>200</td><td>2x</td><td>300</td><td>3x</td><td>600</td><td>6x</td>"
+    assert f"<td>samples per second</td>{cells}" in page(runs)
+
+
+def test_validations_are_a_curve() -> None:
+    curve = {
+        "metric": "auc", "mode": "max", "steps": [10, 20], "values": [0.6, None],
+        "best_step": 10, "stopped_early": True,
+    }  # fmt: skip
+    html = page([Run("", a_run(validation=curve))])
+    assert "auc of the test split by step, best after step 10, where the run was stopped." in html
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"train": {"auc": 0.7}}, "train.num_samples: field required"),
+        ({"stalls": {"share": "x", "shares": {}}}, "stalls.share"),
+        ({"stages": []}, "stages: input should be a valid dictionary"),
+        ({"losses": ["x"]}, "losses.0"),
+        ({"settings": 5}, "settings: input should be a valid list"),
+        ({"rounds": {"step_seconds": {"ratio": 1}}}, "rounds"),
+    ],
+)
+def test_a_run_that_somebody_changed(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    path = tmp_path / "a.json"
+    if "rounds" in changed:
+        changed = {"rounds": {"": changed["rounds"]}}
+    path.write_text(json.dumps(a_run(**changed)), encoding="utf-8")
+    with pytest.raises(RecdError, match=rf"a\.json: .*{told}.*as recd run --json wrote it"):
+        read_runs([path])
+
+
+def test_a_page_is_replaced_by_force_alone(tmp_path: Path) -> None:
+    run, page_file = tmp_path / "a.json", tmp_path / "a.html"
+    run.write_text(json.dumps(a_run()), encoding="utf-8")
+    page_file.write_text("<p>mine")
+    refused = CliRunner().invoke(main, ["report", str(run)])
+    assert refused.exit_code == 1
+    assert "a.html exists already" in refused.output.replace("\n", "")
+    assert page_file.read_text() == "<p>mine"
+    assert CliRunner().invoke(main, ["report", str(run), "--force"]).exit_code == 0
+    assert page_file.read_text().startswith("<!doctype html>")
+
+
+def test_a_page_replaces_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(a_run()), encoding="utf-8")
+    for output in ("a.json", "../" + tmp_path.name + "/a.json"):
+        done = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / output)])
+        assert done.exit_code == 1
+        assert "is a run, which its page would replace" in done.output.replace("\n", " ")
+    assert json.loads(path.read_text(encoding="utf-8")) == a_run()

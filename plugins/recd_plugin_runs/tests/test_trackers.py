@@ -1,0 +1,343 @@
+"""What trackers write, and that a run which goes on writes nothing twice."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from recd_plugin_runs.trackers.lines import Csv, JsonLines
+from recd_plugin_runs.trackers.services import MlFlow, TensorBoard, WandB, _flat
+from recd_plugin_runs.trackers.tracker import Tracker
+from recd_plugins.api import (
+    DataError,
+    RunEnd,
+    RunEvaluation,
+    RunInterruption,
+    RunStart,
+    RunStep,
+    SetupError,
+)
+from recd_plugins.interfaces.callback import Quality
+from recd_plugins.testing.contracts import CallbackContract
+
+
+def needs(*modules: str) -> Any:
+    missing = [module for module in modules if find_spec(module) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{missing} are not installed")
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    for name, value in {"WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+
+
+def made(name: str, folder: Path) -> Tracker:
+    if name == "csv":
+        return Csv(Csv.Options(path=folder / "of" / "run.csv", every=2))
+    if name == "jsonl":
+        return JsonLines(JsonLines.Options(path=folder / "of" / "run.jsonl", every=2))
+    if name == "tensorboard":
+        return TensorBoard(TensorBoard.Options(path=folder / "tb", every=2))
+    if name == "wandb":
+        options: Any = {"project": "p", "folder": folder, "mode": "offline"}
+        return WandB(WandB.Options(**options, every=2))
+    return MlFlow(MlFlow.Options(tracking_uri=f"file:{folder}/ml", every=2))
+
+
+class TestContract(CallbackContract):
+    @pytest.fixture(
+        params=[
+            "csv",
+            "jsonl",
+            pytest.param("tensorboard", marks=needs("tensorboard")),
+        ]
+    )
+    def plugin(self, request: pytest.FixtureRequest, tmp_path: Path) -> Tracker:
+        return made(request.param, tmp_path)
+
+
+def start(step: int = 0, rank: int = 0) -> RunStart:
+    text = "version: 1\ncallbacks: [{use: a.b}]\n"
+    return RunStart(rank, 2, step, 6, (), (), 32, text, ("training.seed=3",))
+
+
+def train(tracker: Tracker, steps: Sequence[int], rank: int = 0) -> None:
+    for step in steps:
+        tracker.on_step(RunStep(rank, step, torch.tensor(float(step)), 0.5))
+        if step == 4:
+            quality = Quality(0.9, 0.75, 10, 0.6, 1.5)
+            tracker.on_evaluate(RunEvaluation(rank, step, "test", quality, {"gauc": 0.7}))
+
+
+def resumed(name: str, folder: Path, saved_at: int = 5, killed_at: int = 6) -> Tracker:
+    """One that was killed after steps that no checkpoint has, and has gone on to the end."""
+    first = made(name, folder)
+    first.on_start(start())
+    train(first, range(1, saved_at + 1))
+    state = json.loads(json.dumps(first.state_dict()))
+    train(first, range(saved_at + 1, killed_at + 1))
+    if name == "wandb":  # in one process it has one run at a time
+        first.close("interrupted")
+    again = made(name, folder)
+    again.on_start(start(saved_at))
+    again.load_state_dict([state, {}])
+    train(again, range(saved_at + 1, 7))
+    again.on_end(RunEnd(0, 6, ()))
+    return again
+
+
+EXPECTED = [
+    {"step": 2, "loss": 1.5, "learning_rate": 0.5},
+    {"step": 4, "loss": 3.5, "learning_rate": 0.5},
+    {
+        "step": 4,
+        "test_normalized_entropy": 0.9,
+        "test_auc": 0.75,
+        "test_num_samples": 10,
+        "test_log_loss": 0.6,
+        "test_calibration": 1.5,
+        "test_gauc": 0.7,
+    },
+    {"step": 6, "loss": 5.5, "learning_rate": 0.5},
+]
+
+
+def without_time(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    timed = ("time", "samples_per_second")
+    return [{key: value for key, value in each.items() if key not in timed} for each in records]
+
+
+def csv_records(path: Path) -> list[dict[str, float]]:
+    with path.open() as file:
+        return [
+            {key: float(value) for key, value in row.items() if value}
+            for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize("saved_at", [3, 4, 5, 6])
+def test_csv_has_each_record_once(tmp_path: Path, saved_at: int) -> None:
+    resumed("csv", tmp_path, saved_at)
+    records = csv_records(tmp_path / "of" / "run.csv")
+    assert without_time(records) == EXPECTED
+    assert records[0]["samples_per_second"] > 0
+
+
+@pytest.mark.parametrize("saved_at", [3, 4, 6])
+def test_json_lines_have_each_record_once(tmp_path: Path, saved_at: int) -> None:
+    resumed("jsonl", tmp_path, saved_at)
+    first, *records = map(json.loads, (tmp_path / "of" / "run.jsonl").read_text().splitlines())
+    assert first == {"registry": start().registry, "settings": ["training.seed=3"]}
+    assert without_time(records) == EXPECTED
+
+
+def test_a_new_run_leaves_the_file_of_another(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        tracker = made("jsonl", tmp_path)
+        tracker.on_start(start())
+        train(tracker, [1, 2])
+        state = tracker.state_dict()
+    names = sorted(path.name for path in (tmp_path / "of").iterdir())
+    assert names == ["run.1.jsonl", "run.2.jsonl", "run.jsonl"]
+    (tmp_path / "of" / "run.jsonl").write_text('{"registry": ""}\nhalf a li')
+    again = made("jsonl", tmp_path)
+    again.on_start(start(2))
+    again.load_state_dict([state])
+    said = capfd.readouterr().err
+    assert "run.jsonl: has not the 1 records of before the checkpoint" in said
+    assert "run.3.jsonl now, and a new file begins here" in said
+    again.on_interrupt(RunInterruption(0, 2, "SIGINT"))
+    assert (tmp_path / "of" / "run.3.jsonl").read_text() == '{"registry": ""}\nhalf a li'
+    assert "registry" in (tmp_path / "of" / "run.jsonl").read_text()
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+@pytest.mark.parametrize("saved_at", [1, 4])
+def test_what_another_run_wrote_since_is_kept_apart(
+    tmp_path: Path, name: str, saved_at: int
+) -> None:
+    first = made(name, tmp_path)
+    first.on_start(start())
+    train(first, range(1, saved_at + 1))
+    state = json.loads(json.dumps(first.state_dict()))
+    other = made(name, tmp_path)
+    other.on_start(start())
+    for step in range(1, 7):
+        other.on_step(RunStep(0, step, torch.tensor(7.0), 0.5))
+    other.on_end(RunEnd(0, 6, ()))
+    path = tmp_path / "of" / f"run.{name}"
+    of_other = path.read_text()
+    again = made(name, tmp_path)
+    again.on_start(start(saved_at))
+    again.load_state_dict([state])
+    train(again, range(saved_at + 1, 7))
+    again.on_end(RunEnd(0, 6, ()))
+    assert path.with_name(f"run.2.{name}").read_text() == of_other
+    assert path.read_text().count("\n") == 1 + (1 if saved_at == 4 else len(EXPECTED))
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_a_file_that_begins_anew_is_gone_on_with(tmp_path: Path, name: str) -> None:
+    path, files, state = tmp_path / "of" / f"run.{name}", [1, 2, 2], {}
+    for begin, num_files in zip((0, 2, 4), files, strict=True):
+        tracker = made(name, tmp_path)
+        tracker.on_start(start(begin))
+        if state:
+            tracker.load_state_dict([state])
+        train(tracker, range(begin + 1, begin + 3))
+        state = json.loads(json.dumps(tracker.state_dict()))
+        tracker.on_interrupt(RunInterruption(0, begin + 2, "SIGINT"))
+        assert len(list(path.parent.iterdir())) == num_files
+        if not begin:  # the disk has lost what was written
+            path.write_text(path.read_text().splitlines(keepends=True)[0])
+    # Of steps 4 and 6, and an evaluation.
+    assert path.read_text().count("\n") == 1 + 3
+
+
+def test_they_write_to_this_machine() -> None:
+    with pytest.raises(ValueError, match=r"s3://bucket/x is a URL; it is written to this machine"):
+        Csv.Options.model_validate({"path": "s3://bucket/x"})
+
+
+@pytest.mark.parametrize("tracker", [Csv, JsonLines, TensorBoard])
+def test_pipes_and_devices_are_refused(tracker: type[Tracker], tmp_path: Path) -> None:
+    """They cannot be read again, and opening a pipe waits for a reader."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", "/dev/stdout"):
+        with pytest.raises(ValidationError, match="is a pipe or a device"):
+            tracker.Options.model_validate({"path": path})
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "of" / f"run.{name}"
+    path.parent.mkdir()
+    path.write_text("user,item\n1,2\n")
+    with pytest.raises(DataError, match="exists and is not a file of this tracker; name another"):
+        made(name, tmp_path).on_start(start())
+    assert path.read_text() == "user,item\n1,2\n"
+    path.unlink()
+    program = (
+        "import sys; from pathlib import Path; from recd_plugin_runs.trackers.lines import hold; "
+        "path = Path(sys.argv[1]); path.touch(); hold(path); print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(DataError, match="another run writes there; name another file"):
+            made(name, tmp_path).on_start(start())
+        other.kill()
+    made(name, tmp_path).on_start(start())
+    assert list(path.parent.glob("run*"))
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "of").write_text("a file")
+    with pytest.raises(DataError, match=rf"of/run.{name}: cannot be written \("):
+        made(name, tmp_path).on_start(start())
+
+
+def test_one_that_a_checkpoint_does_not_know_begins_there(tmp_path: Path) -> None:
+    tracker = made("csv", tmp_path)
+    tracker.on_start(start(4))
+    train(tracker, [5, 6])
+    tracker.on_end(RunEnd(0, 6, ()))
+    assert without_time(csv_records(tmp_path / "of" / "run.csv")) == EXPECTED[3:]
+
+
+def test_only_rank_0_writes(tmp_path: Path) -> None:
+    tracker = made("csv", tmp_path)
+    tracker.on_start(start(rank=1))
+    train(tracker, range(1, 7), rank=1)
+    assert tracker.state_dict() == {}
+    tracker.load_state_dict([{"records": 1, "steps": 0, "total": 0.0}, {}])
+    tracker.on_end(RunEnd(1, 6, ()))
+    assert not list(tmp_path.iterdir())
+
+
+@needs("tensorboard")
+def test_tensorboard_shows_each_step_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    resumed("tensorboard", tmp_path, 4)
+    shown = EventAccumulator(str(tmp_path / "tb"))
+    shown.Reload()
+    assert [(e.step, e.value) for e in shown.Scalars("loss")] == [(2, 1.5), (4, 3.5), (6, 5.5)]
+    assert [e.step for e in shown.Scalars("test_auc")] == [4]
+    (text,) = shown.Tensors("registry/text_summary")
+    assert b"callbacks: [{use: a.b}]" in text.tensor_proto.string_val[0]
+
+
+@needs("tensorboard")
+def test_tensorboard_keeps_the_events_of_an_earlier_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for _ in range(3):
+        tracker = made("tensorboard", tmp_path)
+        tracker.on_start(start())
+        train(tracker, [1, 2])
+        tracker.on_end(RunEnd(0, 2, ()))
+    said = capsys.readouterr().err
+    assert said.count("events of an earlier run are in ") == 2
+    for folder in ("tb", "tb/earlier.1", "tb/earlier.2"):
+        shown = EventAccumulator(str(tmp_path / folder))
+        shown.Reload()
+        assert [(e.step, e.value) for e in shown.Scalars("loss")] == [(2, 1.5)]
+
+
+@needs("mlflow")
+def test_mlflow_has_each_step_once(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    tracker = resumed("mlflow", tmp_path, 3)
+    client = MlflowClient(f"file:{tmp_path}/ml")
+    number = tracker.more_state()["run"]
+    values = [(m.step, m.value) for m in client.get_metric_history(number, "loss")]
+    assert values == [(2, 1.5), (4, 3.5), (6, 5.5)]
+    run = client.get_run(number)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["callbacks.0.use"] == "a.b"
+
+
+@needs("wandb")
+def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
+    tracker = resumed("wandb", tmp_path, 4)
+    number = tracker.more_state()["run"]
+    assert len(list(tmp_path.glob(f"wandb/offline-run-*-{number}"))) >= 1
+
+
+def test_names_of_parameters() -> None:
+    value = {"a": [{"b": 1}, {"c d*": [1, 2]}], "e": {}}
+    assert _flat(value) == {"a.0.b": "1", "a.1.c d_": "[1, 2]", "e": "{}"}
+    columns = {"https://a/": 1, "../b": 2, "long" * 90: 3}
+    (url, parent, long) = _flat({"columns": columns})
+    assert (url, parent) == ("columns.https___a_", "columns..._b")
+    assert len(long) == 250
+
+
+@pytest.mark.parametrize(("name", "module"), [("wandb", "wandb"), ("mlflow", "mlflow.tracking")])
+def test_what_is_not_installed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SetupError, match=rf'needs {name}: pip install "recd-plugins\[{name}\]"'):
+        made(name, tmp_path).on_start(start())

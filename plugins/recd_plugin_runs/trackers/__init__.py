@@ -1,0 +1,16 @@
+"""Trackers: figures of a run to files, TensorBoard, Weights & Biases and MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recd_plugin_runs.trackers.lines import Csv, JsonLines
+from recd_plugin_runs.trackers.services import MlFlow, TensorBoard, WandB
+from recd_plugins.api import Plugin, hookimpl
+
+REQUIRES_API = 2
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    return [Csv, JsonLines, TensorBoard, WandB, MlFlow]
