@@ -7,7 +7,7 @@ from tests.docs.pages import blocks, plugin_page
 
 from recd_plugins.manager import PluginManager
 
-PAGE = plugin_page("trackers")
+PAGE = plugin_page("runs", "trackers.md")
 
 
 def test_the_entries_of_the_page_are_valid_and_all_are_there() -> None:
