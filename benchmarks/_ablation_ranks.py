@@ -31,9 +31,14 @@ from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import RunConfig
 from recd_plugins.training.assembly import Side, assemble
-from recd_plugins.training.breakdown import StepProfile, static_bytes
-from recd_plugins.training.meter import sum_by_kind
-from recd_plugins.training.profile_events import PROFILED_STEP, host_seconds, read_profile
+from recd_plugins.training.breakdown import (
+    PROFILED_STEP,
+    StepProfile,
+    host_seconds,
+    read_profile,
+    static_bytes,
+)
+from recd_plugins.training.measurement import sum_by_kind
 from recd_plugins.upstream_noise import silence as silence_upstream
 from recd_plugins.values.stages import Stage, StageTimes, stage_of
 

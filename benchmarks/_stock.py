@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks._measure import Figure, higher, lower
 from recd_plugins.training.assembly import Side
-from recd_plugins.training.compare import Sides, in_rounds
+from recd_plugins.training.compare import Variants, in_rounds
 from recd_plugins.training.session import session
 
 
@@ -28,7 +28,7 @@ def figures_over_stock(
     overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
     sides: tuple[Side, ...] = ("baseline", "plugins")
     with session(registry, overrides=overrides, settings=settings) as trainer:
-        pairs = [Sides(each) for each in in_rounds(sides, rounds, trainer.train)]
+        pairs = [Variants(each) for each in in_rounds(sides, rounds, trainer.train)]
     found: dict[str, list[float]] = {}
     for pair in pairs:
         for name, over in pair.ratios("plugins").items():

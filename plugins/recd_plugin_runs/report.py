@@ -123,7 +123,8 @@ class Run:
         spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
         if spread and self.report is first.report:
             return Spread(**spread)
-        return Spread.of_ratios([self.figure(figure)], [first.figure(figure)])
+        value, base = self.figure(figure), first.figure(figure)
+        return None if value is None or not base else Spread.of([value / base])
 
     @property
     def losses(self) -> list[float | None]:

@@ -94,9 +94,7 @@ def calibrate(
         refuse_other_names(output)
         check_output(output, force, TOPOLOGY)
 
-    limits = HangLimits(
-        _NOTICE, _HANG, lambda: "Nothing was written.", setting="recd calibrate waits"
-    )
+    limits = HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError(

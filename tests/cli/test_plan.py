@@ -11,7 +11,7 @@ from tests.cli.plan_cases import REGISTRY, folder, invoked, plan
 
 from recd_plugins.cli import main
 from recd_plugins.planning.topologies import load_topology
-from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.training.measured_at_start import write_topology
 
 __all__ = ["folder"]
 

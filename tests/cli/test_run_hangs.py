@@ -109,9 +109,7 @@ def test_a_stopped_rank_is_named_and_ends_the_run(tmp_path: Path) -> None:
             rf"rank 1, which is stopped \(process {process} of ",
             line,
         )
-    assert (
-        "longer than training.hang_timeout, 3 s: the run is ended. The last checkpoint" in said[-1]
-    )
+    assert "longer than hang_timeout, 3 s: the run is ended. The last checkpoint" in said[-1]
     assert f"--resume goes on from it: recd run {tmp_path}/registry.yaml --resume" in said[-1]
     assert "Traceback" not in done.stderr
     assert ends(process)

@@ -16,7 +16,7 @@ from recd_plugins.data import row_pipeline
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.stalls import StallMeter, StallTotals
 from recd_plugins.interfaces.read_task import BatchBlock
-from recd_plugins.training.meter import Meter
+from recd_plugins.training.measurement import Meter
 from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 
 seconds = st.floats(0, 1e3)

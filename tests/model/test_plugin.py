@@ -15,11 +15,10 @@ from recd_plugins.cli import main
 from recd_plugins.errors import RankError, RecdError, RegistryError, SetupError
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import train
-from recd_plugins.training.whole_model import unchecked_model
+from recd_plugins.training.trained import unchecked_model
+from recd_plugins.training.trainer import Job, train
 
 PLUGINS = Path(__file__).parent / "plugins"
 REGISTRY = """

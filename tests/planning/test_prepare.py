@@ -20,7 +20,7 @@ from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.registry import Entry
-from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.training.measured_at_start import write_topology
 from recd_plugins.values.batch import Placement
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.values.stage_costs import StageCosts

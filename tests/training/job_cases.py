@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from recd_plugins.errors import RecdError
-from recd_plugins.training.job import Job
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 
 def losses_of_jobs(rank: int, world_size: int, jobs: list[Job]) -> list[list[float] | str]:

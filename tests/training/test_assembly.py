@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.errors import NoPlanError, PluginError
+from recd_plugins.errors import NoPlanError, PluginError, SetupError
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import KeptActivations, measure_compute, measure_kept
-from recd_plugins.planning.topologies import this_machine
+from recd_plugins.planning.topologies import load_topology, this_machine
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training import assembly
-from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.assembly import Side, _equal_gradients_pay, assemble
+from recd_plugins.values.stage_costs import StageCosts
 
 CPU = torch.device("cpu")
 REGISTRY = """version: 1
@@ -117,6 +120,8 @@ def test_a_model_that_uses_its_tables_is_made_whole(
 
     def built(*arguments: Any) -> Any:
         model: Any = build_model(*arguments)
+        if all(each.is_meta for each in model.parameters()):  # to look at its size
+            return model
         on_meta.append(model.bags.embedding_bags["t_a"].weight.is_meta)
         if use is not None:
             use(model)
@@ -128,3 +133,35 @@ def test_a_model_that_uses_its_tables_is_made_whole(
     assert on_meta == ([True] if use is None else [True, False])
     assert bool(tensor.any()) is (use is not _sets)
     assert ("each rank makes the whole model" in caplog.text) is (use is not None)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("{num_embeddings: 1000000000000}", "GB, of which bags.embedding_bags.t_"),
+        ("{num_embeddings: 9, top_mlp: [1048576, 1048576]}", "of which top.over_arch."),
+    ],
+)
+def test_a_model_larger_than_the_machine_is_refused(tmp_path: Path, model: str, said: str) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY.partition("model:")[0] + f"model: {model}\n")
+    with pytest.raises(SetupError, match="the model's parameters take") as caught:
+        assemble(load_registry(path), "plugins", CPU)
+    assert said in str(caught.value)
+
+
+LINKS: Any = SimpleNamespace(training=TrainingSpec())
+
+
+@pytest.mark.parametrize(("bits_per_second", "pays"), [(200e6, True), (1e9, False), (1e10, False)])
+def test_by_the_links_that_were_measured(bits_per_second: float, pays: bool) -> None:
+    machine = load_topology("machine", nodes=2, ranks_per_node=1, device="cpu")
+    costs = StageCosts.model_validate(
+        {"all_to_all": {"bytes_across_nodes": 8 / bits_per_second, "collectives": 0.001}}
+    )
+    measured = machine.model_copy(update={"costs": costs})
+    assert _equal_gradients_pay(LINKS, CPU, measured) is pays
+
+
+def test_where_links_are_not_known() -> None:
+    assert _equal_gradients_pay(LINKS, CPU, None)

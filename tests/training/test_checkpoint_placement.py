@@ -10,8 +10,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import read_metadata
-from recd_plugins.training.job import Job
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 REGISTRY = """
 version: 1

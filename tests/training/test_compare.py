@@ -12,12 +12,15 @@ import pytest
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.checkpoint_files import ValidationCurve
-from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
-from recd_plugins.training.figures import overfitting, suspiciously_good, worse_than_base_rate
-from recd_plugins.training.profile_events import StepMemory
-from recd_plugins.training.result import Result
-from recd_plugins.training.stall_report import StallReport
+from recd_plugins.training.compare import Comparison, figures, in_rounds
+from recd_plugins.training.data_report import StallReport
+from recd_plugins.training.result import (
+    Result,
+    quality_advice,
+    worse_than_base_rate,
+)
 from recd_plugins.training.validation import ValidationReport
 from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.values.stages import STAGES, StageTimes
@@ -90,8 +93,8 @@ def test_a_ratio_of_a_few_steps_is_not_to_be_believed() -> None:
 
 
 def test_a_run_that_was_resumed_says_what_its_figures_are_of() -> None:
-    assert result_table(result([0.5, 0.25])).caption is None
-    caption = result_table(replace(result([0.5] * 9), first_step=6)).caption
+    assert result([0.5, 0.25]).table().caption is None
+    caption = replace(result([0.5] * 9), first_step=6).table().caption
     assert caption == "resumed at step 6: train figures and speed are of the 3 steps since"
 
 
@@ -184,21 +187,24 @@ def test_overfitting_is_said(values: list[float | None], train: float, told: boo
     of_run = {
         "validation": ValidationReport(curve, False).as_json(),
         "train": {"normalized_entropy": train},
-        "test": {"normalized_entropy": 0.8},
+        "test": {"normalized_entropy": 0.8, "auc": 0.9},
     }
-    said = overfitting(of_run, "ours")
+    said = quality_advice(of_run, "ours")
     assert bool(said) == told
-    assert not told or said == (
+    assert not told or said == [
         "Overfitting: log_loss of ours on the test split was best at step 2; training rows are "
         "predicted better (normalized entropy 0.70000 against 0.80000). Use more data, fewer "
         "epochs or regularisation."
-    )
-    assert not overfitting(of_run | {"validation": None})
+    ]
+    assert not quality_advice(of_run | {"validation": None})
 
 
 def test_an_auc_that_is_hardly_ever_real_is_said() -> None:
-    assert [suspiciously_good(auc) for auc in (0.5, 0.99, math.nan)] == ["", "", ""]
-    said = suspiciously_good(0.9987, "plugins")
-    assert said.startswith(
+    def advice(auc: float) -> list[str]:
+        values = {"train": None, "test": {"normalized_entropy": 0.5, "auc": auc}}
+        return quality_advice(values, "plugins")
+
+    assert [advice(auc) for auc in (0.5, 0.99, math.nan)] == [[], [], []]
+    assert advice(0.9987)[0].startswith(
         "The test AUC of plugins, 0.9987, is suspiciously high: is a feature known"
     )

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.training.compare_shardings import ShardingComparison
+from recd_plugins.training.compare import ShardingComparison
 from recd_plugins.training.result import Result
 
 NAMES = [

@@ -16,8 +16,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import PluginError
-from recd_plugins.training.dense_gradients import EveryGradient, summed_in_fixed_buckets
+from recd_plugins.training.optimizer import summed_in_fixed_buckets
 
 both = pytest.mark.parametrize("always_trained", [False, True])
 
@@ -114,30 +113,6 @@ def promise_broken(rank: int, world_size: int) -> str:
 
 def test_a_parameter_that_is_not_trained_ends_a_run_that_was_promised_it() -> None:
     assert "Parameter indices which did not receive grad" in launch(promise_broken, 2)[0]
-
-
-def missed(rank: int, world_size: int, always_trained: bool, all_used: bool) -> tuple[str, ...]:
-    """What is said of a step, and of one whose gradients a pipeline has dropped."""
-    dmp = sharded(always_trained, all_used)
-    looked = EveryGradient(dmp, ["acme.mlp"])
-    dmp(torch.ones(2, 31)).backward()
-    said = []
-    for _ in range(2):
-        try:
-            looked.check(3)
-            said.append("")
-        except PluginError as error:
-            said.append(str(error))
-        dmp.zero_grad()
-    return tuple(said)
-
-
-def test_a_parameter_without_a_gradient_is_named_at_once() -> None:
-    told, dropped = launch(missed, 2, True, False)[0]
-    assert told.startswith("acme.mlp: step 3 gave no gradient to extra.weight, extra.bias, and")
-    assert not dropped
-    assert launch(missed, 2, True, True)[0] == ("", "")
-    assert launch(missed, 2, False, False)[0] == ("", "")
 
 
 def gradients_and_bytes(rank: int, world_size: int) -> tuple[list[list[float]], int]:

@@ -15,7 +15,7 @@ from tests.training.job_cases import losses_of_jobs
 from recd_plugins.manager import PluginManager
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
+from recd_plugins.training.trainer import Job
 
 TRAINING: dict[str, Any] = {
     "batch_size": 64,

@@ -16,8 +16,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.job import Job
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 RANKS, BATCH_SIZE = 2, 8
 DENSE = [f"x_{number}" for number in range(16)]

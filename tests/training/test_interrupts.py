@@ -13,10 +13,9 @@ import pytest
 from tests.training.interrupt_cases import asked_at_its_end, asked_too_late, steps_until_asked
 
 from recd_plugins.distributed.launch import launch
-from recd_plugins.distributed.signals import after_training, passed_on
+from recd_plugins.distributed.signals import Interrupts, after_training, passed_on
 from recd_plugins.errors import RunInterrupted, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.interrupts import Interrupts
 
 
 def test_all_ranks_end_after_the_same_step() -> None:
@@ -41,9 +40,9 @@ def test_what_was_there_before_comes_back(capfd: pytest.CaptureFixture[str]) -> 
 
 SCRIPT = """
 import os, signal, sys, time
-from recd_plugins.training import interrupts
-interrupts._ONE_CTRL_C = 0.0
-with interrupts.Interrupts(0, 1):
+from recd_plugins.distributed import signals
+signals._ONE_CTRL_C = 0.0
+with signals.Interrupts(0, 1):
     for _ in range(2):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.2)

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from recd_plugins.registry.training_spec import ScheduleSpec
-from recd_plugins.training.learning_rates import LearningRates, factor
+from recd_plugins.training.optimizer import LearningRates, factor
 
 
 def factors(num_steps: int, /, **schedule: object) -> list[float]:

@@ -16,8 +16,7 @@ from recd_plugins.planning.measurement import Measurement, measure_collectives
 from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.calibration_file import write_topology
-from recd_plugins.training.measured_at_start import KEPT, topology_at_start
+from recd_plugins.training.measured_at_start import KEPT, topology_at_start, write_topology
 
 #: All else is left out, so that of two that measure there is one.
 ALONE = {"RECD_ONLY": "recd-plugins-core"}

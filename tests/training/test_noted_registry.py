@@ -12,9 +12,8 @@ from recd_plugins import load_registry
 from recd_plugins.cli import main
 from recd_plugins.errors import RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 REGISTRY = """version: 1
 dataset: {{use: {dataset}, options: {{rows: 64, test_rows: 0, sparse: {{user: 90}}}}}}

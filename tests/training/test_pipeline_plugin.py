@@ -10,10 +10,9 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 PLUGINS = Path(__file__).parent / "plugins"
 REGISTRY = """
@@ -100,15 +99,6 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
         ("fails", r"test.loop: build failed at .*plain_loop.py:\d+: ValueError: no streams"),
         ("builds_nothing", "test.loop: build returned None; expected a pipeline with a method"),
         ("breaks", r"test.loop: progress failed at .*plain_loop.py:\d+: ValueError: no batch"),
-        ("gives_the_loss", "progress returned Tensor; expected what the model returned besides"),
-        ("trains_nothing", "returned 2 times, and no parameter of the model was written to: the"),
-        ("adds_up_gradients", "calls backward where .* still has the gradient of the batch before"),
-        ("trains_twice", "made 2 backward passes in 1 calls, each of which trains one batch: tab"),
-        ("steps_twice", "made 2 steps of an optimizer in 1 calls, each of which trains one batch"),
-        ("is_one_behind", "returned the labels of another batch in call 2: expected the output of"),
-        ("skips", "progress ended with 1 of 2 batches that it had taken and not trained"),
-        ("evaluates", "progress left the model in evaluation mode in call 1, in which no later"),
-        ("stops_early", "progress ended after 1 calls, and batches are left: it raises StopIter"),
         ("is_stale", "TrainPipelineSemiSync looks up the rows of a batch before"),
     ],
 )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.training.quality import Predictions, measure
+from recd_plugins.training.evaluation import Predictions, measure
 
 
 def data() -> tuple[Tensor, Tensor]:

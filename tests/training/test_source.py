@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.training.batch_source import BatchSource
+from recd_plugins.training.batches import BatchSource
 from recd_plugins.training.checkpoint import Progress
 
 

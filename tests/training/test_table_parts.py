@@ -11,7 +11,7 @@ import pytest
 from recd_plugins.api import PluginError, Section, Sharding, TablePart
 from recd_plugins.registry import Entry
 from recd_plugins.registry.checked_part import CheckedPart
-from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
+from recd_plugins.training.measurement import observed_by, sections_of
 
 
 class Wide(Sharding):
@@ -61,14 +61,3 @@ def test_parts_of_a_class_report_together_and_names_are_those_of_one() -> None:
         sections(One(), Other())
     with pytest.raises(PluginError, match=r"One reports a section told"):
         sections(One(), taken="told")
-
-
-def test_two_names_for_one_channel_are_refused() -> None:
-    def counting(name: str) -> CheckedPart:
-        part = type("Part", (TablePart,), {"channels": lambda *_: {("0", "all_to_all"): name}})()
-        return CheckedPart(Path("registry.yaml"), ENTRY, part)
-
-    model: Any = None
-    assert channels_of([counting("a"), counting("a")], model) == {("0", "all_to_all"): "a"}
-    with pytest.raises(PluginError, match=r"line 7\) and acme.wide .* two names, a and b"):
-        channels_of([counting("a"), counting("b")], model)

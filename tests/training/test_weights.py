@@ -12,7 +12,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.training import checkpoint_weights
+from recd_plugins.training import checkpoint_dcp
 from recd_plugins.training.weights import copy_weights
 
 
@@ -48,9 +48,9 @@ def test_what_a_sharding_keeps_beside_its_tables_is_no_weight(
     model = nn.ModuleDict({"bags": EmbeddingBagCollection([config]), "top": nn.Linear(4, 1)})
     kept = {name: torch.ones_like(value) for name, value in model.state_dict().items()}
     kept["bags.reads"] = torch.arange(3)
-    monkeypatch.setattr(checkpoint_weights, "read_weights", lambda *_, **__: kept)
-    checkpoint_weights.load_weights(tmp_path, model)
+    monkeypatch.setattr(checkpoint_dcp, "read_weights", lambda *_, **__: kept)
+    checkpoint_dcp.load_weights(tmp_path, model)
     assert all(bool((value == 1).all()) for value in model.state_dict().values())
     kept["top.scale"] = torch.ones(1)
     with pytest.raises(RecdError, match=r"top\.scale is there, and the model .* no such parameter"):
-        checkpoint_weights.load_weights(tmp_path, model)
+        checkpoint_dcp.load_weights(tmp_path, model)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.training.job import Job
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 
 def run(rank: int, world_size: int, path: Path, settings: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.testing.contracts import IngestionContract
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 REGISTRY = """
 version: 1

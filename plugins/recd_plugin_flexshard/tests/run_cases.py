@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 
 def train_under_each(

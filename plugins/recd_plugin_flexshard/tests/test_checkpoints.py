@@ -8,7 +8,7 @@ import pytest
 from tests.training.job_cases import losses_of_jobs
 
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
+from recd_plugins.training.trainer import Job
 
 from .conftest import ELSEWHERE, MakeRegistry
 

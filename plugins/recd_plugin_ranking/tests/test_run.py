@@ -26,7 +26,6 @@ from recd_plugins.data.rows import rows_of_split
 from recd_plugins.errors import DataError
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.absent_data import with_trained_columns
 from recd_plugins.training.checkpoint_dcp import METADATA
 from recd_plugins.training.checkpoint_files import (
     MANIFEST,
@@ -34,10 +33,9 @@ from recd_plugins.training.checkpoint_files import (
     manifest_text,
     read_manifest,
 )
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
-from recd_plugins.training.trainer import train
-from recd_plugins.training.whole_model import unchecked_model, whole_model
+from recd_plugins.training.trained import unchecked_model, whole_model, with_trained_columns
+from recd_plugins.training.trainer import Job, train
 
 SASREC = {
     "use": "ranking.sasrec",

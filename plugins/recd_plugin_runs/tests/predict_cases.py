@@ -13,9 +13,8 @@ from recd_plugin_runs.evaluate import evaluate
 from recd_plugin_runs.predict import PredictJob, predict
 from recd_plugins import activity
 from recd_plugins.errors import RecdError
-from recd_plugins.training.job import Job
 from recd_plugins.training.trained import TrainedJob
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 
 def trained(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:

@@ -27,10 +27,10 @@ from recd_plugins import load_registry
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.absent_data import AbsentData, with_trained_columns
 from recd_plugins.training.checkpoint_dcp import table_weights
 from recd_plugins.training.checkpoint_files import IDENTITY, MANIFEST, manifest_text, read_manifest
-from recd_plugins.training.quality import measure
+from recd_plugins.training.evaluation import measure
+from recd_plugins.training.trained import AbsentData, with_trained_columns
 
 REGISTRY = """
 version: 1

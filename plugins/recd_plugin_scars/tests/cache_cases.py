@@ -8,9 +8,8 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from recd_plugins.errors import RecdError
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 #: Rows of each table; ids are hashed into them.
 ROWS = 2000

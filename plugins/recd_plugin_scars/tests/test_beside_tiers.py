@@ -12,8 +12,8 @@ from recd_plugin_scars.report import CacheReport
 from recd_plugin_scars.tests.cache_cases import SEQUENCES, train_each, write_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import read_weights
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import Job
 
 STEPS = 6
 

@@ -18,8 +18,8 @@ from recd_plugins.api.model import build_model, tables_of
 from recd_plugins.api.registry import load_registry
 from recd_plugins.cli import main
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import Job
 
 SHARDINGS = ["torchrec.table_wise", "torchrec.column_wise"]  # those below are row-wise
 #: Each once; with them the ways to say how much, storage and lookahead.

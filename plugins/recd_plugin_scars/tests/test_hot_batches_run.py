@@ -13,8 +13,8 @@ from ruamel.yaml import YAML
 from recd_plugin_scars.tests.cache_cases import train_each, write_registry
 from recd_plugin_scars.tests.hot_cases import count_moves
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import Job
 
 
 @pytest.fixture

@@ -30,8 +30,7 @@ from recd_plugins.api.planning import CollectiveRate
 from recd_plugins.cli import main
 from recd_plugins.planning.machines import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.calibration_file import write_topology
-from recd_plugins.training.measured_at_start import KEPT
+from recd_plugins.training.measured_at_start import KEPT, write_topology
 
 CPU = torch.device("cpu")
 SIZES = (2**12, 2**16, 2**20, 2**22)

@@ -11,7 +11,6 @@ from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, look
 from recd_plugins.distributed.coalesced.unique import unique_ids
 from recd_plugins.distributed.device import choose_device, device_of_rank, lack_for_cuda
 from recd_plugins.distributed.guards import guard
-from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     Ranks,
     backend_for,
@@ -21,15 +20,14 @@ from recd_plugins.distributed.launch import (
     torchrun_ranks_per_node,
 )
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
-from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.process_groups import new_group
-from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
+from recd_plugins.distributed.rank_agreement import check_agreement, ranks_of_each_node, tell_all
 from recd_plugins.distributed.rates_of_steps import LookupAhead
 from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.distributed.watched_ranks import watched_by_each_other
+from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
 from recd_plugins.values.channels import Channel, CollectiveKind, resolve_group
 from recd_plugins.values.internal import Internal
 

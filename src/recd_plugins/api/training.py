@@ -6,52 +6,57 @@ For calibrations and benchmarks. Needs torch and TorchRec.
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.measurement import measure_collectives
-from recd_plugins.training.absent_data import AbsentData, with_trained_columns
 from recd_plugins.training.assembly import Side, assemble
-from recd_plugins.training.batch_source import BatchSource
-from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
-from recd_plugins.training.calibration_file import (
-    calibration_job,
-    refuse_existing,
-    refuse_other_names,
-    write_topology,
+from recd_plugins.training.batches import BatchSource
+from recd_plugins.training.breakdown import (
+    PROFILED_STEP,
+    Span,
+    StepEvents,
+    StepProfile,
+    device_seconds,
+    host_seconds,
+    read_profile,
+    static_bytes,
+    step_profile,
 )
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_dcp import table_weights
-from recd_plugins.training.compare import loss_max_abs_diff
-from recd_plugins.training.figures import (
+from recd_plugins.training.compare import Spread, loss_max_abs_diff
+from recd_plugins.training.data_report import GroupShare
+from recd_plugins.training.evaluation import Metrics, Predictions, tie_groups
+from recd_plugins.training.identity import check_same_preprocessing, identity_of
+from recd_plugins.training.measured_at_start import (
+    calibration_job,
+    refuse_existing,
+    refuse_other_names,
+    topology_at_start,
+    write_topology,
+)
+from recd_plugins.training.measurement import peak_bytes, sections_of, sum_by_kind
+from recd_plugins.training.optimizer import LearningRates
+from recd_plugins.training.result import (
+    Result,
     figure_text,
     figure_words,
     figures_of,
     quality_advice,
     worse_than_base_rate,
 )
-from recd_plugins.training.group_report import GroupShare
-from recd_plugins.training.identity import check_same_preprocessing, identity_of
-from recd_plugins.training.job import Job
-from recd_plugins.training.learning_rates import LearningRates
-from recd_plugins.training.measured_at_start import topology_at_start
-from recd_plugins.training.memory import peak_bytes
-from recd_plugins.training.meter import sum_by_kind
-from recd_plugins.training.metrics import Metrics
-from recd_plugins.training.profile_events import (
-    PROFILED_STEP,
-    Span,
-    StepEvents,
-    device_seconds,
-    host_seconds,
-    read_profile,
-)
-from recd_plugins.training.quality import Predictions
-from recd_plugins.training.result import Result
 from recd_plugins.training.resume import load_fitted
 from recd_plugins.training.session import session
-from recd_plugins.training.spread import Spread
-from recd_plugins.training.table_parts import sections_of
-from recd_plugins.training.ties import tie_groups
-from recd_plugins.training.trained import Trained, TrainedJob, load_trained, on_ranks
-from recd_plugins.training.whole_model import say_other_data, unchecked_model, whole_model
+from recd_plugins.training.trained import (
+    AbsentData,
+    Trained,
+    TrainedJob,
+    load_trained,
+    on_ranks,
+    say_other_data,
+    unchecked_model,
+    whole_model,
+    with_trained_columns,
+)
+from recd_plugins.training.trainer import Job
 from recd_plugins.versions import fbgemm_has_cuda
 
 __all__ = [

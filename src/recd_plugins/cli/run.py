@@ -196,13 +196,12 @@ def run(
     with without_collections():
         from recd_plugins.training.compare import (
             Comparison,
+            ShardingComparison,
             in_rounds,
-            result_table,
         )
-        from recd_plugins.training.compare_shardings import ShardingComparison
-        from recd_plugins.training.figures import quality_advice
+        from recd_plugins.training.data_report import stall_advice, stall_table
+        from recd_plugins.training.result import quality_advice
         from recd_plugins.training.session import session
-        from recd_plugins.training.stall_report import stall_advice, stall_table
     options: dict[str, Any] = {
         "ranks": ranks,
         "ranks_per_node": ranks_per_node,
@@ -257,7 +256,7 @@ def run(
             results = {"plugins": both["plugins"]}
         else:
             result = trainer.train("plugins")
-            report, shown = result.as_json(), [result_table(result)]
+            report, shown = result.as_json(), [result.table()]
             results = {"": result}
         click.get_current_context().with_resource(after_training())
         for name, result in results.items():
@@ -335,7 +334,7 @@ def _goes_on_with_resume(registry: Path) -> Iterator[None]:
         yield
     except RunInterrupted as error:
         if error.resumable:
-            from recd_plugins.training.interrupts import this_command
+            from recd_plugins.training.session import this_command
 
             command = this_command(registry, resume=True)
             error.args = (f"{error.args[0]}. To go on: {command}",)

@@ -21,8 +21,8 @@ from torchrec.distributed.dist_data import SequenceEmbeddingsAllToAll
 
 from recd_plugins.distributed.byte_counter import EXCHANGE_TAG
 from recd_plugins.distributed.coalesced import kernels
-from recd_plugins.distributed.nodes import crosses_links
 from recd_plugins.distributed.process_groups import sends_by_gloo
+from recd_plugins.distributed.rank_agreement import crosses_links
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
 # A message begins with the number of its rows, in bytes that keep what follows aligned.

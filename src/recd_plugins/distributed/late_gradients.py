@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.process_groups import new_group
+from recd_plugins.distributed.rank_agreement import ranks_of_each_node
 
 
 class LateGradients:

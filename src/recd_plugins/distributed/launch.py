@@ -1,55 +1,53 @@
-"""Ranks on this machine: processes that share a process group, and what happens when one fails."""
+"""Ranks: processes on this machine that share a process group, or those of torchrun."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from recd_plugins.activity import said_if_long
 from recd_plugins.cores import threads_of_a_rank
-from recd_plugins.distributed.hang_watch import HangLimits, HangWatch
-from recd_plugins.distributed.rank_process import (
-    HOST,
-    LAUNCHED,
-    Failure,
-    RankSetup,
-    leave_process_group,
-    serve,
+from recd_plugins.distributed.signals import LAUNCHED, passed_on
+from recd_plugins.distributed.watch import HangLimits, HangWatch, Heart
+from recd_plugins.errors import RankError, RecdError, SetupError, in_a_line, on_rank
+from recd_plugins.lasting_output import lasting_output
+from recd_plugins.processes import (
+    adopt_environ,
+    end_with_parent,
+    kill_stopped_below,
+    portable,
+    share_fork_server,
+    start_fork_server,
+    starting,
 )
-from recd_plugins.distributed.signals import passed_on
-from recd_plugins.errors import RankError, RecdError, SetupError, on_rank
-from recd_plugins.processes import kill_stopped_below, start_fork_server, starting
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 T = TypeVar("T")
 
-_LAUNCHER = "start this with torchrun, or without RANK in the environment to start ranks here"
-_MOST_DIGITS = 9
-
 CUDA_BACKEND = "cpu:gloo,cuda:nccl"
+_HOST = "127.0.0.1"
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
-# Seconds after which a rank says that it waits for others to start.
-_LONG_WAIT = 60.0
-# After the first failure: long enough for the operating system to report a process that was
-# killed, whose peers complain about their broken connection before it does.
+# After the first failure: long enough for the operating system to report a killed process, whose
+# peers complain about their broken connection before it does.
 _GRACE_SECONDS = 1.0
 
 _CAUSES = {
     "SIGKILL": "; where nobody killed it, the machine ran out of memory: use fewer ranks or a "
     "smaller batch or model",
-    # gloo ends the process where ranks take part in a collective with tensors of other sizes.
+    # gloo ends the process if ranks take part in a collective with tensors of other sizes.
     "SIGABRT": ": native code gave up, and what it wrote stands above. The ranks may have got out "
     "of step: does the dataset give every rank as many batches as len(reader) says, and does every "
     "rank build the same model?",
@@ -57,7 +55,7 @@ _CAUSES = {
 
 
 def backend_for(device_type: str) -> str:
-    """The process group's backend: gloo, and NCCL next to it where tensors are on CUDA."""
+    """Return the process group's backend: gloo, with NCCL for tensors on CUDA."""
     return CUDA_BACKEND if device_type == "cuda" else "gloo"
 
 
@@ -74,8 +72,8 @@ def launch(
 ) -> list[T]:
     """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; returns by rank.
 
-    Arguments and parameters are those of ``Ranks``. See ``Ranks.run`` for the errors.
-    ``interruptible`` says that the function ends by itself where ``signals.passed_on`` asks it to.
+    Arguments and parameters are those of ``Ranks``, errors those of ``Ranks.run``.
+    ``interruptible`` says that the function ends by itself at a signal (``signals.passed_on``).
     """
     ranks = Ranks(
         world_size,
@@ -90,18 +88,49 @@ def launch(
         return ranks.run(function, *args)
 
 
+@dataclass(frozen=True)
+class _Setup:
+    """What every rank is told; ``beats`` are the seconds between heartbeats, if any."""
+
+    world_size: int
+    local_world_size: int
+    backend: str
+    timeout: timedelta
+    threads: int
+    environ: dict[str, str]
+    port: int = 0
+    beats: float | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a rank has no result.
+
+    Attributes:
+        text: the traceback, empty if the process ended without one.
+        error: the exception, if it is a RecdError.
+        exit_code: of the process, if it ended; negative for a signal.
+        what: the exception in a line.
+    """
+
+    text: str
+    error: RecdError | None
+    exit_code: int | None = None
+    what: str = ""
+
+
 class Ranks:
     """A context in which ``world_size`` processes share one process group.
 
     Args:
         world_size: number of processes.
         backend: of ``torch.distributed``; with CUDA in it rank i uses CUDA device i, and ranks
-            share devices where there are fewer of these (which NCCL refuses).
+            share devices if there are fewer of these (which NCCL refuses).
         timeout: for the start and for each collective.
         local_world_size: ranks a node, to pretend several nodes; all of them without it.
         threads: torch's threads a rank; without it OMP_NUM_THREADS, or the machine's cores shared
             out, at least 1.
-        hang_limits: say on stderr where nothing moves, and end the ranks.
+        hang_limits: say on stderr if nothing moves, and end the ranks.
     """
 
     def __init__(
@@ -115,7 +144,7 @@ class Ranks:
         hang_limits: HangLimits | None = None,
     ) -> None:
         self.world_size = world_size
-        self._setup = RankSetup(
+        self._setup = _Setup(
             world_size=world_size,
             local_world_size=local_world_size or world_size,
             backend=backend,
@@ -132,21 +161,25 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Whether ``run`` can be called: after a failure it cannot."""
+        """Whether ``run`` can be called: not after a failure."""
         return bool(self._processes)
 
     def __enter__(self) -> Self:
+        from torch._C._distributed_c10d import TCPStore
+
         context = _context(self._setup.backend)
         if context.get_start_method() == "forkserver":
             start_fork_server()
         # Here, not in a rank: one that is stopped would take it along.
-        self._store = store = _open_store(self._setup.timeout)
+        self._store = store = TCPStore(
+            _HOST, 0, is_master=True, timeout=self._setup.timeout, wait_for_workers=False
+        )
         setup = replace(self._setup, port=store.port)
         try:
             for rank in range(self.world_size):
                 ours, theirs = context.Pipe()
                 process = context.Process(  # type: ignore[attr-defined]
-                    target=serve, args=(rank, theirs, setup), name=f"rank {rank}"
+                    target=_serve, args=(rank, theirs, setup), name=f"rank {rank}"
                 )
                 with starting("ranks"):
                     process.start()
@@ -161,7 +194,7 @@ class Ranks:
                     say=lambda text: print(text, file=sys.stderr, flush=True),
                     processes=[process.pid or 0 for process in self._processes],
                 )
-            self._collect(set(range(self.world_size)))
+            self._collect()
         except BaseException:
             self._kill()
             raise
@@ -174,7 +207,7 @@ class Ranks:
             self._kill()
 
     def run(self, function: Callable[..., T], *args: Any) -> list[T]:
-        """Call ``function(rank, world_size, *args)`` on every rank; the results by rank.
+        """Call ``function(rank, world_size, *args)`` on every rank; return the results by rank.
 
         ``function``, ``args`` and results travel by pickle. One failure ends all ranks.
 
@@ -190,15 +223,13 @@ class Ranks:
             for connection in self._connections:
                 with suppress(BrokenPipeError):  # _collect reports the dead rank
                     connection.send_bytes(request)
-            return [
-                result for _, result in sorted(self._collect(set(range(self.world_size))).items())
-            ]
+            return self._collect()
         except BaseException:
             self._kill()
             raise
 
     def asked_to_end(self) -> AbstractContextManager[None]:
-        """A context in which signals that end a run are passed on to the ranks."""
+        """Return a context in which signals that end a run are passed on to the ranks."""
         return passed_on(self._processes)
 
     def close(self) -> None:
@@ -226,28 +257,28 @@ class Ranks:
         self._processes, self._connections = [], []
         self._watch = self._store = None
 
-    def _collect(self, ranks: set[int]) -> dict[int, Any]:
-        """One answer of each of ``ranks``; raises the most telling of the failures."""
+    def _collect(self) -> list[Any]:
+        """Return one answer of each rank, or raise the most telling failure."""
         answers: dict[int, Any] = {}
-        failures: dict[int, Failure] = {}
+        failures: dict[int, _Failure] = {}
         deadline: float | None = None
-        while pending := ranks - answers.keys() - failures.keys():
+        while pending := set(range(self.world_size)) - answers.keys() - failures.keys():
             ready = self._wait(pending, deadline)
             if not ready:
                 break
             for rank in ready:
                 answer = self._receive(rank)
-                if isinstance(answer, Failure):
+                if isinstance(answer, _Failure):
                     failures[rank] = answer
                     deadline = deadline or time.monotonic() + _GRACE_SECONDS
                 else:
                     answers[rank] = answer
         if failures:
             _raise(failures, self.world_size, self._hang_limits)
-        return answers
+        return [answers[rank] for rank in range(self.world_size)]
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
-        """The ranks that have something to say or have ended; none at the deadline."""
+        """Return the ranks that have answered or ended; none at the deadline."""
         sources: dict[Any, int] = {}
         for rank in ranks:
             sources[self._connections[rank]] = rank
@@ -264,15 +295,15 @@ class Ranks:
             return pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             self._processes[rank].join()
-            return Failure("", None, self._processes[rank].exitcode)
+            return _Failure("", None, self._processes[rank].exitcode)
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
-    """How ranks are made.
+    """Return how ranks are started.
 
-    A fork server that has imported what ranks need starts one in a tenth of the time that an
-    interpreter of its own takes (4 s of imports). CUDA does not survive a fork of a process that
-    merely asked for it, so ranks with CUDA get interpreters of their own.
+    A fork server that has imported torch and TorchRec starts one in a tenth of the time of a new
+    interpreter (4 s of imports). CUDA does not survive a fork of a process that merely asked for
+    it, so ranks with CUDA get interpreters of their own.
     """
     if "cuda" in backend:
         return multiprocessing.get_context("spawn")
@@ -283,20 +314,9 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
     return context
 
 
-def _open_store(timeout: timedelta) -> TCPStore:
-    """The ranks' store, on a port that the operating system gives it."""
-    from torch._C._distributed_c10d import TCPStore
-
-    return TCPStore(HOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)
-
-
-def _raise(failures: Mapping[int, Failure], world_size: int, limits: HangLimits | None) -> None:
-    """Raise the cause: a death comes before the complaints of the peers, the first before later."""
-
-    def order(rank: int) -> tuple[bool, bool]:
-        return failures[rank].text != "", failures[rank].error is None
-
-    rank = min(failures, key=order)
+def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits | None) -> None:
+    """Raise the cause: a death before the complaints of peers, the first before later ones."""
+    rank = min(failures, key=lambda r: (failures[r].text != "", failures[r].error is None))
     failure = failures[rank]
     if failure.error is not None:
         said = {str(each.error) for each in failures.values()}
@@ -312,13 +332,93 @@ def _raise(failures: Mapping[int, Failure], world_size: int, limits: HangLimits 
     raise SetupError(f"rank {rank} ended with exit code {code} before it had a result{advice}")
 
 
-def torchrun_rank() -> int | None:
-    """The rank that ``torchrun`` (or another launcher with its environment) gave this process.
+def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
+    """Join the process group, then answer requests until an empty one.
 
-    None where there is no such launcher, and in ranks of ``launch``.
+    A request is a pickled ``(function, args)``, an answer a pickled result or ``_Failure``.
+    """
+    # Ctrl-C reaches the whole terminal, and so does its end; the parent ends the ranks.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    share_fork_server()
+    adopt_environ(setup.environ)
+    with lasting_output():
+        try:
+            _join_process_group(rank, setup)
+        except Exception as error:
+            connection.send_bytes(pickle.dumps(_failure(error)))
+            return
+        # Not connection.send: torch would pass tensors as handles, which die with the rank.
+        connection.send_bytes(pickle.dumps(None))
+        with suppress(EOFError, BrokenPipeError):  # the parent was interrupted
+            while request := connection.recv_bytes():
+                connection.send_bytes(_call(rank, setup, request))
+        _leave_process_group()
+
+
+def _join_process_group(rank: int, setup: _Setup) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    torch.set_num_threads(setup.threads)
+    local = setup.local_world_size
+    if "cuda" in setup.backend:  # pretended nodes share this machine
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    store = TCPStore(_HOST, setup.port, is_master=False, timeout=setup.timeout)
+    os.environ.update(
+        {
+            LAUNCHED: "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(setup.world_size),
+            "LOCAL_RANK": str(rank % local),
+            "LOCAL_WORLD_SIZE": str(local),
+            "GROUP_RANK": str(rank // local),
+            "MASTER_ADDR": _HOST,
+            "MASTER_PORT": str(setup.port),
+            "OMP_NUM_THREADS": str(setup.threads),
+        }
+    )
+    dist.init_process_group(
+        setup.backend, store=store, rank=rank, world_size=setup.world_size, timeout=setup.timeout
+    )
+
+
+def _leave_process_group() -> None:
+    """Destroy the process group and end its threads, so that the interpreter can end too.
+
+    Models and pipelines are cycles that keep their groups. A gloo thread that is still there when
+    the interpreter ends asks for its lock to free tensors, is ended instead, and aborts.
+    """
+    import torch.distributed as dist
+
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def _call(rank: int, setup: _Setup, request: bytes) -> bytes:
+    try:
+        function, args = pickle.loads(request)
+        with nullcontext() if setup.beats is None else Heart(rank, setup.beats):
+            return pickle.dumps(function(rank, setup.world_size, *args))
+    except BaseException as error:
+        return pickle.dumps(_failure(error))
+
+
+def _failure(error: BaseException) -> _Failure:
+    text = "".join(traceback.format_exception(error))
+    known = portable(error) if isinstance(error, RecdError) else None
+    return _Failure(text, known, what=in_a_line(error))
+
+
+def torchrun_rank() -> int | None:
+    """Return the rank from the environment of ``torchrun`` or another launcher.
+
+    None without a launcher, and in ranks of ``launch``.
 
     Raises:
-        SetupError: the environment has one half of it, or what no launcher says.
+        SetupError: the environment has one half of it.
     """
     missing = {"RANK", "WORLD_SIZE"} - os.environ.keys()
     if LAUNCHED in os.environ or len(missing) == 2:
@@ -329,52 +429,25 @@ def torchrun_rank() -> int | None:
             f"{other} is {os.environ[other]!r} and {name} is not set, so this process would train "
             "alone: have the launcher set both, or neither of them to start ranks here"
         )
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    if rank >= world_size:
-        raise SetupError(f"RANK is {rank} and WORLD_SIZE {world_size}: {_LAUNCHER}")
-    return rank
+    rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise SetupError(
+            f"RANK is {rank!r} and WORLD_SIZE {world_size!r}: start this with torchrun, or without "
+            "RANK in the environment to start ranks here"
+        )
+    return int(rank)
 
 
 def torchrun_ranks_per_node() -> int:
-    """Ranks on this machine; all of them where the launcher does not say."""
-    return _number("LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "WORLD_SIZE", 1)
-
-
-def torchrun_local_rank() -> int:
-    """The rank among those of this machine; where nobody says it, nodes have consecutive ranks."""
-    if "LOCAL_RANK" in os.environ:
-        return _number("LOCAL_RANK", 0)
-    return _number("RANK", 0) % torchrun_ranks_per_node()
-
-
-def _number(name: str, least: int) -> int:
-    """A whole number of torchrun's environment."""
-    text = os.environ[name]
-    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < least:
-        raise SetupError(f"{name} is {text!r}, no whole number from {least} on: {_LAUNCHER}")
-    return int(text)
-
-
-def _long_wait_said(timeout: timedelta) -> AbstractContextManager[None]:
-    """A context in which ranks wait for each other: the first of a node says so when that is long.
-
-    Ranks watch each other from when all are there, and torch waits without a word until then.
-    """
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        return nullcontext()
-    return said_if_long(
-        _LONG_WAIT,
-        f"rank {os.environ['RANK']} has waited {_LONG_WAIT:g} s for all of "
-        f"{os.environ['WORLD_SIZE']} ranks to start, and gives up after "
-        f"{timeout.total_seconds():g}: is torchrun there on every node, and are its ranks?",
-    )
+    """Return the ranks on this machine; all of them if the launcher does not say."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
 
 
 @contextmanager
 def join_torchrun(
     backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT
 ) -> Iterator[tuple[int, int]]:
-    """Be a rank of ``torchrun``: in the context there is a process group; yields rank, world size.
+    """Join the process group of ``torchrun``; yields rank and world size.
 
     Raises:
         RecdError: this process was not started by a launcher with torchrun's environment.
@@ -382,17 +455,17 @@ def join_torchrun(
     import torch
     import torch.distributed as dist
 
-    if torchrun_rank() is None:
+    if (rank := torchrun_rank()) is None:
         raise RecdError("RANK and WORLD_SIZE are not set: start this with torchrun")
-    if "nccl" in backend:
-        torch.cuda.set_device(torchrun_local_rank())
+    if "nccl" in backend:  # without LOCAL_RANK nodes have consecutive ranks
+        local_rank = os.environ.get("LOCAL_RANK", rank % torchrun_ranks_per_node())
+        torch.cuda.set_device(int(local_rank))
     try:
-        with _long_wait_said(timeout):
-            dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, timeout=timeout)
     except (ValueError, RuntimeError) as error:  # what MASTER_ADDR and MASTER_PORT do not lead to
         reason = str(error).splitlines()[0]
         raise SetupError(f"the ranks of torchrun do not find each other: {reason}") from error
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
-        leave_process_group()
+        _leave_process_group()

@@ -33,7 +33,7 @@ from recd_plugins.distributed.byte_counter import tracker_of
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.joined_ids import JoinedIds
 from recd_plugins.distributed.late_gradients import LateGradients
-from recd_plugins.distributed.nodes import crosses_links
+from recd_plugins.distributed.rank_agreement import crosses_links
 from recd_plugins.distributed.rates_of_steps import LookupAhead
 from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection

@@ -1,9 +1,10 @@
-"""Ranks that tell one another what they decided, before they train, and refuse to differ."""
+"""Ranks that exchange what they know before they train, and refuse to differ."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -21,7 +22,7 @@ from recd_plugins.words import shortened
 T = TypeVar("T")
 
 _SHOWN = 3  # differences
-#: Where a value stands in what was decided: keys, and numbers in lists.
+#: Path to a value: keys, and numbers in lists.
 Place = tuple[str | int, ...]
 
 
@@ -37,10 +38,9 @@ class RanksDifferError(SetupError):
 
 @torch.compiler.disable
 def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """What every rank tells in one step of its start, by rank. A collective call.
+    """Gather a value of every rank at one step of the start, by rank. Collective.
 
-    Ranks that are at different steps find one another here, as all of them call this. It is no
-    part of a training step: byte counters do not see it.
+    Byte counters do not see it.
 
     Args:
         step: what this rank is doing, for messages.
@@ -64,20 +64,85 @@ def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> lis
     return [value for _, value in told]
 
 
+def from_rank_0(value: T) -> T:
+    """Return rank 0's value on every rank. Collective."""
+    chosen = [value]
+    dist.broadcast_object_list(chosen)
+    return chosen[0]
+
+
+def together(step: Callable[[], T]) -> list[T]:
+    """Return what ``step`` gives on each rank. Collective, also if it fails on one of them.
+
+    Raises:
+        Exception: the failure of the first rank on which it failed, on all of them.
+    """
+    outcome: T | Exception
+    try:
+        outcome = step()
+    except Exception as error:
+        outcome = error
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, outcome)
+    for each in outcomes:
+        if isinstance(each, Exception):
+            raise each
+    return outcomes
+
+
+def ranks_of_each_node() -> int:
+    """Return the ranks a node, ``LOCAL_WORLD_SIZE`` or all. Collective.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks.
+    """
+    world_size = dist.get_world_size()
+    mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    of_all: list[int] = [0] * world_size
+    dist.all_gather_object(of_all, mine)
+    if len(set(of_all)) > 1 or mine < 1 or world_size % mine:
+        raise SetupError(
+            f"{world_size} ranks on nodes of {', '.join(map(str, sorted(set(of_all))))} ranks "
+            "(LOCAL_WORLD_SIZE): start as many ranks on every node"
+        )
+    return mine
+
+
+def crosses_links() -> bool:
+    """Return whether ranks are on several nodes, by ``LOCAL_WORLD_SIZE``."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size
+
+
+def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
+    """Refuse ranks of torchrun that were started differently. The first collective call.
+
+    Args:
+        device: ``cpu`` or ``cuda``, as chosen here.
+        asked: options of the command that have to be the same.
+
+    Raises:
+        SetupError: on all ranks; names what differs.
+    """
+    ranks_of_each_node()
+    decided = {"what training.device comes to": device, "options of the command": dict(asked)}
+    check_agreement("starting", decided)
+
+
 @torch.compiler.disable
 def check_agreement(
     step: str, decided: Mapping[str, Any], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Refuse ranks that decided differently. A collective call, which sends a digest of each thing.
+    """Refuse ranks that decided differently. Collective; sends a digest of each decision.
 
     Args:
         step: what this rank is doing, for messages.
-        decided: by what it is, in words. Of objects other than plain values, dataclasses and enums
+        decided: values by what they are. Of objects other than plain values, dataclasses and enums
             the type alone counts.
         group: of the ranks; the default one without it.
 
     Raises:
-        SetupError: on all ranks: which thing differs, with the values of two ranks.
+        SetupError: on all ranks: which decision differs, with the values of two ranks.
     """
     plain = {what: _plain(value) for what, value in decided.items()}
     texts = {what: json.dumps(value, sort_keys=True) for what, value in plain.items()}
@@ -109,13 +174,10 @@ def check_agreement(
 
 @contextmanager
 def entries_named(entries: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """A context in which ranks that decided differently on a table are told whose it is.
+    """Add the registry entries of the tables on which ranks decided differently to the error.
 
     Args:
-        entries: titles of the entries by table name; asked where ranks differ.
-
-    Raises:
-        RanksDifferError: as it was raised, with the entries of the tables that differ.
+        entries: returns titles of the entries by table name; called if ranks differ.
     """
     try:
         yield
@@ -137,7 +199,7 @@ def entries_named(entries: Callable[[], Mapping[str, str]]) -> Iterator[None]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values; what has an address in its words has none here."""
+    """Return JSON values, without addresses."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, float):  # processors of two kinds may add in another order
@@ -168,7 +230,7 @@ def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def _words(place: Place) -> str:
-    """As ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
+    """Return a place as ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
     text = ""
     for key in place:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else f", {key}"

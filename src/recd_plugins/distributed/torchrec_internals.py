@@ -311,7 +311,7 @@ INTERNALS = (
         ),
         "counting the work of attention",
     ),
-    Internal("torch:Tensor", ("_version",), "pipelines that train nothing"),
+    Internal("torch:Tensor", ("_version",), "tables that are set before they are sharded"),
     Internal("torch:UntypedStorage", ("_new_shared",), "handing batches over in shared memory"),
     Internal(
         "torch.nn:Module", ("_non_persistent_buffers_set",), "buffers of each rank in checkpoints"

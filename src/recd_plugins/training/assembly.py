@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,12 +19,12 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugins.distributed.equal_gradients import all_gradients_sent
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.distributed.sharders import stock_sharders
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.generators import generators_kept, seed_generators
-from recd_plugins.interfaces import Dataset, FeatureSchema, Setting, Table, TablePart
+from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.model_tables import all_tables_of, tables_of
+from recd_plugins.model_tables import all_tables_of, embedding_modules, tables_of
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
 from recd_plugins.planning.choosing.choose import choose
 from recd_plugins.planning.compute import measure_kept
@@ -35,13 +36,10 @@ from recd_plugins.planning.prepare_entries import prepare_parts
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import RunConfig
-from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.identity import identity_of_data
-from recd_plugins.training.model_memory import check_model_fits
-from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.predicted_step import PredictedStep, predict_step
+from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
+from recd_plugins.training.prediction import PredictedStep, predict_step
 from recd_plugins.training.rank_state import broadcast_state
 from recd_plugins.training.weights import copy_weights, first_weights
 from recd_plugins.words import shortened
@@ -81,24 +79,26 @@ def assemble(
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
     topology: TopologySpec | None = None,
 ) -> Assembled:
-    """Build, prepare, plan and shard the demo model. A collective call.
+    """Build, prepare, plan and shard the model. Collective.
 
-    Both sides start from the seed's weights, whatever their plans. The baseline is the
-    same model fed plain KJTs and sharded by TorchRec's own sharders; its planner knows this
-    machine's bandwidths and stays away from kinds that TorchRec trains wrongly on CPU.
+    Both sides start from the seed's weights, whatever their plans. The baseline is the same model
+    fed plain KJTs and sharded by TorchRec's own sharders; its planner stays away from kinds that
+    TorchRec trains wrongly on CPU.
 
     Args:
         registry: what to train, on which data.
         side: with its plugins or without them.
         device: of this rank.
-        sharders: other ones than the side's own.
+        sharders: in place of the side's own.
         topology: of these ranks; ``machine_of`` this process without it.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
-    schema = _schema(registry.dataset)
-    check_model_fits(registry, schema)
+    schema = registry.dataset.schema()
+    seen = {"the schema": schema, "its rows": identity_of_data(registry.dataset)}
+    check_agreement("looking at the data", seen)
+    _check_model_fits(registry, schema)
     prepared, setting = _prepared(registry, schema, side, device, topology)
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
@@ -123,7 +123,7 @@ def assemble(
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
     _refuse_extra_state(registry, model)
     weights = first_weights(model)
-    # Of ranks that are alike in all that they measured, the first decides.
+    # Ranks measure slightly different costs: rank 0 decides.
     pays = tell_all("sharding the model", _equal_gradients_pay(registry, device, topology))[0]
     with nullcontext() if pays else all_gradients_sent():
         dmp = DistributedModelParallel(
@@ -154,36 +154,45 @@ def assemble(
 def _equal_gradients_pay(
     registry: RunConfig, device: torch.device, topology: TopologySpec | None
 ) -> bool:
-    """Whether they do on the links of this run."""
     if topology is None and registry.training.topology is None:
         return equal_gradients_pay(None)
     return equal_gradients_pay((topology or machine_of(registry.training, device=device)).costs)
 
 
-def _schema(dataset: Dataset) -> FeatureSchema:
-    with plugin_call(dataset, "schema"):
-        schema = dataset.schema()
-    if not isinstance(schema, FeatureSchema):
-        raise PluginError(
-            f"{dataset.title}: schema returned {schema!r:.80}; expected a FeatureSchema"
+def _check_model_fits(registry: RunConfig, schema: FeatureSchema) -> None:
+    """Refuse a model whose parameters alone exceed the memory of these machines.
+
+    Each has all layers, and its share of the tables.
+    """
+    with torch.random.fork_rng([]), torch.device("meta"):
+        model = build_model(registry, schema)
+    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
+    tables = sum(
+        parameter.nbytes
+        for module in embedding_modules(model)
+        if module.ours
+        for parameter in module.shardable.parameters()
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    machines = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    total = sum(sizes.values())
+    if total - tables + tables / machines > memory:
+        largest = max(sizes, key=sizes.__getitem__)
+        has = "this machine has" if machines == 1 else f"each of {machines} machines like this has"
+        raise SetupError(
+            f"{registry.path}: the model's parameters take {total / 1e9:,.1f} GB, of which "
+            f"{largest} takes {sizes[largest] / 1e9:,.1f} GB, and {has} {memory / 1e9:,.1f} GB; "
+            "take fewer rows or smaller layers in the section model"
         )
-    seen = {f"schema of {dataset.name}": schema, "its rows": identity_of_data(dataset)}
-    check_agreement("looking at the data", seen)
-    return schema
-
-
-def makers(registry: RunConfig) -> list[str]:
-    """Names of the plugins that made the dense layers of a model."""
-    entries = (*registry.entries("model"), *registry.pooling)
-    return [*dict.fromkeys(entry.plugin.name for entry in entries)]
 
 
 def _refuse_extra_state(registry: RunConfig, model: nn.Module) -> None:
     extra = [name for name in model.state_dict() if name.endswith("_extra_state")]
     if extra:
         raise PluginError(
-            f"{' and '.join(makers(registry))}: the model has {shortened(extra)}, extra state "
-            "(get_extra_state), which checkpoints do not hold: keep it in buffers"
+            f"{registry.path}: the model has {shortened(extra)}, extra state (get_extra_state), "
+            "which checkpoints do not hold: keep it in buffers"
         )
 
 
@@ -194,9 +203,9 @@ def _prepared(
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, Setting | None]:
-    """The model, whose tables have no memory until they are sharded.
+    """Return the model, whose tables have no memory until they are sharded.
 
-    Code of a plugin that reads or sets them while it makes or changes the model has them whole.
+    A plugin that reads or sets tables while it makes or changes the model gets whole ones.
     """
     try:
         with deferred_tables() as deferred:
@@ -236,7 +245,7 @@ def _whole(
 def _batch_parts(
     registry: RunConfig, plain: Prepared, device: torch.device, topology: TopologySpec | None
 ) -> Mapping[str, TablePart]:
-    """What the entries of ``registry`` do to the tables of a baseline's model, were it theirs."""
+    """Return what the entries of ``registry`` would do to the tables of a baseline's model."""
     # Nothing is coalesced of a baseline.
     data = RegistryData(replace(registry, sharding=()), plain.model)
     setting = setting_of(registry, plain.model, topology, device=device, data=data)

@@ -1,11 +1,11 @@
-"""Calls of callbacks: plugins that look on while one rank trains."""
+"""Calls of callbacks: plugins that observe training on one rank."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import click
 import torch
 from torch import Tensor
 
+from recd_plugins.distributed.rank_agreement import together
 from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import Split, Table
 from recd_plugins.interfaces.callback import (
     Callback,
-    Quality,
     RunBatch,
     RunEnd,
     RunEvaluation,
@@ -28,12 +28,9 @@ from recd_plugins.interfaces.callback import (
 )
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.training.agreement import together
-from recd_plugins.training.checkpoint import Progress
+from recd_plugins.training.checkpoint_files import Progress
+from recd_plugins.training.evaluation import Measured
 from recd_plugins.values.batch import ModelInput
-
-# Of what tells callbacks of one name apart.
-_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Called:
 
     Attributes:
         entry: of the registry file.
-        key: of its state in a checkpoint: its name, or what tells it from others of that name.
+        key: of its state in a checkpoint: its name, with a digest if there are several.
         claimed: names of features or tables that the entry is for.
     """
 
@@ -52,7 +49,7 @@ class Called:
 
 
 def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
-    """Every plugin of a registry that is a callback, of whatever kind, in the order of the file.
+    """Return every plugin that is a callback, of whatever kind, in the order of the file.
 
     Raises:
         RegistryError: an entry of a kind that claims features or tables matches none, or two match
@@ -76,38 +73,17 @@ def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
     called: dict[str, Called] = {}
     for entry, claimed in found:
         key = entry.plugin.name if count[entry.plugin.name] == 1 else _key_of_several(entry)
-        while key in called:  # one that is equal
+        while key in called:  # an equal entry
             key += "'"
         called[key] = Called(entry, key, claimed)
     return list(called.values())
 
 
 def _key_of_several(entry: Entry[Callback]) -> str:
-    """By options, not by place: entries may come and go before a run goes on from a checkpoint."""
+    """Return a key by options, as entries may move in the file before a run is resumed."""
     options = entry.plugin.options.model_dump(mode="json")
     said = json.dumps([options, entry.patterns], sort_keys=True)
-    return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]}"
-
-
-def _saved_keys(called: Sequence[Called], saved: Collection[str]) -> dict[str, str]:
-    """By the key of a callback, the one of its state in a checkpoint, where there is one."""
-    found: dict[str, str] = {}
-    for name in {each.entry.plugin.name for each in called}:
-        several = [each for each in called if each.entry.plugin.name == name]
-        ends = [key.removeprefix(f"{name}#") for key in saved if key.startswith(f"{name}#")]
-        # An earlier version told them apart by place alone, and digests are longer.
-        if places := [int(end) for end in ends if end.isdigit() and len(end) < _DIGITS]:
-            if max(places) <= len(several):
-                by_place = [name, *(f"{name}#{place}" for place in range(2, len(several) + 1))]
-                pairs = zip(several, by_place, strict=True)
-                found |= {each.key: key for each, key in pairs if key in saved}
-            continue
-        for each in several:
-            # One that is alone now may have been one of several.
-            keys = (each.key, _key_of_several(each.entry))
-            if (key := next((key for key in keys if key in saved), None)) is not None:
-                found[each.key] = key
-    return found
+    return f"{entry.plugin.name}#{hashlib.sha256(said.encode()).hexdigest()[:12]}"
 
 
 class Callbacks:
@@ -119,7 +95,7 @@ class Callbacks:
         rank: of this process.
         world_size: ranks.
         step_samples: rows of a step, of all ranks.
-        settings: values in place of the file's, for those who note it.
+        settings: values in place of the file's.
         text: of the registry file.
     """
 
@@ -143,11 +119,8 @@ class Callbacks:
         self._in_flight: deque[ModelInput] = deque()
 
     def start(self, progress: Progress, expected_steps: int, tables: Sequence[Table]) -> None:
-        """Call ``on_start``, and hand over the states of the checkpoint that the run goes on from.
-
-        On rank 0, says which of them no callback takes.
-        """
-        keys, gone = _saved_keys(self._called, progress.callbacks), set(progress.callbacks)
+        """Call ``on_start``, and restore the states of the checkpoint."""
+        gone = set(progress.callbacks)
         for each in self._called:
             start = RunStart(
                 rank=self._rank,
@@ -161,9 +134,12 @@ class Callbacks:
                 settings=self._settings,
             )
             self._call(each, "on_start", start)
-            if (key := keys.get(each.key)) is not None:
-                gone.discard(key)
-                self._call(each, "load_state_dict", progress.callbacks[key])
+            # One that is alone now may have been one of several.
+            for key in (each.key, _key_of_several(each.entry)):
+                if key in gone:
+                    gone.discard(key)
+                    self._call(each, "load_state_dict", progress.callbacks[key])
+                    break
         if gone and self._rank == 0:
             names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
             click.echo(
@@ -171,7 +147,7 @@ class Callbacks:
             )
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        """The same batches, kept until they are trained on where a callback wants to see them."""
+        """Return the same batches, kept until trained on if a callback wants to see them."""
         if not any(_overrides(each, "on_batch") for each in self._called):
             return iter(batches)
         return self._kept(batches)
@@ -180,15 +156,13 @@ class Callbacks:
         """Call ``on_batch`` with the oldest batch that was handed out, then ``on_step``."""
         if self._in_flight:
             self._call_all("on_batch", RunBatch(self._rank, step, self._in_flight.popleft()))
-        for each in self._called:  # a tensor of its own: what one does to it nobody else sees
+        for each in self._called:
             if _overrides(each, "on_step"):
                 context = RunStep(self._rank, step, loss.detach().clone(), learning_rate)
                 self._call(each, "on_step", context)
 
-    def evaluated(
-        self, step: int, split: Split, measured: tuple[Quality | None, Mapping[str, float]]
-    ) -> None:
-        """Call ``on_evaluate``, where there is something to tell."""
+    def evaluated(self, step: int, split: Split, measured: Measured) -> None:
+        """Call ``on_evaluate``, if anything was measured."""
         quality, metrics = measured
         if quality is not None:
             evaluation = RunEvaluation(self._rank, step, split, quality, metrics)
@@ -203,7 +177,7 @@ class Callbacks:
         self._call_all("on_end", RunEnd(self._rank, step, tuple(losses)))
 
     def states(self) -> dict[str, list[dict[str, Any]]]:
-        """The states of those that have one, by key: of each rank. A collective call.
+        """Return the states of those that have one by key, one per rank. Collective.
 
         Raises:
             PluginError: one is no JSON object.
@@ -227,7 +201,7 @@ class Callbacks:
 
     def _call(self, called: Called, method: str, *arguments: object) -> Any:
         plugin = called.entry.plugin
-        # It looks on: what it draws, or how it has torch run, is its own affair.
+        # It observes: what it draws, or how it has torch run, changes no training.
         as_it_was = torch.set_grad_enabled(torch.is_grad_enabled())
         with (
             at_entry(self._path, called.entry),
@@ -236,15 +210,10 @@ class Callbacks:
             as_it_was,
         ):
             result = getattr(plugin, method)(*arguments)
-            return _json(result) if method == "state_dict" else result
+            if method == "state_dict" and json.loads(json.dumps(result, allow_nan=False)) != result:
+                raise TypeError(f"{result!r:.200} is no JSON object, or another one once written")
+            return result
 
 
 def _overrides(called: Called, method: str) -> bool:
     return getattr(type(called.entry.plugin), method) is not getattr(Callback, method)
-
-
-def _json(state: object) -> dict[str, Any]:
-    """A state that a checkpoint can hold."""
-    if not isinstance(state, dict) or json.loads(json.dumps(state, allow_nan=False)) != state:
-        raise TypeError(f"{state!r:.200} is no JSON object, or another one once it was written")
-    return state

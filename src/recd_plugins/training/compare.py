@@ -1,23 +1,23 @@
-"""The figures of a run with plugins next to those of the plain path."""
+"""Runs side by side: with plugins and without, or under several shardings."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
-from recd_plugins.training.figures import figure_text, figure_words, figures_of
-from recd_plugins.training.result import Result
-from recd_plugins.training.spread import Spread
-from recd_plugins.training.stall_report import FEW_STEPS
+from recd_plugins.training.data_report import FEW_STEPS
+from recd_plugins.training.result import Result, figure_text, figure_words, figures_of
 
-# What sums in another order make of a loss in a step; a ReLU or a large step may amplify it later.
+# Another order of sums changes a loss by this much in a step; training may amplify it later.
 _ROUNDING = 1e-6
-# What rounding grows to in a short run that is not ill-conditioned.
+# Rounding grows to this much in a short run that is not ill-conditioned.
 _GROWN = 1e-3
 
 S = TypeVar("S", bound=str)
@@ -25,12 +25,46 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Sides:
-    """Runs over the same batches from the same weights, the first side the yardstick.
+class Spread:
+    """A figure over rounds.
 
     Attributes:
-        results: by side, of the first round.
-        again: those of others.
+        median, least, most: of them.
+    """
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Return the spread over all rounds; None if one has no value."""
+        known = list(values)
+        numbers = [value for value in known if value is not None]
+        if not numbers or len(numbers) < len(known):
+            return None
+        return cls(statistics.median(numbers), min(numbers), max(numbers))
+
+    def as_json(self) -> dict[str, float]:
+        """Return JSON values."""
+        return asdict(self)
+
+    def times(self) -> str:
+        """Return a ratio as tables show it, and whether it shows no difference."""
+        shown = f"{self.median:.3g}x"
+        if self.least == self.most:
+            return shown
+        within = "\nno difference shown" if self.least < 1 < self.most else ""
+        return f"{shown}\n{self.least:.3g}x to {self.most:.3g}x{within}"
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Runs over the same batches from the same weights; the first variant is the yardstick.
+
+    Attributes:
+        results: by variant, of the first round.
+        again: those of other rounds.
     """
 
     results: Mapping[str, Result]
@@ -43,64 +77,68 @@ class Sides:
 
     @property
     def first(self) -> str:
-        """The side that others are compared with."""
+        """The variant that others are compared with."""
         return next(iter(self.results))
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of the figures that any side has, by name, in the order that each side has."""
+        """Units of all figures by name, in the order that each variant has."""
         found = [figures(result) for result in self.results.values()]
-        units = {name: unit for side in found for name, (_, unit) in side.items()}
+        units = {name: unit for of in found for name, (_, unit) in of.items()}
         return {name: units[name] for name in _merged(found)}
 
-    def loss_max_abs_diff(self, side: str) -> float:
-        """The largest difference of two losses of one step from the first side's; NaN is one."""
-        differences = (loss_max_abs_diff(each[self.first], each[side]) for each in self.rounds)
-        return max(differences, key=_nan_last)
+    def loss_max_abs_diff(self, variant: str) -> float:
+        """Return the largest difference of two losses of one step from the first variant's."""
+        differences = (loss_max_abs_diff(each[self.first], each[variant]) for each in self.rounds)
+        return max(differences, key=lambda value: (math.isnan(value), value))
 
-    def steps_alike(self, side: str) -> int:
-        """Steps from the first on whose losses are apart by rounding alone, in all rounds."""
+    def steps_alike(self, variant: str) -> int:
+        """Return the first steps whose losses differ by rounding alone, in all rounds."""
         return min(
             int(np.argmin([*(np.abs(np.subtract(a, b)) <= _ROUNDING), False]))
-            for a, b in ((each[self.first].losses, each[side].losses) for each in self.rounds)
+            for a, b in ((each[self.first].losses, each[variant].losses) for each in self.rounds)
         )
 
-    def spreads(self, side: str) -> dict[str, Spread | None]:
-        """Each figure of a side over all rounds; None where a round has none."""
-        found = [figures(each[side]) for each in self.rounds]
+    def spreads(self, variant: str) -> dict[str, Spread | None]:
+        """Return each figure of a variant over all rounds."""
+        found = [figures(each[variant]) for each in self.rounds]
         return {name: Spread.of(_values(found, name)) for name in found[0]}
 
-    def ratios(self, side: str) -> dict[str, Spread | None]:
-        """Each figure over that of the first; None where one of the two is missing or zero."""
-        found = [figures(each[side]) for each in self.rounds]
+    def ratios(self, variant: str) -> dict[str, Spread | None]:
+        """Return each figure over that of the first; None if one is missing or the base zero."""
+        found = [figures(each[variant]) for each in self.rounds]
         bases = [figures(each[self.first]) for each in self.rounds]
         return {
-            name: Spread.of_ratios(_values(found, name), _values(bases, name)) for name in found[0]
+            name: Spread.of(
+                value / base if value is not None and base else None
+                for value, base in zip(_values(found, name), _values(bases, name), strict=True)
+            )
+            for name in found[0]
         }
 
 
 @dataclass(frozen=True)
-class Comparison(Sides):
-    """The sides ``baseline`` and ``plugins``.
+class Comparison(Variants):
+    """The variants ``baseline`` and ``plugins``.
 
     Attributes:
-        wire: format of what the plugins' side sends, which may round it; the baseline sends fp32.
+        wire: format of what ``plugins`` sends, which may round; the baseline sends fp32.
     """
 
     wire: str = "fp32"
 
     def as_json(self) -> dict[str, Any]:
-        """What ``recd run --compare --json`` writes; ratios are plugins over baseline."""
+        """Return what ``recd run --compare --json`` writes; ratios are plugins over baseline."""
         ratios, names = self.ratios("plugins"), self.units
         report = {
-            **{side: result.as_json() for side, result in self.results.items()},
+            **{name: result.as_json() for name, result in self.results.items()},
             "ratios": {name: (over := ratios.get(name)) and over.median for name in names},
             "loss_max_abs_diff": self.loss_max_abs_diff("plugins"),
         }
         if self.again:
             report["rounds"] = {
-                side: {name: as_json(found.get(name), over.get(name)) for name in names}
-                for side, found, over in (
+                variant: {name: _in_json(found.get(name), over.get(name)) for name in names}
+                for variant, found, over in (
                     ("baseline", self.spreads("baseline"), {}),
                     ("plugins", self.spreads("plugins"), ratios),
                 )
@@ -108,7 +146,7 @@ class Comparison(Sides):
         return report
 
     def table(self) -> Table:
-        """The figures side by side."""
+        """Show the figures side by side."""
         table = Table(title="with the registry's plugins, and without: the same batches")
         table.add_column("", overflow="fold")
         for heading in ("baseline", "plugins", "plugins / baseline"):
@@ -118,8 +156,8 @@ class Comparison(Sides):
             over = ratios.get(name)
             table.add_row(
                 figure_words(name),
-                shown_spread(before.get(name), unit),
-                shown_spread(after.get(name), unit),
+                _shown(before.get(name), unit),
+                _shown(after.get(name), unit),
                 "" if over is None else over.times(),
             )
         table.caption = self._losses_in_words()
@@ -136,9 +174,9 @@ class Comparison(Sides):
         steps, alike = len(self.results["plugins"].losses), self.steps_alike("plugins")
         apart = self.loss_max_abs_diff("plugins")
         agree = f"losses of {steps} steps agree within {apart:.1e}"
+        are = f"losses of {steps} steps are up to {apart:.1e} apart"
         if alike == steps:
             return agree
-        are = f"losses of {steps} steps are up to {apart:.1e} apart"
         if self.wire != "fp32":
             return (
                 f"{are}: training.wire {self.wire} rounds what the plugins' side sends, and the "
@@ -157,73 +195,105 @@ class Comparison(Sides):
         )
 
 
-def _merged(sides: Sequence[Iterable[str]]) -> list[str]:
-    """Names of all sides; one that a side has alone stands behind what it has before it."""
+class ShardingComparison(Variants):
+    """Variants that are sharding plugins for the same tables."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``recd run --sharding A --sharding B --json`` writes."""
+        ratios = {name: self.ratios(name) for name in self.results}
+        report = {
+            "shardings": {name: result.as_json() for name, result in self.results.items()},
+            "ratios": {
+                name: {figure: each and each.median for figure, each in of.items()}
+                for name, of in ratios.items()
+            },
+            "loss_max_abs_diff": {name: self.loss_max_abs_diff(name) for name in self.results},
+        }
+        if self.again:
+            report["rounds"] = {
+                name: {
+                    figure: _in_json(spread, ratios[name][figure])
+                    for figure, spread in self.spreads(name).items()
+                }
+                for name in self.results
+            }
+        return report
+
+    def table(self) -> Table:
+        """Show a column for each sharding, with the ratio to the first; five are 80 wide."""
+        table = Table(
+            title="the same tables, batches and initial weights under each sharding",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        table.add_column("", min_width=len("  all_to_all"))
+        for name in self.results:
+            heading = name.replace(".", ".\n").replace("_", "_\n")
+            table.add_column(heading, justify="right", overflow="fold")
+        found = {name: self.spreads(name) for name in self.results}
+        ratios = {name: self.ratios(name) for name in self.results}
+        for figure, unit in self.units.items():
+            cells = []
+            for name in self.results:
+                value = _shown(found[name].get(figure), unit)
+                over = ratios[name].get(figure)
+                times = "" if over is None else over.times()
+                cells.append(value if times in ("", "1x") else f"{value}\n{times}")
+            table.add_row(figure_words(figure), *cells)
+        differ = [f"{self.loss_max_abs_diff(name):.1e}" for name in self.results]
+        table.add_row("losses differ by at most", "", *differ[1:])
+        table.caption = f"x: over {self.first}, where that is not 1"
+        if self.again:
+            table.caption += f"; medians of {len(self.rounds)} rounds, the least to the most"
+        return table
+
+
+def in_rounds(variants: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:
+    """Train each variant in each round. Every other round begins with the last of them.
+
+    A machine that grows slower, or faster, does it to all of them alike then.
+    """
+    found: list[dict[str, T]] = []
+    for number in range(rounds):
+        turn = list(variants) if number % 2 == 0 else list(reversed(variants))
+        results = {variant: train(variant) for variant in turn}
+        found.append({variant: results[variant] for variant in variants})
+    return found
+
+
+def loss_max_abs_diff(result: Result, other: Result) -> float:
+    """Return the largest difference of the two losses of one step; NaN if a loss is NaN."""
+    return float(np.abs(np.subtract(result.losses, other.losses)).max())
+
+
+def figures(result: Result) -> dict[str, tuple[float | None, str]]:
+    """Return value and unit of each figure by name."""
+    return figures_of(result.as_json())
+
+
+def _merged(variants: Sequence[Iterable[str]]) -> list[str]:
+    """Merge names; one that a variant has alone stands behind what it has before it."""
     names: list[str] = []
-    for side in sides:
+    for of in variants:
         place = 0
-        for name in side:
+        for name in of:
             if name not in names:
                 names.insert(place, name)
             place = names.index(name) + 1
     return names
 
 
-def as_json(value: Spread | None, ratio: Spread | None) -> dict[str, Any]:
-    """A figure of several rounds, and over the first side's."""
+def _in_json(value: Spread | None, ratio: Spread | None) -> dict[str, Any]:
     return {"value": value and value.as_json(), "ratio": ratio and ratio.as_json()}
 
 
-def in_rounds(sides: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:
-    """What each side gives in each round. Every other round begins with the last of them.
-
-    So a machine that grows slower, or faster, does it to all of them alike.
-    """
-    found: list[dict[str, T]] = []
-    for number in range(rounds):
-        turn = list(sides) if number % 2 == 0 else list(reversed(sides))
-        results = {side: train(side) for side in turn}
-        found.append({side: results[side] for side in sides})
-    return found
-
-
-def result_table(result: Result) -> Table:
-    """The figures of one run."""
-    table = Table(title=f"{len(result.losses)} steps")
-    table.add_column("", overflow="fold")
-    table.add_column("value", justify="right", overflow="fold")
-    for name, (value, unit) in figures(result).items():
-        table.add_row(figure_words(name), figure_text(value, unit))
-    if result.first_step:
-        table.caption = (
-            f"resumed at step {result.first_step}: train figures and speed are of the "
-            f"{len(result.losses) - result.first_step} steps since"
-        )
-    return table
-
-
-def loss_max_abs_diff(result: Result, other: Result) -> float:
-    """The largest difference of the two losses of one step; NaN where a loss is NaN."""
-    return float(np.abs(np.subtract(result.losses, other.losses)).max())
-
-
-def figures(result: Result) -> dict[str, tuple[float | None, str]]:
-    """Value and unit by name."""
-    return figures_of(result.as_json())
-
-
-def shown_spread(spread: Spread | None, unit: str) -> str:
-    """A figure of several rounds as tables show it."""
+def _shown(spread: Spread | None, unit: str) -> str:
     if spread is None:
         return figure_text(None, unit)
     middle = figure_text(spread.median, unit)
     if spread.least == spread.most:
         return middle
     return f"{middle}\n{figure_text(spread.least, unit)} to {figure_text(spread.most, unit)}"
-
-
-def _nan_last(value: float) -> tuple[bool, float]:
-    return math.isnan(value), value
 
 
 def _values(

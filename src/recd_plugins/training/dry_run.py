@@ -1,4 +1,4 @@
-"""What a run would do, up to its first step."""
+"""``recd run --dry-run``: what a run would do up to its first step, and lines said at a start."""
 
 from __future__ import annotations
 
@@ -29,13 +29,7 @@ from recd_plugins.words import shortened
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the data.
-
-    Attributes:
-        name: of it.
-        feeds: what it is for, None for nothing.
-        how: what is done with it, or why nothing is.
-    """
+    """A column of the data, what it feeds, and how, or why nothing."""
 
     name: str
     feeds: str | None
@@ -48,7 +42,7 @@ class DryRun:
 
     Attributes:
         columns: of the data, those that feed the model first.
-        rows: that it reads, of train in an epoch those that fill batches on all ranks; by split.
+        rows: that it reads, by split.
         steps: that it trains.
         table_bytes, layer_bytes: of the model's parameters.
     """
@@ -61,7 +55,7 @@ class DryRun:
 
     @classmethod
     def of(cls, registry: RunConfig, world_size: int) -> DryRun:
-        """Of a registry whose data is prepared."""
+        """Return the dry run of a registry whose data is prepared."""
         training = registry.training
         schema = registry.dataset.schema()
         with torch.random.fork_rng([]), torch.device("meta"):
@@ -87,7 +81,7 @@ class DryRun:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "columns": [vars(column) for column in self.columns],
             "rows": self.rows,
@@ -97,7 +91,7 @@ class DryRun:
         }
 
     def table(self) -> RichTable:
-        """The columns, and in the caption the rest."""
+        """Show the columns, and the rest in the caption."""
         rows = ", ".join(f"{count:,} rows of {split}" for split, count in self.rows.items())
         table = RichTable(
             title="columns of the data, and what they are for",
@@ -120,7 +114,7 @@ _ROWS_ROUNDED, _MERGED = 65_536, 0.9
 
 
 def unused_line(registry: RunConfig) -> str:
-    """Which columns feed no model, in a line; empty where all do, or nobody knows."""
+    """Name columns that feed nothing; empty if none or unknown."""
     left_out = registry.dataset.left_out()
     if not left_out:
         return ""
@@ -172,7 +166,7 @@ def converter_line(registry: RunConfig, profile: DataProfile, ranks: int) -> str
 
 
 def rest_line(registry: RunConfig, steps: int, rows_of_step: int) -> str:
-    """How many rows an epoch of so many steps leaves out, in a line; empty for none, or unknown."""
+    """Say how many rows an epoch leaves out; empty if none or unknown."""
     # A wrapper hands out other rows than are stored.
     statistics = None if registry.wrappers else registry.dataset.statistics()
     if statistics is None or not 0 < statistics.rows - steps * rows_of_step < rows_of_step:

@@ -1,58 +1,71 @@
-"""How good a model is on the test split."""
+"""Quality and metrics of predictions, over the rows of all ranks."""
 
 from __future__ import annotations
 
+import math
+import pickle
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
+import click
+import numpy as np
 import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.metrics.calibration import CalibrationMetric
+from torchrec.metrics.metrics_config import RecTaskInfo
+from torchrec.metrics.ne import NEMetric
+from torchrec.metrics.rec_metric import RecComputeMode
 
 from recd_plugins import activity
 from recd_plugins.data.loader import EveryRow
+from recd_plugins.data.prepared import PreparedModel
+from recd_plugins.distributed.rank_agreement import together
 from recd_plugins.distributed.step_counts import steps_kept
-from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Split, TrainPipeline
+from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.planning.prepared import Prepared
-from recd_plugins.registry import RunConfig
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Entry, RunConfig, at_entry
+from recd_plugins.training.batches import steps
 from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.progress_bar import progress_bar
-from recd_plugins.training.quality import Predictions
-from recd_plugins.training.steps import steps
 from recd_plugins.values.batch import ModelInput
+
+#: Quality of a split, None if it is empty, and its metrics by name.
+Measured = tuple[Quality | None, Mapping[str, float]]
+#: Scores this close are equal: 16 float32 roundings, relative to the score or absolute below 1.
+TOLERANCE = 16 * float(np.finfo(np.float32).eps)
+# A dense sample has chains of close scores that reach from end to end, so they are cut.
+_LONGEST = 2 * TOLERANCE
+_TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
+# A metric may be called calibration, as TorchRec's is: that one is shown then.
+_OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
 
 
 def splits_of(registry: RunConfig) -> tuple[Split, ...]:
-    """The splits that a run reads.
-
-    Raises:
-        PluginError: the dataset has none to train on, or others than there are.
-    """
-    splits = registry.dataset.splits()
-    if not isinstance(splits, (tuple, list)) or not {"train"} <= {*splits} <= {*get_args(Split)}:
-        raise PluginError(
-            f"{registry.dataset.title}: splits returned {splits!r:.200}; return "
-            "('train',) or ('train', 'test')"
-        )
-    return splits if registry.training.evaluate else ("train",)
+    """Return the splits that a run reads."""
+    return registry.dataset.splits() if registry.training.evaluate else ("train",)
 
 
 def evaluate(
-    prepared: Prepared,
+    prepared: PreparedModel,
     dmp: DistributedModelParallel,
     pipeline: TrainPipeline,
     rank: int,
     world_size: int,
     device: torch.device,
     finite: FiniteRun,
-) -> tuple[Quality | None, Mapping[str, float]]:
-    """Quality and metrics on the test split, where there is one and the registry wants it.
+) -> Measured:
+    """Measure every row of the test split, if there is one and the registry wants it. Collective.
 
-    Of every row; a row that fills up a batch is scored and not counted.
+    A row that fills up a batch is scored and not counted.
     """
     split: Split = "test"
     registry = prepared.registry
@@ -87,7 +100,202 @@ def evaluate(
 def _noted(
     batches: Iterable[tuple[ModelInput, int]], waiting: deque[tuple[int, Tensor | None]]
 ) -> Iterator[ModelInput]:
-    """The batches, taken ahead by a pipeline; how many rows count, and their sessions, wait."""
+    """Yield batches, which a pipeline takes ahead; their counts and sessions wait."""
     for batch, count in batches:
         waiting.append((count, batch.sessions))
         yield batch
+
+
+class Predictions:
+    """Samples of this rank, 8 bytes each: all, or the last ones.
+
+    Args:
+        window: how many of the last to keep, in whole batches; None for all.
+
+    Attributes:
+        num_samples: how many there are now.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        self._window = window
+        self._kept: deque[Tensor] = deque()
+        self.num_samples = 0
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add one batch, logits and labels ``[B]``."""
+        # Left on the device: a copy to the host would wait for the step.
+        pair = torch.stack([logits.float(), labels.float()])
+        self._kept.append(pair)
+        self.num_samples += pair.shape[1]
+        if self._window is None:
+            return
+        while self.num_samples - self._kept[0].shape[1] >= self._window:
+            self.num_samples -= self._kept.popleft().shape[1]
+
+    def summarize(self) -> Quality | None:
+        """Return the quality over all ranks, on every rank; None without a sample. Collective."""
+        mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else torch.zeros(2, 0)
+        everyone = _gathered(mine.numpy())
+        return together(lambda: None if everyone is None else _of_all(everyone))[0]
+
+
+def _gathered(mine: Any) -> list[Any] | None:
+    """Gather a value of every rank on rank 0; None on others."""
+    first = dist.get_rank() == 0
+    everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
+    dist.gather_object(mine, everyone)
+    return everyone
+
+
+def _of_all(ranks: Iterable[Any]) -> Quality | None:
+    logits, labels = torch.cat([torch.from_numpy(rank) for rank in ranks], dim=1).double()
+    return measure(logits, labels) if len(labels) else None
+
+
+def measure(logits: Tensor, labels: Tensor) -> Quality:
+    """Return the quality over logits and labels ``[N]``.
+
+    Raises:
+        RecdError: a logit is NaN.
+    """
+    num_samples = len(labels)
+    if unknown := int(logits.isnan().sum()):
+        raise RecdError(
+            f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, though its loss "
+            "is a number: look at what it returns besides its loss"
+        )
+    batch: dict[str, Any] = {
+        "predictions": {_TASK.name: torch.sigmoid(logits)},
+        "labels": {_TASK.name: labels},
+        "weights": {_TASK.name: torch.ones_like(labels)},
+    }
+    values = {}
+    for kind, more in ((NEMetric, {"include_logloss": True}), (CalibrationMetric, {})):
+        metric = kind(
+            world_size=1,
+            my_rank=0,
+            batch_size=num_samples,
+            tasks=[_TASK],
+            compute_mode=RecComputeMode.UNFUSED_TASKS_COMPUTATION,
+            window_size=num_samples,
+            **more,
+        )
+        metric.update(**batch)
+        for name, value in metric.local_compute().items():
+            values[name.partition("|")[2]] = float(value)
+    # Of equal labels it says nothing, and TorchRec has 1e12.
+    told = bool((labels != labels[0]).any())
+    return Quality(
+        normalized_entropy=values["local_lifetime_ne"] if told else math.nan,
+        auc=_auc(logits, labels) if told else math.nan,
+        num_samples=num_samples,
+        log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
+        calibration=values["local_lifetime_calibration"],
+    )
+
+
+def _auc(logits: Tensor, labels: Tensor) -> float:
+    """Return how often a positive is above a negative; ties (``tie_groups``) count half.
+
+    TorchRec's AUC orders ties by its sort, so it depends on the order of rows and on ranks.
+    """
+    place = torch.from_numpy(tie_groups(logits.numpy()))
+    positives = torch.bincount(place, labels)
+    negatives = torch.bincount(place) - positives
+    below = negatives.cumsum(0) - negatives
+    wins = (positives * (below + negatives / 2)).sum()
+    return float(wins / positives.sum() / negatives.sum())
+
+
+def tie_groups(scores: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Number the distinct scores in ascending order, taking scores apart by rounding as equal.
+
+    The logits of two equal rows differ in their last bits when the rows stand at different places
+    of a batch. Neighbours in sorted order closer than ``TOLERANCE`` share a group. A chain of
+    neighbours is cut into groups of at most twice ``TOLERANCE``, so two close scores in a
+    longer chain may be told apart.
+
+    Args:
+        scores: logits or other scores ``[N]``, infinite ones included, without NaN.
+
+    Returns:
+        ``[N]``, from 0; the larger of two numbers belongs to the larger score.
+    """
+    values, place = np.unique(np.asarray(scores, np.float64), return_inverse=True)
+    if not len(values):
+        return place
+    size = np.maximum(1, np.minimum(np.abs(values[1:]), np.abs(values[:-1])))
+    starts = np.r_[True, np.diff(values) > TOLERANCE * size]
+    first = values[starts][np.cumsum(starts) - 1]
+    with np.errstate(invalid="ignore"):  # an infinite score is a group of its own
+        cell = (values - first) // (_LONGEST * np.maximum(1, np.abs(first)))
+    starts[1:] |= np.diff(np.nan_to_num(cell)) > 0
+    groups: NDArray[np.int64] = (np.cumsum(starts) - 1)[place]
+    return groups
+
+
+class Metrics:
+    """The metrics of one evaluated split on one rank.
+
+    Args:
+        path: of the registry file, for errors.
+        entries: of the metrics.
+    """
+
+    def __init__(self, path: Path, entries: Sequence[Entry[Metric]]) -> None:
+        self._path = path
+        self._entries = tuple(entries)
+        # Copies: a plugin may hand out one object again.
+        self._states = [deepcopy(entry.plugin.start()) for entry in self._entries]
+        self._num_samples = 0
+
+    def update(self, logits: Tensor, labels: Tensor, sessions: Tensor | None = None) -> None:
+        """Show all of them a batch, logits, labels and sessions ``[B]``."""
+        self._num_samples += len(labels)
+        for i, entry in enumerate(self._entries):
+            batch = ScoredBatch(
+                logits.detach().cpu().float().clone(),
+                labels.detach().cpu().float().clone(),
+                None if sessions is None else sessions.clone(),
+            )
+            with at_entry(self._path, entry), plugin_call(entry.plugin, "update"):
+                self._states[i] = entry.plugin.update(self._states[i], batch)
+
+    def results(self) -> dict[str, float]:
+        """Return figures over all ranks by name, on every rank; empty without a sample. Collective.
+
+        Raises:
+            PluginError: a plugin failed, or two figures have one name.
+        """
+        if not self._entries:
+            return {}
+        together(self._check_states)
+        everyone = _gathered((self._num_samples, self._states))
+        return together(lambda: {} if everyone is None else self._of_all(everyone))[0]
+
+    def _check_states(self) -> None:
+        for entry, state in zip(self._entries, self._states, strict=True):
+            with (
+                at_entry(self._path, entry),
+                plugin_call(entry.plugin, "sending a state to rank 0"),
+            ):
+                pickle.dumps(state)
+
+    def _of_all(self, ranks: Sequence[tuple[int, list[Any]]]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if not any(num_samples for num_samples, _ in ranks):
+            return found
+        for i, entry in enumerate(self._entries):
+            with at_entry(self._path, entry), plugin_call(entry.plugin, "results"):
+                results = entry.plugin.results([states[i] for _, states in ranks])
+            where = f"{self._path}:{entry.line} {entry.field}"
+            for name, value in results.items():
+                if name in found or name in _OF_QUALITY:
+                    raise PluginError(
+                        f"{where}: {entry.plugin.name} has a result {name}, as another metric or "
+                        "every run has: leave one out, or give it another name"
+                    )
+                if not math.isfinite(value):
+                    click.echo(f"{where}: {entry.plugin.name}: {name} is {value}", err=True)
+                found[name] = float(value)
+        return found

@@ -1,4 +1,4 @@
-"""Losses and weights that are NaN or infinite end a run before they are saved."""
+"""End a run before it saves losses or weights that are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from recd_plugins.errors import RecdError
 from recd_plugins.training.checkpoint import Checkpoints
 
-#: Steps after which losses are looked at, where no checkpoint is due before.
+#: Steps between looks at the losses, unless a checkpoint is due before.
 MOST_UNSEEN = 50
 _ROWS_AT_ONCE = 65_536
 _ADVICE = "Lower training.learning_rate, or keep dense features small by preprocessing"
@@ -29,28 +29,33 @@ _BEFORE_LEARNING = (
 
 @dataclass(frozen=True)
 class FiniteRun:
-    """What may be saved of a run. All calls are collective: all ranks go on, or all raise.
+    """Checks of what may be saved. All calls are collective: all ranks go on, or all raise.
 
     Args:
         name: of the run, for errors.
-        checkpoints: of the run, None where it keeps none.
+        checkpoints: of the run, if it keeps any.
     """
 
     name: str
     checkpoints: Checkpoints | None = None
 
     def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
-        """The losses of the same steps, averaged over ranks; empties the list.
+        """Average the losses of the same steps over ranks; empties the list.
 
         Args:
             pending: of this rank, scalars.
-            before: steps before them.
-            of: what they are steps of, where that is not training.
+            before: number of steps before them.
+            of: what they are steps of, if not of training.
 
         Raises:
             RecdError: one is not finite; names its step and the newest checkpoint.
         """
-        means = mean_over_ranks(pending)
+        if not pending:
+            return []
+        stacked = torch.stack(pending).double().cpu()
+        pending.clear()
+        dist.all_reduce(stacked)
+        means: list[float] = (stacked / dist.get_world_size()).tolist()
         for step, loss in enumerate(means, before + 1):
             if not math.isfinite(loss):
                 advice = _BEFORE_LEARNING if step == 1 and not of else _ADVICE
@@ -58,20 +63,16 @@ class FiniteRun:
         return means
 
     def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
-        """Look at all that a checkpoint of ``step`` would hold, in one pass over it.
+        """Check what a checkpoint of ``step`` would hold.
 
         Raises:
-            RecdError: a weight, or a number of the optimizer, is not finite; names it.
+            RecdError: a value of weights or optimizer is not finite; names the tensor.
         """
         if (name := _not_finite(dmp, optimizer)) is not None:
             raise self._ended(f"after step {step} {name} has a value that is NaN or infinite")
 
     def check_loaded(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
-        """Look at what came from the newest checkpoint.
-
-        Raises:
-            RecdError: likewise; older versions saved that.
-        """
+        """Check what came from the newest checkpoint; see ``check_state``."""
         if (name := _not_finite(dmp, optimizer)) is not None:
             raise RecdError(
                 f"{self._newest()}: {name} has a value that is NaN or infinite; remove this "
@@ -80,10 +81,10 @@ class FiniteRun:
 
     def _ended(self, what: str, advice: str = _ADVICE) -> RecdError:
         newest = self._newest()
-        saved = (
-            "no checkpoint was saved" if newest is None else f"the newest checkpoint is {newest}"
-        )
-        again = "" if newest is None else ", and go on from there with --resume"
+        saved, again = "no checkpoint was saved", ""
+        if newest is not None:
+            saved = f"the newest checkpoint is {newest}"
+            again = ", and go on from there with --resume"
         return RecdError(
             f"{self.name}: {what}, so the run ends here and saves nothing more; {saved}. {advice}"
             f"{again}"
@@ -93,19 +94,8 @@ class FiniteRun:
         return None if self.checkpoints is None else self.checkpoints.newest()
 
 
-def mean_over_ranks(losses: list[Tensor]) -> list[float]:
-    """The losses of the same steps, averaged over ranks; empties the list. A collective call."""
-    if not losses:
-        return []
-    stacked = torch.stack(losses).double().cpu()
-    losses.clear()
-    dist.all_reduce(stacked)
-    means: list[float] = (stacked / dist.get_world_size()).tolist()
-    return means
-
-
 def _not_finite(dmp: DistributedModelParallel, optimizer: Optimizer) -> str | None:
-    """The first tensor with such a value on any rank."""
+    """Return the first tensor with such a value on any rank."""
     named = _tensors(dmp.state_dict(), optimizer.state_dict()["state"])
     mine = next((name for name, tensor in named if not _all_finite(tensor)), None)
     everyone: list[str | None] = [None] * dist.get_world_size()
@@ -114,8 +104,8 @@ def _not_finite(dmp: DistributedModelParallel, optimizer: Optimizer) -> str | No
 
 
 def _all_finite(numbers: Tensor) -> bool:
-    # A sum over NaN or inf is not finite; that of large numbers, or of many in 16 bits, need not be
-    # either. In parts then, as what is tested is copied.
+    # A sum over NaN or inf is not finite; the sum of large numbers need not be either. They are
+    # tested in parts then, as isfinite copies them.
     if math.isfinite(numbers.sum()):
         return True
     parts = torch.split(numbers, _ROWS_AT_ONCE) if numbers.dim() else (numbers,)
@@ -123,16 +113,11 @@ def _all_finite(numbers: Tensor) -> bool:
 
 
 def _tensors(weights: dict[str, Any], states: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Numbers of this rank, by name."""
-    named = [("weight", name, value) for name, value in weights.items()]
+    named = [(f"weight {name}", value) for name, value in weights.items()]
     for name, state in states.items():
-        named += [("optimizer state", f"{name} {key}", value) for key, value in state.items()]
-    for what, name, value in named:
-        shards = (
-            [shard.tensor for shard in value.local_shards()]
-            if isinstance(value, ShardedTensor)
-            else [value]
-        )
-        for tensor in shards:
+        named += [(f"optimizer state {name} {key}", value) for key, value in state.items()]
+    for name, value in named:
+        sharded = isinstance(value, ShardedTensor)
+        for tensor in [shard.tensor for shard in value.local_shards()] if sharded else [value]:
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
-                yield f"{what} {name}", tensor.detach()
+                yield name, tensor.detach()

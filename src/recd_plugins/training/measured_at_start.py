@@ -1,33 +1,39 @@
-"""The topology of a run on several nodes that names none: measured at its start."""
+"""Files of measured topologies, and the one that a run on several nodes measures at its start."""
 
 from __future__ import annotations
 
 import time
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 import torch.distributed as dist
+from ruamel.yaml import YAML
 
 from recd_plugins.activity import doing
+from recd_plugins.data.wrapped_dataset import wrapped_dataset
 from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.errors import SetupError
+from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.errors import RecdError
+from recd_plugins.files import write_text
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.measurement import measurement
 from recd_plugins.planning.topologies import (
     TopologySpec,
+    is_file_name,
     read_topology,
     this_machine,
     topology_of,
 )
 from recd_plugins.plugin_modules import qualified
-from recd_plugins.registry import TrainingSpec
-from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.registry import RunConfig, TrainingSpec
+from recd_plugins.training.trainer import Job
 
-#: Beside checkpoints: what the run was planned for, which it is again when it is resumed.
+#: Beside checkpoints: the topology that the run was planned for.
 KEPT = "topology.yaml"
-# Of its memory, what equal hosts have at least: kernels differ in what they keep for themselves.
+# Equal hosts have at least this share of each other's memory: kernels differ in what they keep.
 _ALIKE = 0.99
 
 
@@ -39,24 +45,20 @@ def topology_at_start(
     resume: bool,
     plugins_dir: Path | None = None,
 ) -> TopologySpec | None:
-    """What a run on several nodes measures first, the same on every rank. Collective.
+    """Measure the topology of a run on several nodes, the same on every rank. Collective.
 
-    A run that goes on takes what stands beside its checkpoints, so that its plan stays what it was,
-    unless it is on another number of nodes now, or on nodes with less memory.
+    A resumed run takes the one beside its checkpoints, so that its plan stays, unless the number of
+    nodes changed or they have less memory.
 
     Args:
-        training: None is measured where it names a topology.
+        training: nothing is measured if it names a topology.
         device: ``cpu`` or ``cuda``.
         ranks_per_node: under torchrun.
-        resume: whether it goes on.
+        resume: whether the run goes on.
         plugins_dir: files that may measure, besides what is installed.
 
     Returns:
-        None where nothing is to be measured: on one node, where a topology is named, and where
-        nothing that is there measures, which rank 0 says.
-
-    Raises:
-        SetupError: nodes have different numbers of ranks or other packages, or a rank has ended.
+        None on one node, with a named topology, and if nothing that is installed measures.
     """
     nodes = dist.get_world_size() // ranks_per_node
     if training.topology is not None or nodes == 1:
@@ -77,10 +79,17 @@ def topology_at_start(
     dist.broadcast_object_list(told)
     if told[0] is None:
         measured_by, start = measurement(plugins_dir), time.monotonic()
-        _check_equal(None if measured_by is None else qualified(type(measured_by)))
+        by = None if measured_by is None else qualified(type(measured_by))
+        check_agreement("measuring the nodes", {"what measures them": by})
         if measured_by is None:
             if first:
-                click.echo(_assumed(machine_of(training, device=torch.device(device))), err=True)
+                spec = machine_of(training, device=torch.device(device))
+                click.echo(
+                    f"nothing that is installed measures the {spec.nodes} nodes: tables are "
+                    f"planned as if a rank had {spec.inter_node_bandwidth / 1e6:,.1f} MB/s between "
+                    "them. training.topology names a file that says what they have",
+                    err=True,
+                )
             return None
         if first:
             click.echo(
@@ -102,30 +111,10 @@ def _memory(spec: TopologySpec) -> tuple[int, int]:
 
 
 def _least_memory(here: TopologySpec) -> tuple[int, int]:
-    """Of any rank, its host's and its GPU's. Collective."""
+    """Return the least memory of any rank's host and GPU. Collective."""
     of_ranks: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
     dist.all_gather_object(of_ranks, _memory(here))
     return min(host for host, _ in of_ranks), min(gpu for _, gpu in of_ranks)
-
-
-def _check_equal(measured_by: str | None) -> None:
-    """Refuse ranks that measure by different things, who would wait for one another."""
-    ranks: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, measured_by)
-    for rank, other in enumerate(ranks):
-        if other != ranks[0]:
-            raise SetupError(
-                f"rank 0 measures the nodes by {ranks[0] or 'nothing'}, rank {rank} by "
-                f"{other or 'nothing'}: install the same packages on every node"
-            )
-
-
-def _assumed(spec: TopologySpec) -> str:
-    return (
-        f"nothing that is installed measures the {spec.nodes} nodes: tables are planned as if a "
-        f"rank had {spec.inter_node_bandwidth / 1e6:,.1f} MB/s between them. training.topology "
-        "names a file that says what they have"
-    )
 
 
 def _line(spec: TopologySpec, seconds: float) -> str:
@@ -136,3 +125,68 @@ def _line(spec: TopologySpec, seconds: float) -> str:
         "all-to-all. training.topology names a file of recd calibrate instead, or machine, which "
         "measures nothing"
     )
+
+
+def calibration_job(
+    registry: RunConfig,
+    plugins_dir: Path | None,
+    spec: TopologySpec,
+    path: Path,
+    batch_size: int | None = None,
+) -> tuple[RunConfig, Job]:
+    """Return ``registry`` with the ranks of ``spec`` and prepared data, and a job that trains it.
+
+    Args:
+        registry: to calibrate with.
+        plugins_dir: a folder of plugin files.
+        spec: of this machine.
+        path: the file to write later.
+        batch_size: rows of a rank, in place of the file's.
+
+    Raises:
+        RecdError: ``path`` exists already, or the data cannot be had.
+    """
+    refuse_existing(path)
+    overrides: dict[str, Any] = {
+        "ranks": spec.ranks_per_node,
+        "ranks_per_node": None,
+        "checkpoint": {},
+        "topology": None,  # may be of other ranks than those of this machine
+    }
+    if batch_size is not None:
+        overrides["batch_size"] = batch_size
+    registry = registry.with_training(overrides)
+    wrapped_dataset(registry).prepare()
+    job = Job(
+        registry.path,
+        plugins_dir=plugins_dir,
+        overrides=overrides,
+        device=spec.device,
+        text=registry.text,
+    )
+    return registry, job
+
+
+def refuse_other_names(path: Path) -> None:
+    """Refuse a file name that names no topology, before anything is measured for it."""
+    if not is_file_name(path.name):
+        raise RecdError(f"{path}: the file of a topology ends in .yaml; name another")
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to overwrite a topology, and other names."""
+    refuse_other_names(path)
+    if path.exists():
+        raise RecdError(f"{path} exists already; remove it, or name another file")
+
+
+def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
+    """Write a topology for ``read_topology``, whole or not at all."""
+    text = StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    values = spec.model_dump(exclude_none=True)
+    # A required field is last: a file that was cut is refused.
+    values["device"] = values.pop("device")
+    yaml.dump(values, text)
+    write_text(path, f"# {comment}\n{text.getvalue()}")

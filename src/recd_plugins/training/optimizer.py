@@ -1,21 +1,29 @@
-"""Optimizers: the sharded tables' run inside the backward pass, the others after it."""
+"""Optimizers, learning rates, and the order in which ranks sum dense gradients."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
+from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.training_spec import ScheduleSpec, TrainingSpec
 
 
 def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> CombinedOptimizer:
-    """One optimizer over the fused ones of ``dmp``, its replicated tables and its dense layers.
+    """Combine the fused optimizers of ``dmp`` with those of replicated tables and dense layers.
 
     A table gets the same update rule wherever it lives: ``rowwise_adagrad`` on a data-parallel
     table is TorchRec's RowWiseAdagrad, elsewhere FBGEMM's. Dense layers get SGD or Adagrad.
@@ -38,9 +46,9 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
 
 
 def in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
-    """Whether a sharded embedding module holds the parameter: then it is a replicated table.
+    """Return whether a parameter is a replicated table, in a sharded embedding module.
 
-    Feature processors are layers, around a module of tables that counts by itself.
+    Feature processors are layers around a module of tables that counts by itself.
     """
     return any(
         parameter.startswith(f"{name}.")
@@ -61,3 +69,99 @@ def _keyed(
         return torch.optim.Adagrad(params, lr=rate, eps=training.eps)
 
     return KeyedOptimizerWrapper(parameters, make)
+
+
+class LearningRates:
+    """Learning rates of an optimizer by a schedule.
+
+    Args:
+        optimizer: with its initial rates, before a checkpoint is loaded.
+        schedule: None leaves the rates as they are.
+    """
+
+    def __init__(self, optimizer: CombinedOptimizer, schedule: ScheduleSpec | None) -> None:
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+
+    def factor(self, step: int) -> float:
+        """Return the share of its initial rate that each has at a step, counted from 0."""
+        return 1.0 if self._schedule is None else factor(self._schedule, step)
+
+    def set(self, step: int) -> None:
+        """Set the rates of a step, counted from 0, before its ``zero_grad``.
+
+        That call hands them to FBGEMM's kernels, which train in the backward pass.
+        """
+        if self._schedule is None:
+            return
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor(self._schedule, step)
+
+
+def factor(schedule: ScheduleSpec, step: int) -> float:
+    """Return the share of the learning rate at a step, counted from 0."""
+    if step < schedule.warmup:
+        return (step + 1) / schedule.warmup
+    if schedule.decay == "none" or schedule.steps is None:
+        return 1.0
+    done = min((step - schedule.warmup) / (schedule.steps - schedule.warmup), 1.0)
+    left = 1 - done if schedule.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return schedule.floor + (1 - schedule.floor) * left
+
+
+def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
+    """Wrap dense layers so that the first step sums gradients in the order of all others.
+
+    DistributedDataParallel rebuilds its buckets after the first step, and the place of a gradient
+    in its bucket decides the order in which three or more ranks sum it. A resumed run would differ
+    by rounding from one that never stopped.
+
+    Args:
+        always_trained: whether each parameter gets a gradient in each step. Else ranks tell one
+            another in each step which did, which costs an all-reduce and a walk over the graph.
+    """
+    if always_trained:
+        return _FixedBuckets(static_graph=False, find_unused_parameters=False)
+    # The search for unused parameters keeps the buckets.
+    return DefaultDataParallelWrapper(
+        static_graph=False,
+        find_unused_parameters=True,
+        ddp_kwargs={"skip_all_reduce_unused_params": True},
+    )
+
+
+class _FixedBuckets(DefaultDataParallelWrapper):
+    """Has buckets rebuilt before the first step, by one with zero gradients."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """See ``DataParallelWrapper.wrap``. Collective."""
+        super().wrap(dmp, env, device)
+        for child in dmp.children():
+            if isinstance(child, DistributedDataParallel):
+                _train_on_nothing(child)
+
+
+def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
+    ignored = wrapped.parameters_to_ignore
+    named = wrapped.module.named_parameters()
+    parameters = [p for name, p in named if p.requires_grad and name not in ignored]
+    model, wrapped.module = wrapped.module, _Nothing(parameters)
+    try:
+        # With an argument: DistributedDataParallel moves those to a GPU, and fails without any.
+        wrapped(0.0).backward()
+    finally:
+        wrapped.module = model
+    for parameter in parameters:
+        parameter.grad = None
+
+
+class _Nothing(nn.Module):
+    """A loss of zero; the gradient of the last parameter comes first."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self._used = [*parameters]  # a list: they are the model's
+
+    def forward(self, nothing: float) -> Tensor:
+        return torch.stack([parameter.sum() * nothing for parameter in self._used]).sum()

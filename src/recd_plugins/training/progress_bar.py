@@ -1,4 +1,4 @@
-"""How far a run is, on rank 0: a live line on a terminal, else a line every few seconds."""
+"""Progress of a run on rank 0: a live line on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
 from recd_plugins.output_console import error_console
 
-#: Between two lines of a log file.
-LOG_EVERY = 10.0
-_LIVE_EVERY = 1.0
-# Looks back over so many updates for the speed of now.
+#: Seconds between two lines of a log file, and between two draws of a live line.
+LOG_EVERY, _LIVE_EVERY = 10.0, 1.0
+# The present speed is that of so many updates.
 _UPDATES = 20
 
 
 class ProgressLine:
-    """What is to be called after each step with its loss; shows nothing itself.
+    """Called after each step with its loss; shows nothing itself.
 
     Args:
         name: of what goes on.
         done: steps before.
         total: steps at the end.
-        samples: of all ranks in a step; None does not tell a speed of them.
-        waiting: share of the last steps spent waiting for data, None for unknown.
+        samples: of all ranks in a step; None shows no speed.
+        waiting: returns the share of the last steps spent waiting for data, None for unknown.
+        every: seconds between updates.
     """
-
-    every = float("inf")
 
     def __init__(
         self,
@@ -41,11 +39,11 @@ class ProgressLine:
         done: int,
         total: int,
         samples: int | None = None,
-        waiting: Callable[[], float | None] | None = None,
+        waiting: Callable[[], float | None] = lambda: None,
+        every: float = float("inf"),
     ) -> None:
         self._name, self._done, self._total = name, done, total
-        self._samples = samples
-        self._waiting = waiting or (lambda: None)
+        self._samples, self._waiting, self._every = samples, waiting, every
         self._paused = 0.0
         self._loss: Tensor | None = None
         self._shown = self._now()
@@ -57,12 +55,12 @@ class ProgressLine:
         if not self._marks:  # the first step compiles and warms up
             self._marks.append((self._now(), self._done))
         # Reading the loss waits for the device, so not at every step.
-        if self._now() - self._shown >= self.every:
+        if self._now() - self._shown >= self._every:
             self.update()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A context of something else, which takes no time of the steps."""
+        """Leave the time of this context out of the speed."""
         start = time.monotonic()
         try:
             yield
@@ -70,7 +68,7 @@ class ProgressLine:
             self._paused += time.monotonic() - start
 
     def update(self) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         now = self._shown = self._now()
         if self._loss is None:
             return
@@ -80,7 +78,7 @@ class ProgressLine:
         self.show(self._loss.item(), each, self._waiting())
 
     def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
-        """Show this, where there is something to show it on."""
+        """Show these figures."""
 
     def _now(self) -> float:
         return time.monotonic() - self._paused
@@ -91,8 +89,6 @@ class ProgressLine:
 
 class _Log(ProgressLine):
     """Lines of ``key=value``."""
-
-    every = LOG_EVERY
 
     def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
         words = [f"step={self._done}", f"of={self._total}", f"loss={loss:.6g}"]
@@ -108,13 +104,11 @@ class _Log(ProgressLine):
 class _Live(ProgressLine):
     """A line of a terminal, drawn again and again."""
 
-    every = _LIVE_EVERY
     bar: RichProgress
-    task: TaskID
 
     def __call__(self, loss: Tensor) -> None:
         super().__call__(loss)
-        self.bar.update(self.task, completed=self._done)
+        self.bar.update(self.bar.task_ids[0], completed=self._done)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -133,7 +127,7 @@ class _Live(ProgressLine):
             words.append(f"waiting {waiting:.0%}")
         if step_seconds:
             words.append(f"ETA {timedelta(seconds=round(self._left(step_seconds)))}")
-        self.bar.update(self.task, said=", ".join(words))
+        self.bar.update(self.bar.task_ids[0], said=", ".join(words))
 
 
 @contextmanager
@@ -144,10 +138,10 @@ def progress_bar(
     total: int,
     *,
     samples: int | None = None,
-    waiting: Callable[[], float | None] | None = None,
+    waiting: Callable[[], float | None] = lambda: None,
     log_every: float | None = None,
 ) -> Iterator[ProgressLine]:
-    """Yields what to call after each step with its loss, which shows something on rank 0.
+    """Yield a ``ProgressLine``, which shows something on rank 0.
 
     Args:
         rank: of this process.
@@ -159,11 +153,11 @@ def progress_bar(
         return
     console = error_console()
     if log_every is not None or not console.is_terminal:
-        log = _Log(name, done, total, samples, waiting)
-        log.every = log_every or LOG_EVERY
+        every = log_every or LOG_EVERY
+        log = _Log(name, done, total, samples, waiting, every)
         start = time.monotonic()
         yield log
-        if samples is not None or time.monotonic() - start > log.every:
+        if samples is not None or time.monotonic() - start > every:
             log.update()
         return
     columns = (
@@ -174,7 +168,8 @@ def progress_bar(
         TimeElapsedColumn(),
     )
     with RichProgress(*columns, console=console) as bar:
-        live = _Live(name, done, total, samples, waiting)
-        live.bar, live.task = bar, bar.add_task(name, total=total, completed=done, said="")
+        bar.add_task(name, total=total, completed=done, said="")
+        live = _Live(name, done, total, samples, waiting, _LIVE_EVERY)
+        live.bar = bar
         yield live
         live.update()

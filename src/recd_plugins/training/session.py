@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from recd_plugins.activity import doing
 from recd_plugins.data.read_task import check_ingestion
 from recd_plugins.data.wrapped_dataset import check_wrappers_keep_rows, wrapped_dataset
 from recd_plugins.distributed.device import choose_device
-from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     backend_for,
     join_torchrun,
@@ -24,28 +25,25 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
+from recd_plugins.distributed.rank_agreement import check_started_alike
 from recd_plugins.distributed.signals import passed_on
-from recd_plugins.distributed.watched_ranks import watched_by_each_other
+from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.machines import adapted_line, machine_of
 from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import check_dataset
-from recd_plugins.training.agreement import check_started_alike
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.evaluation import splits_of
-from recd_plugins.training.hangs import hang_limits
-from recd_plugins.training.job import Job
 from recd_plugins.training.measured_at_start import topology_at_start
-from recd_plugins.training.metrics import check_metrics
 from recd_plugins.training.result import Result
-from recd_plugins.training.trainer import checkpoints_of, train
-from recd_plugins.training.validation import check_validation
+from recd_plugins.training.trainer import Job, checkpoints_of, train
+from recd_plugins.training.validation import check_evaluation
 
 
 @dataclass(frozen=True)
 class Session:
-    """Trains on prepared data, any number of times, or once where it keeps checkpoints.
+    """Trains on prepared data, any number of times.
 
     Attributes:
         registry: of the run, its data prepared.
@@ -53,7 +51,7 @@ class Session:
         rank: this process under torchrun; else 0, the parent of the ranks.
         world_size: number of ranks.
         ranks_per_node: how many of them make a node.
-        hang_limits: how long ranks may get no further.
+        hang_limits: how long ranks may make no progress.
     """
 
     registry: RunConfig
@@ -62,42 +60,27 @@ class Session:
     world_size: int
     ranks_per_node: int
     hang_limits: HangLimits
-    _ended: list[Side] = field(default_factory=list, init=False)
 
     def train(self, side: Side, sharding: str | None = None) -> Result:
-        """One run on all ranks; with another ``sharding`` than the session's where it is given.
+        """Train on all ranks, in new processes; under torchrun in those that are there.
 
-        It has processes of its own, so that no run sees what another left in memory; under
-        torchrun all share the processes that are there.
-
-        Raises:
-            SetupError: one has ended that kept checkpoints, from which this one would go on.
+        Args:
+            side: with plugins, or the baseline.
+            sharding: in place of the session's.
         """
-        kept = self.registry.training.checkpoint.path if side == "plugins" else None
-        if kept is not None and self._ended:
-            raise SetupError(
-                f"{self.registry.path}: this session has trained to the end, and another run would "
-                f"go on from there, as {kept} has its checkpoints, and train nothing: open the "
-                "session without checkpoints, overrides={'checkpoint': {}}, or one for each run, "
-                "with a training.checkpoint.path of its own"
-            )
         job = replace(self.job, side=side, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
-            result = train(self.rank, self.world_size, job)
-        else:
-            result = launch(
-                train,
-                self.world_size,
-                job,
-                backend=backend_for(job.device),
-                local_world_size=self.ranks_per_node,
-                hang_limits=self.hang_limits,
-                timeout=self.hang_limits.collectives,
-                interruptible=True,
-            )[0]
-        if kept is not None:
-            self._ended.append(side)
-        return result
+            return train(self.rank, self.world_size, job)
+        return launch(
+            train,
+            self.world_size,
+            job,
+            backend=backend_for(job.device),
+            local_world_size=self.ranks_per_node,
+            hang_limits=self.hang_limits,
+            timeout=self.hang_limits.collectives,
+            interruptible=True,
+        )[0]
 
 
 @contextmanager
@@ -114,21 +97,20 @@ def session(
     log_every: float | None = None,
     alike: Mapping[str, Any] | None = None,
 ) -> Iterator[Session]:
-    """Check a registry, join the ranks where torchrun started them, and prepare the data once.
+    """Check a registry, join the ranks of torchrun if there are any, and prepare the data once.
 
     Args:
         path: the registry file.
         plugins_dir: a folder of plugin files.
         overrides: fields of its ``training:`` section to set.
-        resume: go on from the newest checkpoint, or from the start where there is none yet.
+        resume: go on from the newest checkpoint, or from the start if there is none yet.
         breakdown: profile some steps of every run.
         shardings: plugins in place of the first sharding entry's, as ``load_registry`` takes one;
             a run has the first of them unless it names another.
-        allowed: fields in which the run may differ from the one that wrote the checkpoint, of
-            those that ``recd run --allow`` takes.
+        allowed: fields in which the run may differ from the one that wrote the checkpoint.
         settings: values in place of the file's, as ``load_registry`` takes them.
-        log_every: seconds between lines that say how far a run is.
-        alike: what else ranks of torchrun have to be asked for alike, by option.
+        log_every: seconds between progress lines.
+        alike: what else all ranks of torchrun have to be asked for, by option.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
@@ -143,8 +125,7 @@ def session(
     registry = registry.with_training(overrides)
     device = choose_device(registry)
     check_ingestion(registry)
-    check_metrics(registry, splits_of(registry))
-    check_validation(registry, splits_of(registry))
+    check_evaluation(registry)
     job = Job(
         path,
         plugins_dir=plugins_dir,
@@ -190,13 +171,46 @@ def session(
         yield Session(registry, job, rank, world_size, ranks_per_node, limits)
 
 
+def this_command(registry: Path, *, resume: bool) -> str:
+    """Return the command that trains as this process does, for messages.
+
+    Args:
+        registry: the registry file; all that is known of a program that is not ``recd``.
+        resume: whether it is to go on from the newest checkpoint.
+    """
+    program, *words = sys.argv
+    if Path(program).name != "recd":
+        words = ["run", str(registry)]
+    words = [word for word in words if word != "--resume"]
+    launcher = "" if torchrun_rank() is None else "the same launcher with "
+    return launcher + shlex.join(["recd", *words, *(["--resume"] if resume else [])])
+
+
+def hang_limits(registry: RunConfig) -> HangLimits:
+    """Return how long a run waits for ranks that hang, and how to go on after that."""
+    training = registry.training
+
+    def advice() -> str:
+        checkpoints = checkpoints_of(training)
+        newest = None if checkpoints is None else checkpoints.newest()
+        if newest is not None:
+            command = this_command(registry.path, resume=True)
+            return (
+                f"The last checkpoint is {newest}; the same command with --resume goes on from it: "
+                f"{command}"
+            )
+        if checkpoints is not None:
+            command = this_command(registry.path, resume=False)
+            return f"No checkpoint was written yet: start anew by {command}"
+        return "No checkpoint was written, as training.checkpoint.path is not set: start anew"
+
+    return HangLimits(training.hang_notice, training.hang_timeout, advice)
+
+
 def _check_topology(
     training: TrainingSpec, world_size: int, ranks_per_node: int, device: str
 ) -> None:
-    """Refuse what does not suit the ranks before the data is prepared for them.
-
-    The first rank says what is taken to suit them.
-    """
+    """Refuse a topology that does not suit the ranks; say how it is adapted to them."""
     if training.topology is not None:
         spec = machine_of(training, world_size, ranks_per_node, torch.device(device))
         if torchrun_rank() in (None, 0) and (line := adapted_line(training.topology, spec)):
@@ -205,11 +219,10 @@ def _check_topology(
 
 @contextmanager
 def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[None]:
-    """Make what is missing, and find out what would stop the run at its end, before it starts."""
+    """Prepare the data and reserve the folder of checkpoints."""
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is None and resume:
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
-    # What is refused at once, before data is imported for minutes.
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
         with passed_on(()):  # there are no ranks yet: a signal ends it here, and leaves no half
             _prepare(registry, world_size)

@@ -1,15 +1,16 @@
-"""A model as a checkpoint left it, on the ranks that are there."""
+"""Trained models: on ranks, or whole in this process, with the training data or without it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import click
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from recd_plugins import activity, upstream_noise
 from recd_plugins.activity import doing
@@ -18,7 +19,6 @@ from recd_plugins.data.loader import pinned
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.data.wrapped_dataset import wrapped_dataset
 from recd_plugins.distributed.device import choose_device, device_of_rank
-from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     backend_for,
     join_torchrun,
@@ -26,27 +26,39 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.distributed.watched_ranks import watched_by_each_other
-from recd_plugins.interfaces.callback import Quality
+from recd_plugins.distributed.rank_agreement import check_started_alike, from_rank_0, together
+from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
+from recd_plugins.errors import DataError, SetupError
+from recd_plugins.interfaces import Dataset, FeatureSchema
+from recd_plugins.model.build import build_model
+from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning.prepare import prepare
+from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.setting import id_limits
+from recd_plugins.planning.topologies import MACHINE
 from recd_plugins.registry import RunConfig
 from recd_plugins.registry.from_file import load_registry
-from recd_plugins.training.agreement import check_started_alike, from_rank_0, together
+from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.training.assembly import Assembled, assemble
+from recd_plugins.training.batches import steps
 from recd_plugins.training.checkpoint import Checkpoints
-from recd_plugins.training.evaluation import evaluate
+from recd_plugins.training.checkpoint_dcp import load_weights
+from recd_plugins.training.checkpoint_files import check_whole
+from recd_plugins.training.evaluation import Measured, evaluate
 from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.identity import check_scores
+from recd_plugins.training.identity import check_scores, read_kinds, read_schema
 from recd_plugins.training.resume import load_fitted
-from recd_plugins.training.steps import steps
 from recd_plugins.values.batch import ModelInput
 
 J = TypeVar("J", bound="TrainedJob")
+R = TypeVar("R", bound=RunConfig)
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class TrainedJob:
-    """Which trained model a rank is to take; travels to it by pickle.
+    """Which trained model a rank is to load; travels to it by pickle.
 
     Attributes:
         registry: the registry file.
@@ -55,7 +67,7 @@ class TrainedJob:
         overrides: fields of its ``training:`` section to set.
         settings: values in place of the file's, as ``load_registry`` takes them.
         device: ``cpu`` or ``cuda``.
-        text: what the registry file held when the command read it; None where the rank is to.
+        text: of the registry file when the command read it; None lets the rank read the file.
     """
 
     registry: Path
@@ -67,24 +79,24 @@ class TrainedJob:
     text: str | None = None
 
     def load(self) -> RunConfig:
-        """The registry, with what the job sets."""
+        """Return the registry, with what the job sets."""
         read = load_registry(
             self.registry, plugins_dir=self.plugins_dir, settings=self.settings, text=self.text
         )
         return read.with_training(self.overrides)
 
     def prepare(self) -> None:
-        """Make what data is missing, in one process before ranks read it."""
+        """Make missing data, in one process before ranks read it."""
         wrapped_dataset(self.load()).prepare()
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """The registry by whose data tables are placed: that of ``load``."""
+        """Return the registry by whose data tables are placed: that of ``load``."""
         return registry
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint holds, ready to score.
+    """A sharded model with the weights of a checkpoint, ready to score.
 
     Attributes:
         parts: the sharded model and what it was assembled of.
@@ -103,9 +115,9 @@ class Trained:
     checkpoint: Path
 
     def logits(self, batches: Iterator[ModelInput]) -> Iterator[Tensor]:
-        """Logits of each batch of this rank, float32 ``[B]``, in their order. A collective call.
+        """Yield logits of each batch of this rank, float32 ``[B]``. Collective.
 
-        Some batches are taken ahead. All ranks give as many.
+        Some batches are taken ahead. All ranks give equally many.
         """
         parts = self.parts
         registry = parts.prepared.registry
@@ -114,22 +126,18 @@ class Trained:
         for _, logits, _ in steps(pipeline, taken, registry, parts.dmp.module):
             yield logits
 
-    def evaluate(self, rank: int, world_size: int) -> tuple[Quality | None, Mapping[str, float]]:
-        """Quality and metrics on every row of the test split, as a run has them. Collective.
-
-        Raises:
-            RecdError: a loss is not finite, or the data is missing or wrong.
-        """
+    def evaluate(self, rank: int, world_size: int) -> Measured:
+        """Return quality and metrics on every row of the test split, as a run does. Collective."""
         parts, finite = self.parts, FiniteRun(str(self.checkpoint))
         pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, self.device)
         return evaluate(parts.prepared, parts.dmp, pipeline, rank, world_size, self.device, finite)
 
 
 def load_trained(job: TrainedJob) -> Trained:
-    """Assemble the model of a registry and load a checkpoint into it. A collective call.
+    """Assemble the model of a registry and load a checkpoint into it. Collective.
 
     Raises:
-        RecdError: the checkpoint is damaged, or of another model; says both.
+        RecdError: the checkpoint is damaged, or of another model.
     """
     activity.start()
     upstream_noise.silence()
@@ -145,7 +153,7 @@ def load_trained(job: TrainedJob) -> Trained:
     planned = replace(planned, further={**planned.further, "optimizer": ()})
     parts = assemble(planned, "plugins", device)
     fit_converter(parts.prepared.registry)
-    # As it was trained: what was chosen to place tables by data makes no other model.
+    # The data that tables were placed by here makes no other model.
     registry = replace(
         parts.prepared.registry, dataset=registry.dataset, wrappers=registry.wrappers
     )
@@ -167,7 +175,7 @@ def on_ranks(
     job: J,
     alike: Mapping[str, Any] | None = None,
 ) -> T:
-    """``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
+    """Call ``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
 
     Ranks of torchrun take rank 0's checkpoint: the newest may be another one a moment later.
 
@@ -175,14 +183,10 @@ def on_ranks(
         registry: says how many ranks.
         function: travels to them by pickle.
         job: likewise.
-        alike: what ranks of torchrun have to be asked for alike, by option.
+        alike: what all ranks of torchrun have to be asked for, by option.
 
     Returns:
-        What it gives on rank 0; under torchrun on this rank.
-
-    Raises:
-        RecdError: the data cannot be prepared, on all ranks; or what ``function`` raises.
-        SetupError: another rank of torchrun ended, or was asked for something else; names it.
+        Rank 0's result; under torchrun that of this rank.
     """
     training = registry.training
     device = choose_device(registry)
@@ -194,7 +198,7 @@ def on_ranks(
             function, training.ranks, job, backend=backend, local_world_size=ranks_per_node
         )[0]
     torchrun_ranks_per_node()  # refused before ranks wait for each other
-    # Nothing ends by itself: how long a table takes to write is not known.
+    # No timeout: how long a table takes to write is not known.
     limits = HangLimits(training.hang_notice, None, lambda: "Start the command anew")
     with (
         join_torchrun(backend) as (rank, world_size),
@@ -203,10 +207,139 @@ def on_ranks(
         check_started_alike(device, alike or {})
         job = replace(job, checkpoint=from_rank_0(job.checkpoint))
 
-        def prepare() -> None:
+        def prepare_data() -> None:
             if rank == 0:
                 with doing("preparing the data"):
                     job.prepare()
 
-        together(prepare)
+        together(prepare_data)
         return function(rank, world_size, job)
+
+
+def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
+    """Return an unsharded trained model with its poolings and preprocessing.
+
+    Says on stderr if the data is not what it was trained on.
+
+    Args:
+        registry: that it was trained by; its data is prepared.
+        checkpoint: as ``chosen_checkpoint`` gives it.
+
+    Raises:
+        RecdError: the checkpoint is damaged or of another model.
+    """
+    whole = _as_fitted(registry, checkpoint)
+    prepared = prepare(whole, build_model(whole, whole.dataset.schema()))  # with poolings
+    if not _fill(prepared.model, registry, checkpoint):
+        say_other_data(checkpoint)
+    return prepared
+
+
+def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
+    """Return the same model without checks of its batches, which no tracer can follow."""
+    whole = _as_fitted(registry, checkpoint)
+    model = build_model(whole, whole.dataset.schema())
+    put_poolings(whole, model)
+    _fill(model, registry, checkpoint)
+    return model
+
+
+def say_other_data(checkpoint: Path) -> None:
+    """Say that the data is not what a checkpoint was trained on."""
+    click.echo(
+        f"The data is not what {checkpoint} was trained on: rows that it has learnt may stand in "
+        "the test split now",
+        err=True,
+    )
+
+
+def _as_fitted(registry: RunConfig, checkpoint: Path) -> RunConfig:
+    check_whole(checkpoint)
+    load_fitted(registry, checkpoint)
+    fitted_steps(registry, registry.dataset.schema())
+    # Nothing is sharded here, so no cluster counts, wherever this runs.
+    whole = registry.with_training({"topology": MACHINE})
+    return replace(whole, sharding=(), cache=())
+
+
+def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
+    """Load the weights; return whether the data is what they were trained on."""
+    tables = tables_of(model)
+    same_data = check_scores(checkpoint, registry, tables)
+    rows = {table.name: table.num_embeddings for table in tables}
+    for name, limit in id_limits(registry, tables).items():
+        if limit != rows[name]:
+            raise SetupError(
+                f"{registry.path}: the sharding plugin of table {name} maps its ids, so the model "
+                "cannot run unsharded; use recd predict or recd evaluate"
+            )
+    load_weights(checkpoint, model)
+    return same_data
+
+
+class AbsentData(NoDataset):
+    """A dataset whose columns are known and whose rows are missing.
+
+    Args:
+        dataset: of the registry.
+        schema: as a checkpoint has it.
+        trained_kinds: likewise; None if the checkpoint is too old to say.
+        error: raised to whoever needs rows.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        schema: FeatureSchema,
+        trained_kinds: Mapping[str, str] | None,
+        error: DataError,
+    ) -> None:
+        super().__init__(dataset.options)
+        # For the identity.
+        said = {name: getattr(dataset, name) for name in ("name", "free_options", "row_options")}
+        vars(self).update(said)
+        self.error = error
+        self.knows_kinds = trained_kinds is not None
+        self.trained_kinds = trained_kinds or {}
+        self._dataset, self._schema = dataset, schema
+
+    def prepare(self) -> NoReturn:
+        """See ``Dataset.prepare``."""
+        raise self.error
+
+    def schema(self) -> FeatureSchema:
+        """See ``Dataset.schema``."""
+        return self._schema
+
+    def identity(self) -> dict[str, Any]:
+        """Return nothing, as no row is known."""
+        return {}
+
+    def texts(self, feature: str) -> Mapping[int, str]:
+        """See ``Dataset.texts``."""
+        return self._dataset.texts(feature)
+
+    def to_score(self, location: str) -> Dataset:
+        """See ``Dataset.to_score``."""
+        self._dataset.trained_schema = self._schema
+        self._dataset.trained_kinds = self.trained_kinds
+        return self._dataset.to_score(location)
+
+
+def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) -> R:
+    """Return the registry with its data prepared, or with ``AbsentData`` if that is missing.
+
+    Args:
+        registry: that a model was trained by.
+        checkpoint: of the model, which says what columns it was trained on.
+        rows: are needed; else nothing is prepared, and known columns will do.
+    """
+    try:
+        if rows:
+            registry.dataset.prepare()
+        registry.dataset.schema()
+    except DataError as error:
+        schema, kinds = read_schema(checkpoint), read_kinds(checkpoint)
+        absent = AbsentData(registry.dataset, schema, kinds, error)
+        return replace(registry, dataset=absent, wrappers=())
+    return registry

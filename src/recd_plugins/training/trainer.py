@@ -2,59 +2,106 @@
 
 from __future__ import annotations
 
+import math
+import signal
 import statistics
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import numpy as np
 import torch.distributed as dist
+from torch import Tensor
 
 from recd_plugins import activity, upstream_noise
 from recd_plugins.data.fitted_steps import FittedState, fitted_state
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
+from recd_plugins.distributed.rank_agreement import from_rank_0
+from recd_plugins.distributed.signals import Interrupts
 from recd_plugins.distributed.table_report import describe_tables
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import PluginError, RecdError, RunInterrupted
 from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.lasting_output import lasting_output
-from recd_plugins.registry import TrainingSpec
-from recd_plugins.training.agreement import from_rank_0
-from recd_plugins.training.assembly import assemble, makers
-from recd_plugins.training.batch_source import BatchSource
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.registry import RunConfig, TrainingSpec
+from recd_plugins.registry.from_file import load_registry
+from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.batches import BatchSource, segments, steps
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.dense_gradients import EveryGradient
+from recd_plugins.training.checkpoint_files import ValidationCurve
+from recd_plugins.training.data_report import GroupReport, StallReport
 from recd_plugins.training.dry_run import converter_line, rest_line, rounded_line, unused_line
-from recd_plugins.training.evaluation import evaluate
-from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.group_report import GroupReport
+from recd_plugins.training.evaluation import Measured, evaluate
+from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.identity import identity_of
-from recd_plugins.training.interrupts import Interrupts
-from recd_plugins.training.job import Job
-from recd_plugins.training.learning_rates import LearningRates
-from recd_plugins.training.measurement import Measurement
-from recd_plugins.training.meter import sum_by_kind
+from recd_plugins.training.measurement import Measurement, sections_of, sum_by_kind
+from recd_plugins.training.optimizer import LearningRates
 from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
-from recd_plugins.training.record import Record
 from recd_plugins.training.result import Result
 from recd_plugins.training.resume import check_fitted_alike, resume_choice, resume_fitted
-from recd_plugins.training.stall_report import StallReport
-from recd_plugins.training.steps import steps
-from recd_plugins.training.table_parts import sections_of
-from recd_plugins.training.validation import Measured, Validation, stretches
+from recd_plugins.training.validation import Validation
 from recd_plugins.values.batch import ModelInput
 from recd_plugins.values.stages import StageTimes
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to train; travels to it by pickle.
+
+    Attributes:
+        registry: the registry file.
+        side: with the registry's plugins, or the baseline that they are compared with.
+        plugins_dir: a folder of plugin files.
+        overrides: fields of the registry's ``training:`` section to set.
+        device: ``cpu`` or ``cuda``.
+        breakdown: profile some steps.
+        sharding: a plugin in place of the first sharding entry's, as ``load_registry`` takes it.
+        allowed: fields that may differ from those of the run that wrote the checkpoint.
+        settings: values in place of the file's, as ``load_registry`` takes them.
+        log_every: seconds between progress lines; None for a live line on a terminal.
+        topology: of the ranks, as measured; None for what the registry names.
+        text: of the registry file when the run began; None lets the rank read the file.
+    """
+
+    registry: Path
+    side: Side = "plugins"
+    plugins_dir: Path | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    breakdown: bool = False
+    sharding: str | None = None
+    allowed: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    log_every: float | None = None
+    topology: TopologySpec | None = None
+    text: str | None = None
+
+    def load(self) -> RunConfig:
+        """Return the registry, with what the job sets."""
+        read = load_registry(
+            self.registry,
+            plugins_dir=self.plugins_dir,
+            sharding=self.sharding,
+            settings=self.settings,
+            text=self.text,
+        )
+        return read.with_training(self.overrides)
+
+    @property
+    def name(self) -> str:
+        """The run's name in errors: its file, and the variant if that is not the file's."""
+        plain = self.side == "plugins" and self.sharding is None
+        return str(self.registry) if plain else f"{self.registry}, {self.sharding or self.side}"
+
+
 def train(rank: int, world_size: int, job: Job) -> Result:
-    """Train as the registry says. A collective call in a process group that exists.
+    """Train as the registry says, in an existing process group. Collective.
 
     Raises:
         RecdError: the registry, the data or the checkpoint does not allow it.
@@ -63,10 +110,10 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     with lasting_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
         upstream_noise.silence()
-        run = _Run(rank, world_size, job, interrupts)
-        run.train()
+        trainer = Trainer(rank, world_size, job, interrupts)
+        trainer.train()
         with activity.doing("finishing the run"):
-            return run.result()
+            return trainer.result()
 
 
 def checkpoints_of(
@@ -75,322 +122,262 @@ def checkpoints_of(
     allowed: Collection[str] = (),
     fitted: FittedState | None = None,
 ) -> Checkpoints | None:
-    """Where a run keeps its checkpoints, None where it keeps none."""
+    """Return the checkpoints that a run keeps, if it does."""
     spec = training.checkpoint
     if spec.path is None:
         return None
     return Checkpoints(Path(spec.path), spec.keep, identity, allowed, fitted)
 
 
-class _Run:
-    """A run on one rank, ready to train; all its calls are collective."""
+class Trainer:
+    """A run on one rank. All its calls are collective."""
 
     def __init__(self, rank: int, world_size: int, job: Job, interrupts: Interrupts) -> None:
-        self._rank, self._world_size, self._job = rank, world_size, job
+        self.rank, self.world_size, self.job, self.interrupts = rank, world_size, job, interrupts
+        # The baseline of a comparison has no callbacks and checkpoints, and says nothing.
+        self.is_own = job.side == "plugins"
         registry = job.load()
         resume_fitted(registry)
-        # The baseline of a comparison is no run of its own: nobody looks on, it leaves no
-        # checkpoints, and says nothing.
-        self._own = job.side == "plugins"
-        if self._own:
+        if self.is_own:
             registry = resume_choice(registry, quiet=rank > 0)
-        self._training = training = registry.training
+        self.training = training = registry.training
         if training.workers:
             from recd_plugins.data.workers import start_server
 
             start_server()
-        self._device = device = device_of_rank(job.device)
-        self._parts = parts = assemble(registry, job.side, device, topology=job.topology)
-        self._registry = parts.prepared.registry
-        self._pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
-        self._gradients = EveryGradient(parts.dmp, makers(self._registry))
-        self._loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
-        check_fitted_alike(self._registry)
-        self._block = self._loader.batches_a_block()
-        self._rates = LearningRates(parts.optimizer, training.schedule)
-        self._callbacks = self._watching()
-        self._checkpoints = checkpoints = self._kept()
-        self._progress = Progress()
-        self._rank_state: Mapping[str, np.ndarray] = {}
-        if checkpoints is not None:
-            self._progress = checkpoints.load(parts.dmp, parts.optimizer)
-            self._rank_state = checkpoints.rank_state(self._progress.step)
-        self._first_step = self._progress.step
-        activity.start(self._first_step)
-        self._say_what_is_trained()
-        self._place_loader()
-        self._finite = FiniteRun(job.name, checkpoints)
-        if self._first_step:
-            self._finite.check_loaded(parts.dmp, parts.optimizer)
-        self._validation = self._validated()
-        stopped = self._validation is not None and self._validation.stops
-        self._ends_at = self._first_step if stopped else training.steps
-        self._newest: Measured | None = None
-        self._best: Measured | None = None
-        self._record = Record(
-            parts,
-            self._finite,
-            self._callbacks,
-            interrupts,
-            self._progress,
-            self._validation,
-            checkpoints,
-            training.checkpoint.every,
-        )
-        self._source = BatchSource(self._loader, self._progress, training.epochs, self._ends_at)
-        self._measurement = Measurement(parts, device, self._first_step, breakdown=job.breakdown)
 
-    def _watching(self) -> Callbacks:
-        job = self._job
-        settings = [*job.settings]
-        settings += [f"training.{name}={value}" for name, value in job.overrides.items()]
-        if job.sharding is not None:
-            settings.append(f"--sharding {job.sharding}")
-        return Callbacks(
-            self._registry.path,
-            callbacks_of(self._registry, self._parts.tables) if self._own else [],
-            self._rank,
-            self._world_size,
-            step_samples=self._step_samples,
-            settings=settings,
-            text=self._registry.text or "",
-        )
+        # Model, pipeline and data.
+        self.device = device = device_of_rank(job.device)
+        self.parts = parts = assemble(registry, job.side, device, topology=job.topology)
+        self.dmp, self.registry = parts.dmp, parts.prepared.registry
+        self.pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+        self.loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
+        check_fitted_alike(self.registry)
+        self.batches_a_block = self.loader.batches_a_block()
+        self.rates = LearningRates(parts.optimizer, training.schedule)
+        self.step_samples = training.batch_size * world_size
+        self.callbacks = self._make_callbacks()
 
-    def _kept(self) -> Checkpoints | None:
-        if not self._own or self._training.checkpoint.path is None:
-            return None
-        identity = fitted = None
-        if self._rank == 0:
-            identity = identity_of(self._registry, self._parts.tables)
-            identity["training"]["ranks"] = self._world_size  # torchrun's, if it started them
-            fitted = fitted_state(self._registry)
-        return checkpoints_of(self._training, identity, self._job.allowed, fitted)
+        # Resume.
+        self.progress = Progress()
+        self.checkpoints = self._make_checkpoints()
+        if self.checkpoints is not None:
+            self.progress = self.checkpoints.load(parts.dmp, parts.optimizer)
+        start = self.progress
+        self.first_step, self.first_curve = start.step, start.validation
+        self.finite = FiniteRun(job.name, self.checkpoints)
+        activity.start(self.first_step)
+        self._describe()
+        if start.reader is not None:
+            self._place_loader(start.reader)
+        if self.first_step:
+            self.finite.check_loaded(parts.dmp, parts.optimizer)
 
-    def _validated(self) -> Validation | None:
-        spec = self._training.validation
-        if not self._own or spec is None:
-            return None
-        validation = Validation(spec, self._progress.validation, self._progress.step)
-        if validation.left:
-            self._say(validation.left)
-        if validation.stops:
-            self._say(f"{validation.report()}; there is nothing to train")
-        return validation
-
-    def _place_loader(self) -> None:
-        """Have the loader go on where the checkpoint's did."""
-        if self._progress.reader is None:
-            return
-        try:
-            self._loader.load_state_dict(self._progress.reader)
-        except PluginError as error:
-            raise RecdError(
-                f"{self._training.checkpoint.path}: reader of progress.json, step "
-                f"{self._first_step}: is no position of this data ({error})"
-            ) from error
-
-    def _say_what_is_trained(self) -> None:
-        if self._own and self._rank == 0:
-            rest = rest_line(self._registry, len(self._loader), self._step_samples)
-            chosen = self._parts.prepared.chosen
-            converter, setting = "", self._parts.setting
-            if setting is not None:
-                profile = setting.data.profile()
-                converter = converter_line(self._registry, profile, self._world_size)
-            unused, rounded = unused_line(self._registry), rounded_line(self._registry)
-            lines = unused, rounded, converter, rest, chosen
-            for line in filter(None, lines):
-                self._say(str(line))
-            self._say(str(describe_tables(self._parts.dmp)))
-        if self._first_step:
-            self._say(f"resumed at step {self._first_step} of {self._training.checkpoint.path}")
-
-    def _say(self, line: str) -> None:
-        if self._rank == 0:
-            click.echo(line, err=True)
-
-    @property
-    def _step_samples(self) -> int:
-        return self._training.batch_size * self._world_size
+        # What is kept of the run.
+        self.validation = self._make_validation()
+        stopped = self.validation is not None and self.validation.stops
+        self.ends_at = self.first_step if stopped else training.steps
+        self.source = BatchSource(self.loader, start, training.epochs, self.ends_at)
+        self.measurement = Measurement(parts, device, self.first_step, breakdown=job.breakdown)
+        self.pending: list[Tensor] = []
+        self.losses = list(start.losses) or [math.nan] * start.step
+        self.saved = start.step, self._curve()
+        self.newest: Measured | None = None
+        self.best: Measured | None = None
 
     def train(self) -> None:
         """Train to the end, or raise ``RunInterrupted``."""
-        measurement = self._measurement
-        batches = self._callbacks.watched(measurement.stalls.metered(self._source))
-        validation = self._validation
-        spec = None if validation is None else self._training.validation
-        expected_steps = self._source.expected_steps
-        self._callbacks.start(self._progress, expected_steps, self._parts.tables)
-        self._parts.dmp.train()
-        self._draw_from_first_forward()
+        validation, measurement = self.validation, self.measurement
+        batches = self.callbacks.watched(measurement.stalls.metered(self.source))
+        expected_steps = self.source.expected_steps
+        self.callbacks.start(self.progress, expected_steps, self.parts.tables)
+        self.dmp.train()
+        self._restore_generators_at_first_forward()
         measurement.begin()
-        with self._loader, self._progress_line(expected_steps) as line:
-            for stretch in stretches(batches, self._first_step, spec):
-                self._train(stretch, line)
-                if validation is not None and validation.due(self._progress.step):
-                    self._validate(validation, line)
+        line = progress_bar(
+            self.rank,
+            self.job.sharding or self.job.side,
+            self.first_step,
+            expected_steps,
+            samples=self.step_samples,
+            waiting=measurement.waiting,
+            log_every=self.job.log_every,
+        )
+        every = None if validation is None else validation.every
+        with self.loader, line as shown:
+            for segment in segments(batches, self.first_step, every):
+                self._train(segment, shown)
+                if validation is not None and validation.due(self.progress.step):
+                    self._validate(validation, shown)
                     if validation.stops:
                         break
-        if self._first_step == self._progress.step > 0 and self._ends_at == self._training.steps:
-            self._say(f"{self._source.limit}: there is nothing to train")
-        measurement.end(self._progress.step)
-        if (
-            validation is not None
-            and self._progress.step
-            and not validation.is_measured(self._progress.step)
-        ):
-            self._add_to(validation)
-        self._record.look()
-        self._record.save(self._progress)
-
-    def _draw_from_first_forward(self) -> None:
-        """Have generators be where they are to be then, whatever was drawn in the making.
-
-        A pipeline draws, too, when it traces the model at its first batch.
-        """
-
-        def place(*_: object) -> None:
-            handle.remove()
-            seed_generators((self._training.seed + self._first_step) % (1 << 63))
-            put_back_generators(self._rank_state)
-
-        handle = self._parts.dmp.module.register_forward_pre_hook(place)
+        step = self.progress.step
+        if self.first_step == step > 0 and self.ends_at == self.training.steps:
+            self._say(f"{self.source.limit}: there is nothing to train")
+        measurement.end(step)
+        if validation is not None and step and not validation.is_measured(step):
+            self._measure(validation)
+        self._look_at_losses()
+        self._save()
 
     def _train(self, batches: Iterator[ModelInput], line: ProgressLine) -> None:
-        """Train on batches until they are no more."""
-        rates, callbacks, validation = self._rates, self._callbacks, self._validation
-        outputs = steps(self._pipeline, batches, self._registry, self._parts.dmp.module)
+        """Train on batches until they are used up."""
+        outputs = steps(self.pipeline, batches, self.registry, self.dmp.module)
         while True:
-            rates.set(self._progress.step)
+            done = self.progress.step
+            self.rates.set(done)
             try:
-                with self._measurement.step(self._progress.step):
+                with self.measurement.step(done):
                     loss, logits, labels = next(outputs)
             except StopIteration:
                 return
-            self._gradients.check(self._progress.step + 1)
-            rate = self._training.learning_rate * rates.factor(self._progress.step)
-            self._progress = progress = self._source.trained()
-            activity.reached(progress.step)
-            self._measurement.trained(logits, labels)
+            self.progress = self.source.trained()
+            activity.reached(self.progress.step)
+            self.measurement.trained(logits, labels)
             line(loss)
-            callbacks.trained(progress.step, loss, rate)
-            self._record.add(loss)
-            if validation is None or not validation.due(progress.step):
-                self._record.settle(progress)
-
-    def _progress_line(self, expected_steps: int) -> AbstractContextManager[ProgressLine]:
-        return progress_bar(
-            self._rank,
-            self._job.sharding or self._job.side,
-            self._first_step,
-            expected_steps,
-            samples=self._step_samples,
-            waiting=self._measurement.waiting,
-            log_every=self._job.log_every,
-        )
+            rate = self.training.learning_rate * self.rates.factor(done)
+            self.callbacks.trained(self.progress.step, loss, rate)
+            self.pending.append(loss)
+            if len(self.pending) == MOST_UNSEEN:
+                self._look_at_losses()
+            if self.validation is None or not self.validation.due(self.progress.step):
+                self._after_step()
 
     def _validate(self, validation: Validation, line: ProgressLine) -> None:
-        """Measure the model, of which no batch is in flight: the pipeline is dry."""
-        self._measurement.ran_dry()
+        """Validate the model while the pipeline is dry."""
+        self.measurement.ran_dry()
         with line.paused():
-            best = self._add_to(validation)
-        self._parts.dmp.train()
-        self._measurement.begin()
-        self._record.settle(self._progress, best=best)
+            is_best = self._measure(validation)
+        self.dmp.train()
+        self.measurement.begin()
+        self._after_step(is_best=is_best)
 
-    def _add_to(self, validation: Validation) -> bool:
-        """Measure the model after the present step and return whether it is the best so far."""
-        self._newest = newest = self._evaluated()
-        best = validation.add(self._progress.step, newest)
-        if best:
-            self._best = newest
+    def _after_step(self, *, is_best: bool = False) -> None:
+        """Save a checkpoint if one is due, and end the run if a signal asked for it."""
+        if is_best or self.progress.step % self.training.checkpoint.every == 0:
+            self._save()
+        if not (number := self.interrupts.asked()):
+            return
+        self._save()
+        self.callbacks.interrupted(self.progress.step, signal.Signals(number).name)
+        close_kernels(self.dmp)
+        newest = None if self.checkpoints is None else self.checkpoints.newest()
+        saved = "none is kept, as training.checkpoint.path is not set"
+        if newest is not None:
+            saved = f"its checkpoint is {newest}"
+        dist.barrier()  # a rank that ends takes the others along
+        raise RunInterrupted.by(
+            number,
+            f"the run was ended after step {self.progress.step}; {saved}",
+            resumable=newest is not None,
+        )
+
+    def _save(self) -> None:
+        """Write a checkpoint, unless this step and validation curve have one."""
+        step, curve = self.progress.step, self._curve()
+        if self.checkpoints is None or self.saved == (step, curve):
+            return
+        self._look_at_losses()
+        losses = [] if self.losses and math.isnan(self.losses[0]) else self.losses
+        with activity.doing("saving a checkpoint", long=True):
+            self.finite.check_state(self.dmp, self.parts.optimizer, step)
+            progress = replace(
+                self.progress,
+                losses=list(losses),
+                callbacks=self.callbacks.states(),
+                validation=curve,
+            )
+            self.checkpoints.save(self.dmp, self.parts.optimizer, progress)
+        self.saved = step, curve
+
+    def _look_at_losses(self) -> None:
+        self.losses += self.finite.losses(self.pending, len(self.losses))
+
+    def _measure(self, validation: Validation) -> bool:
+        """Evaluate the present step; return whether it is the best so far."""
+        self.newest = newest = self._evaluate()
+        is_best = validation.add(self.progress.step, newest)
+        if is_best:
+            self.best = newest
         self._say(validation.line(newest))
-        self._callbacks.evaluated(self._progress.step, "test", newest)
-        return best
+        self.callbacks.evaluated(self.progress.step, "test", newest)
+        return is_best
 
-    def _evaluated(self) -> Measured:
-        with generators_kept(), buffers_of_rank_0(self._parts.dmp):
+    def _evaluate(self) -> Measured:
+        with generators_kept(), buffers_of_rank_0(self.dmp):
             return evaluate(
-                self._parts.prepared,
-                self._parts.dmp,
-                self._pipeline,
-                self._rank,
-                self._world_size,
-                self._device,
-                self._finite,
+                self.parts.prepared,
+                self.dmp,
+                self.pipeline,
+                self.rank,
+                self.world_size,
+                self.device,
+                self.finite,
             )
 
-    def _test_figures(self, best_step: int | None) -> Measured:
-        """Return test figures of the best validated step, or of the last step if there is none."""
-        if self._best is None and best_step is not None and best_step < self._progress.step:
-            self._best = self._measure_checkpoint(best_step)
-        if self._best is not None:
-            return self._best
-        if self._newest is None:
-            self._newest = self._evaluated()
-            self._callbacks.evaluated(self._progress.step, "test", self._newest)
-        return self._newest
+    def _test_figures(self) -> Measured:
+        """Return figures of the best validated step, or of the last step."""
+        best_step = None if self.validation is None else self.validation.curve.best_step
+        if self.best is None and best_step is not None and best_step < self.progress.step:
+            self.best = self._evaluate_checkpoint(best_step)
+        if self.best is not None:
+            return self.best
+        if self.newest is None:
+            self.newest = self._evaluate()
+            self.callbacks.evaluated(self.progress.step, "test", self.newest)
+        return self.newest
 
-    def _measure_checkpoint(self, step: int) -> Measured | None:
-        """Evaluate the checkpoint of a step of an earlier process; None if it is gone or damaged.
+    def _evaluate_checkpoint(self, step: int) -> Measured | None:
+        """Evaluate the checkpoint of an earlier process, if it is there and whole.
 
         The weights of the last step are loaded again afterwards.
         """
-        if self._checkpoints is None:
+        if self.checkpoints is None:
             return None
-        best, last = self._checkpoints.of_step(step), self._checkpoints.of_step(self._progress.step)
+        best, last = self.checkpoints.of_step(step), self.checkpoints.of_step(self.progress.step)
         if not from_rank_0(best.is_dir()):
             self._say(f"{best}: the best checkpoint is gone; test figures are of the last step")
             return None
-        # Without the identity, which was compared when the run was resumed.
-        folder = Checkpoints(best.parent, keep=1)
+        folder = Checkpoints(best.parent, keep=1)  # the identity was compared before
         problem = ""
         try:
-            folder.load_one(best, self._parts.dmp)
+            folder.load_one(best, self.dmp)
         except RecdError as error:
             problem = str(error)
         problem = next(filter(None, _from_every_rank(problem)), "")
-        measured = None if problem else self._evaluated()
-        folder.load_one(last, self._parts.dmp)
+        measured = None if problem else self._evaluate()
+        folder.load_one(last, self.dmp)
         if problem:
             self._say(f"{problem}; test figures are of the last step")
         return measured
 
     def result(self) -> Result:
-        """Figures of the run, which has ended."""
-        report = None if self._validation is None else self._validation.report()
-        test, metrics = self._test_figures(None if report is None else report.curve.best_step)
-        prepared, training = self._parts.prepared, self._training
+        """Return the figures of the run, which has ended."""
+        test, metrics = self._test_figures()
+        prepared, measurement = self.parts.prepared, self.measurement
         ranks, groups = zip(
-            *_from_every_rank((self._measurement.figures(), self._source.groups)), strict=True
+            *_from_every_rank((measurement.figures(), self.source.groups)), strict=True
         )
         counts = [rank.counts for rank in ranks if rank.counts is not None]
         profiles = [rank.stages for rank in ranks if rank.stages is not None]
         stages = StageTimes.mean(profiles) if profiles else None
-        seconds = self._measurement.step_seconds()
-        samples = self._step_samples * len(seconds)
+        seconds = measurement.step_seconds()
         chosen = {} if prepared.chosen is None else {prepared.chosen.name: prepared.chosen}
         sections = sections_of(
-            self._parts,
+            self.parts,
             sum_by_kind([count.sent_by_channel for count in counts]) if counts else None,
             [rank.observed for rank in ranks],
-            taken={*(field.name for field in fields(Result)), *chosen},
+            taken={*(each.name for each in fields(Result)), *chosen},
         )
-        ingestion = self._registry.ingestion
-        stalls = StallReport.of(
-            [rank.stalls for rank in ranks],
-            training.workers,
-            self._block,
-            None if ingestion is None else ingestion.plugin.name,
-        )
+        ingestion = self.registry.ingestion
         result = Result(
-            samples_per_second=samples / sum(seconds) if seconds else None,
+            samples_per_second=self.step_samples * len(seconds) / sum(seconds) if seconds else None,
             step_seconds=statistics.median(seconds) if seconds else None,
             collective_bytes=sum_by_kind([count.sent for count in counts]),
             ids_looked_up=sum(count.ids for count in counts) if counts else None,
             peak_memory_bytes=max(rank.peak for rank in ranks),
-            losses=self._record.losses,
-            train=self._measurement.predictions.summarize(),
+            losses=self.losses,
+            train=measurement.predictions.summarize(),
             test=test,
             metrics=metrics,
             stages=stages,
@@ -401,15 +388,109 @@ class _Run:
             ),
             sections=chosen | sections,
             groups=GroupReport.of(groups, prepared.expected_groups()),
-            stalls=stalls,
-            ingestion=None if ingestion is None else _from_every_rank(dict(self._loader.report())),
-            validation=report,
-            first_step=self._first_step,
-            prediction=_from_every_rank(self._measurement.prediction(stages))[0],
+            stalls=StallReport.of(
+                [rank.stalls for rank in ranks],
+                self.training.workers,
+                self.batches_a_block,
+                None if ingestion is None else ingestion.plugin.name,
+            ),
+            ingestion=None if ingestion is None else _from_every_rank(dict(self.loader.report())),
+            validation=None if self.validation is None else self.validation.report(),
+            first_step=self.first_step,
+            prediction=_from_every_rank(measurement.prediction(stages))[0],
         )
-        self._callbacks.ended(self._progress.step, self._record.losses)
-        close_kernels(self._parts.dmp)
+        self.callbacks.ended(self.progress.step, self.losses)
+        close_kernels(self.dmp)
         return result
+
+    def _make_callbacks(self) -> Callbacks:
+        job = self.job
+        settings = [*job.settings]
+        settings += [f"training.{name}={value}" for name, value in job.overrides.items()]
+        if job.sharding is not None:
+            settings.append(f"--sharding {job.sharding}")
+        return Callbacks(
+            self.registry.path,
+            callbacks_of(self.registry, self.parts.tables) if self.is_own else [],
+            self.rank,
+            self.world_size,
+            step_samples=self.step_samples,
+            settings=settings,
+            text=self.registry.text or "",
+        )
+
+    def _make_checkpoints(self) -> Checkpoints | None:
+        if not self.is_own or self.training.checkpoint.path is None:
+            return None
+        identity = fitted = None
+        if self.rank == 0:
+            identity = identity_of(self.registry, self.parts.tables)
+            identity["training"]["ranks"] = self.world_size  # under torchrun not the registry's
+            fitted = fitted_state(self.registry)
+        return checkpoints_of(self.training, identity, self.job.allowed, fitted)
+
+    def _make_validation(self) -> Validation | None:
+        spec = self.training.validation
+        if not self.is_own or spec is None:
+            return None
+        validation = Validation(spec, self.progress.validation, self.progress.step)
+        if validation.left:
+            self._say(validation.left)
+        if validation.stops:
+            self._say(f"{validation.report()}; there is nothing to train")
+        return validation
+
+    def _curve(self) -> ValidationCurve | None:
+        """Return the validation curve; that of the checkpoint if the run is not validated."""
+        return self.first_curve if self.validation is None else self.validation.curve
+
+    def _place_loader(self, position: dict[str, Any]) -> None:
+        """Have the loader go on after the checkpoint's last batch."""
+        try:
+            self.loader.load_state_dict(position)
+        except PluginError as error:
+            raise RecdError(
+                f"{self.training.checkpoint.path}: reader of progress.json, step "
+                f"{self.first_step}: is no position of this data ({error})"
+            ) from error
+
+    def _restore_generators_at_first_forward(self) -> None:
+        """Seed or restore random generators right before the first forward pass.
+
+        Set-up draws from them, and so does a pipeline that traces the model at its first batch.
+        """
+        state = {} if self.checkpoints is None else self.checkpoints.rank_state(self.first_step)
+
+        def place(*_: object) -> None:
+            handle.remove()
+            seed_generators((self.training.seed + self.first_step) % (1 << 63))
+            put_back_generators(state)
+
+        handle = self.dmp.module.register_forward_pre_hook(place)
+
+    def _describe(self) -> None:
+        """Say on rank 0 what is trained on what."""
+        if self.is_own and self.rank == 0:
+            converter, setting = "", self.parts.setting
+            if setting is not None:
+                profile = setting.data.profile()
+                converter = converter_line(self.registry, profile, self.world_size)
+            lines = (
+                unused_line(self.registry),
+                rounded_line(self.registry),
+                converter,
+                rest_line(self.registry, len(self.loader), self.step_samples),
+                self.parts.prepared.chosen,
+                describe_tables(self.dmp),
+            )
+            for line in filter(None, lines):
+                self._say(str(line))
+        if self.first_step:
+            self._say(f"resumed at step {self.first_step} of {self.training.checkpoint.path}")
+
+    def _say(self, line: str) -> None:
+        if self.rank == 0:
+            click.echo(line, err=True)
 
 
 def _from_every_rank(value: T) -> list[T]:

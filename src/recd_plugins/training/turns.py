@@ -1,7 +1,4 @@
-"""Training steps of several batch sizes that take turns, for timing them side by side.
-
-What else the machine does meanwhile slows all of the sizes down.
-"""
+"""Training steps of several batch sizes in turns, so that other load slows all of them alike."""
 
 from __future__ import annotations
 
@@ -32,9 +29,7 @@ def steps_in_turns(
     lead: int,
     measured: int,
 ) -> Iterator[tuple[int, Callable[[], object]]]:
-    """The steps to measure, with the batch size of each; those between them are trained here.
-
-    Each has to be called before the next is asked for.
+    """Yield each step to measure with its batch size; call it before asking for the next.
 
     Args:
         parts: a model that is ready to train.
@@ -44,7 +39,7 @@ def steps_in_turns(
         sizes: rows of a rank; they take turns, ``rounds`` times.
         rounds: turns of each size.
         lead: steps of a turn before those to measure.
-        measured: steps of a turn to measure. Steps whose next batches are of the next size follow.
+        measured: steps of a turn to measure.
     """
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with ExitStack() as stack:
@@ -70,13 +65,7 @@ def steps_in_turns(
 def _in_turns(
     loaders: Mapping[int, Iterable[T]], turns: Sequence[int], *, each: int
 ) -> Iterator[T]:
-    """Batches of one size after the other, epoch after epoch, and more of the last to read ahead.
-
-    Args:
-        loaders: by batch size.
-        turns: the sizes.
-        each: batches of a turn.
-    """
+    """Yield ``each`` batches of one size after the other, and more of the last to read ahead."""
     batches = {size: _endless(loader) for size, loader in loaders.items()}
     for size in turns:
         yield from islice(batches[size], each)

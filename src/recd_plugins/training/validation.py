@@ -1,54 +1,43 @@
-"""Measuring the test split while training goes on, and when it stops for that."""
+"""Validation on the test split while training goes on, and early stopping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
-from recd_plugins.interfaces import Split
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.registry import RunConfig
 from recd_plugins.registry.training_spec import ValidationSpec
 from recd_plugins.training.checkpoint_files import ValidationCurve
-
-M = TypeVar("M")
-#: Quality of a split, None where it is empty, and its metrics by name.
-Measured = tuple[Quality | None, Mapping[str, float]]
+from recd_plugins.training.evaluation import Measured, splits_of
 
 
-def check_validation(registry: RunConfig, splits: Sequence[Split]) -> None:
-    """Refuse a validation that could measure nothing.
-
-    Args:
-        registry: its training section.
-        splits: that a run reads.
+def check_evaluation(registry: RunConfig) -> None:
+    """Refuse metrics and a validation that could measure nothing.
 
     Raises:
-        RegistryError: there is no test split, or no metric that it could go by.
+        RegistryError: there is no test split, or no metric that the validation could go by.
     """
-    spec = registry.training.validation
-    if spec is None:
-        return
-    wrong = ""
-    if "test" not in splits:
-        name = registry.dataset.name
-        wrong = f"measures the test split, and {name} has no test split here; leave it out"
-    elif spec.metric not in _of_quality() and not registry.entries("metric"):
-        wrong = f"metric {spec.metric} is none of {', '.join(_of_quality())}, and there is no other"
+    has_test, metrics = "test" in splits_of(registry), registry.entries("metric")
+    why = f"{registry.dataset.name} has no test split"
+    if not registry.training.evaluate:
+        why = "training.evaluate is false"
+    wrong = [
+        (entry.line, entry.field, f"{entry.plugin.name} measures the test split, and {why}")
+        for entry in metrics
+        if not has_test
+    ]
+    if (spec := registry.training.validation) is not None:
+        known = [field.name for field in fields(Quality) if field.name != "num_samples"]
+        if not has_test:
+            wrong.append((0, "training.validation", f"measures the test split, and {why}"))
+        elif spec.metric not in known and not metrics:
+            text = f"metric {spec.metric} is none of {', '.join(known)}, and there is no other"
+            wrong.append((0, "training.validation", text))
     if wrong:
-        raise RegistryError([Problem(str(registry.path), 0, "training.validation", wrong)])
-
-
-def _of_quality() -> list[str]:
-    return [field.name for field in fields(Quality) if field.name != "num_samples"]
-
-
-def _figures(measured: Measured) -> dict[str, float]:
-    quality, metrics = measured
-    return {**({} if quality is None else asdict(quality)), **metrics}
+        raise RegistryError([Problem(str(registry.path), *each) for each in wrong])
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class ValidationReport:
     """The validations of a run.
 
     Attributes:
-        curve: of the figure that they went by.
+        curve: of the metric that picks the best.
         stopped: whether the run ended because of it.
     """
 
@@ -64,12 +53,12 @@ class ValidationReport:
     stopped: bool
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         curve = asdict(self.curve)
         return {**curve, "best_step": self.curve.best_step, "stopped_early": self.stopped}
 
     def __str__(self) -> str:
-        curve = self.curve
+        curve, last = self.curve, self.curve.steps[-1]
         if curve.best is None:
             best = f"no validation had a finite {curve.metric}"
         else:
@@ -77,7 +66,6 @@ class ValidationReport:
                 f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
                 f"after step {curve.best_step}"
             )
-        last = curve.steps[-1]
         if self.stopped:
             best = f"stopped early, after step {last}: {best}"
             if curve.best is not None:
@@ -88,23 +76,23 @@ class ValidationReport:
 
 
 class Validation:
-    """When a run is validated, and what came of it.
+    """When a run is validated, and its figures.
 
     Args:
         spec: of the registry file.
-        before: the curve of the checkpoint that the run goes on from. One by another figure is
-            left behind.
+        before: the curve of the checkpoint; one by another metric is dropped.
         step: of that checkpoint. A curve that ends before it stops no run: one went on without.
 
     Attributes:
         curve: so far.
-        left: words on a curve that is left behind; none where none is.
+        left: a line on a curve that is dropped.
     """
 
     def __init__(
         self, spec: ValidationSpec, before: ValidationCurve | None = None, step: int = 0
     ) -> None:
         self._spec, self._step = spec, step
+        self.every = spec.every
         self.curve = ValidationCurve(spec.metric, spec.best)
         self.left = ""
         if before is None:
@@ -119,8 +107,8 @@ class Validation:
             )
 
     def due(self, step: int) -> bool:
-        """Whether it is time after this step, and not done."""
-        return step % self._spec.every == 0 and not self.is_measured(step)
+        """Return whether this step is to be validated, and is not yet."""
+        return step % self.every == 0 and not self.is_measured(step)
 
     def is_measured(self, step: int) -> bool:
         """Return whether this step is the last one validated."""
@@ -133,7 +121,7 @@ class Validation:
         if patience is None or not curve.steps or curve.steps[-1] < self._step:
             return False
         # The last step of an earlier run is validated, too, and does not count.
-        due = [at for at, step in enumerate(curve.steps) if step % self._spec.every == 0]
+        due = [at for at, step in enumerate(curve.steps) if step % self.every == 0]
         on_time = replace(
             curve,
             steps=[curve.steps[at] for at in due],
@@ -142,10 +130,10 @@ class Validation:
         return on_time.stale >= patience
 
     def add(self, step: int, measured: Measured) -> bool:
-        """What was measured after a step. Whether it is the best so far.
+        """Add the figures of a step; return whether they are the best so far.
 
         Raises:
-            RecdError: the figure is not among it.
+            RecdError: the metric is not among them.
         """
         values = _figures(measured)
         if self._spec.metric not in values:
@@ -158,53 +146,21 @@ class Validation:
         return self.curve.best_step == step
 
     def line(self, measured: Measured) -> str:
-        """What was measured last, in a line."""
+        """Describe the last validation in a line."""
         step = self.curve.steps[-1]
         figures = _figures(measured)
-        shown = ", ".join(
-            f"{name} {value:.5f}" for name, value in figures.items() if name != "num_samples"
-        )
+        rows = figures.pop("num_samples")
+        shown = ", ".join(f"{name} {value:.5f}" for name, value in figures.items())
         best = "" if self.curve.best is None else f"; the best was after {self.curve.best_step}"
         if self.curve.best_step == step:
             best = " (the best so far)"
-        return f"step {step}, {figures['num_samples']:,} rows of the test split: {shown}{best}"
+        return f"step {step}, {rows:,} rows of the test split: {shown}{best}"
 
     def report(self) -> ValidationReport:
-        """All of it."""
+        """Return the report of the run."""
         return ValidationReport(self.curve, self.stops)
 
 
-class _Stretch(Iterator[M]):
-    """The next of some batches, and no more of them."""
-
-    def __init__(self, batches: Iterator[M], count: int) -> None:
-        self._batches = batches
-        self.left = count
-
-    def __next__(self) -> M:
-        if not self.left:
-            raise StopIteration
-        batch = next(self._batches)
-        self.left -= 1
-        return batch
-
-
-def stretches(
-    batches: Iterator[M], done: int, spec: ValidationSpec | None
-) -> Iterator[Iterator[M]]:
-    """Batches in turns that end where a run is validated: a pipeline runs dry there.
-
-    Args:
-        batches: of a run, one a step.
-        done: steps before them.
-        spec: of its validation; None for one turn.
-    """
-    if spec is None:
-        yield batches
-        return
-    while True:
-        stretch = _Stretch(batches, spec.every - done % spec.every)
-        done += stretch.left
-        yield stretch
-        if stretch.left:
-            return
+def _figures(measured: Measured) -> dict[str, float]:
+    quality, metrics = measured
+    return {**({} if quality is None else asdict(quality)), **metrics}

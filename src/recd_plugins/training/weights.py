@@ -1,4 +1,4 @@
-"""Weights of sharded modules: set from, and gathered to, whole tables."""
+"""Initial weights of sharded modules, set from whole tables."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OF_SHARDS = "._output_segments_tensor"
 
 
 def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
-    """What a model starts with, by name in its state dict, before it is sharded.
+    """Copy the weights of a model before it is sharded, by name in its state dict.
 
-    Copies, but for tables made in ``deferred_tables()``, which have none to copy.
+    Tables made in ``deferred_tables()`` have none to copy yet.
 
     Raises:
         SetupError: such a table was set since, or the model is sharded already.
@@ -43,18 +43,16 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
 
 
 def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstValues]) -> None:
-    """Set every local shard of a sharded state dict from the whole tensors of the same names.
+    """Set every local shard of a sharded state dict from whole tensors of the same names.
 
-    TorchRec does not take initial weights over when it shards an EmbeddingBagCollection that lives
-    on the CPU, so two plans of one model would start differently. Load ``sharded`` afterwards
-    (``load_state_dict``): modules may have copies of rows, which follow their tables then.
-
-    Tensors that only the sharded module has, and the output segments of collision maps, stay as
-    the sharded module made them.
+    TorchRec drops initial weights when it shards an EmbeddingBagCollection on the CPU, so two
+    plans of one model would start differently. Load ``sharded`` afterwards (``load_state_dict``):
+    modules may have copies of rows, which follow their tables then. Tensors that only the sharded
+    module has stay as they are.
 
     Raises:
-        SetupError: ``whole`` lacks a table or has nothing of this model, or a table's ``init_fn``
-            is not to be repeated.
+        SetupError: ``whole`` lacks a table or is of another model, or a table's ``init_fn`` cannot
+            be repeated.
     """
     if sharded and whole and not sharded.keys() & whole.keys():
         raise SetupError(

@@ -11,7 +11,7 @@ from tests.data.storage.training_cases import train_each
 
 from recd_plugins.testing.counted_store import Store
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
+from recd_plugins.training.trainer import Job
 
 
 def registry(path: Path, table: str, workers: int, storage: dict[str, str]) -> Path:

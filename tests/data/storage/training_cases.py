@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recd_plugins.training.job import Job
 from recd_plugins.training.result import Result
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 
 def train_each(

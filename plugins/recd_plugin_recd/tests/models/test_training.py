@@ -11,8 +11,7 @@ import pytest
 from recd_plugin_recd.models.registry_text import rm_registry
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.job import Job
-from recd_plugins.training.trainer import train
+from recd_plugins.training.trainer import Job, train
 
 
 @pytest.fixture

@@ -29,8 +29,7 @@ from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.training_spec import ScheduleSpec
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.learning_rates import LearningRates
-from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.optimizer import LearningRates, build_optimizer
 from recd_plugins.values.batch import ModelInput
 
 #: Of iterators that follow one another: batches, and whether they are trained.

@@ -1,19 +1,28 @@
-"""What a run says of its stalls: shares, the worst rank, and what to do."""
+"""Reports on the data of a run: stalls and what to do about them, and groups of samples."""
 
 from __future__ import annotations
+
+import pickle
 
 import pytest
 from rich.console import Console
 
 from recd_plugins.data.stalls import Stalls
-from recd_plugins.training import stall_report
-from recd_plugins.training.stall_report import StallReport, stall_advice, stall_table
+from recd_plugins.training import data_report
+from recd_plugins.training.data_report import (
+    MIXED,
+    GroupCount,
+    GroupReport,
+    StallReport,
+    stall_advice,
+    stall_table,
+)
 from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stall_report, "available_cores", lambda: 8)
+    monkeypatch.setattr(data_report, "available_cores", lambda: 8)
 
 
 def stalls(
@@ -77,7 +86,7 @@ def test_workers_for_which_there_are_no_cores() -> None:
     ranks = [stalls(0.5, 0.5, 2.0, 0.0, making=3.0)] * 4
     advice = report(*ranks).advice()
     assert "8 cores for 4 x (1 + 3) processes" in advice
-    assert "an ingestion that reads on other machines" in advice
+    assert "an ingestion plugin reads on other machines" in advice
 
 
 def test_enough_workers_without_cores() -> None:
@@ -89,12 +98,6 @@ def test_an_ingestion_that_has_too_few_readers() -> None:
     found = report(stalls(1.0, 0.0, 0.0, 0.0, making=3.0), ingestion="acme.reads")
     assert "3 readers for each rank would do" in found.advice()
     assert "training.workers" not in found.advice()
-
-
-def test_an_ingestion_whose_only_reader_would_do() -> None:
-    advice = report(stalls(0.5, 0.0, 0.0, 0.0, making=0.8), ingestion="acme.reads").advice()
-    assert "One reader for each rank would do if it had a core" in advice
-    assert "raise the bounds" not in advice
 
 
 def test_readers_do_not_help_against_unpacking() -> None:
@@ -124,3 +127,50 @@ def test_sides_stand_next_to_each_other() -> None:
     (everything,) = (line for line in lines if " all " in line)
     assert fill.count("50.0%") == 2
     assert everything.count("50.0%") == everything.count("20.0%") == 2
+
+
+def count(*batches: dict[str, int]) -> GroupCount:
+    counted = GroupCount()
+    for groups in batches:
+        counted.add(groups)
+    return counted
+
+
+HOT, NORMAL, BOTH = {"hot": 4}, {"normal": 4}, {"hot": 1, "normal": 3}
+
+
+def test_shares_batches_and_steps_of_all_ranks() -> None:
+    ranks = [count(HOT, HOT, NORMAL, NORMAL), count(HOT, NORMAL, BOTH, NORMAL)]
+    report = GroupReport.of(ranks, {"hot": 0.4, "normal": 0.6})
+    assert report is not None
+    found = report.as_json()
+    assert {name: (g["samples"], g["batches"], g["steps"]) for name, g in found.items()} == {
+        "hot": (13, 3, 1),
+        "normal": (19, 4, 1),
+        MIXED: (0, 1, 0),
+    }
+    assert found["hot"]["share"] == 13 / 32
+    assert (found["hot"]["expected"], found[MIXED]["expected"]) == (0.4, None)
+    console = Console(width=100, record=True)
+    console.print(report.table("of a run"))
+    shown = console.export_text()
+    assert "samples by group of a run" in shown
+    assert "40.6%" in shown
+    assert "40.0%" in shown
+
+
+def test_a_rank_tells_few_bytes_of_many_steps() -> None:
+    ranks = [count(*[HOT, HOT, NORMAL] * 2), count(*[HOT] * 4, NORMAL, NORMAL)]
+    assert [*ranks[0].steps] == ["hot", "hot", "normal"] * 2
+    report = GroupReport.of(ranks, {})
+    assert report is not None
+    assert {name: g["steps"] for name, g in report.as_json().items()} == {
+        "hot": 3,
+        "normal": 1,
+        MIXED: 0,
+    }
+    assert len(pickle.dumps(count(*[HOT, NORMAL] * 50_000))) < 201_000
+
+
+def test_a_run_without_groups_has_no_report() -> None:
+    assert GroupReport.of([count({}), count({})], {}) is None

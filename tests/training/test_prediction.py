@@ -1,4 +1,4 @@
-"""A step is predicted where costs of the ranks were measured, as the pipeline overlaps it."""
+"""A step is predicted where costs were measured, and compared with timed steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from recd_plugins import load_registry
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.assembly import assemble
+from recd_plugins.training.prediction import Prediction
 from recd_plugins.values.stage_costs import AllReduceCost, LookupCost, StageCosts
+from recd_plugins.values.stages import StageTimes
 
 REGISTRY = """version: 1
 dataset: {use: dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}}
@@ -68,3 +70,28 @@ def test_tables_that_torchrecs_own_sharders_take_are_in_it(tmp_path: Path) -> No
     first, second = run_on_ranks(predicted, 2, path, None, COSTS, local_world_size=1)
     assert first is not None
     assert second is None
+
+
+PREDICTED = StageTimes(lookup=0.01, gemm=0.02, all_to_all=0.05, all_reduce=0.01, other=0.01)
+STAGES = StageTimes(lookup=0.01, gemm=0.02, all_to_all=0.15, all_reduce=0.01, other=0.02)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Prediction(PREDICTED, 0.21, STAGES), "off by 2.1x, most in all-to-all: 150.0 ms and 50.0"),
+        (Prediction(PREDICTED, 0.05, None), "off by 2.0x: --breakdown shows in which stage"),
+        (Prediction(PREDICTED, 0.21, None, 0.03), "210.0 ms, of which 30.0 wait for data, and was"),
+        (Prediction(PREDICTED, 0.4, None, 0.0, 2), "2 timed are too few to judge by, take 20"),
+    ],
+)
+def test_a_prediction_that_is_off_says_where(found: Prediction, said: str) -> None:
+    assert said in str(found)
+
+
+def test_a_prediction_that_is_near_says_nothing_more() -> None:
+    found = Prediction.of(PREDICTED, [0.14] * 20, None, None)
+    assert found is not None
+    assert str(found) == "a step takes 140.0 ms and was predicted to take 100.0"
+    assert found.as_json()["factor"] == pytest.approx(1.4)
+    assert Prediction.of(PREDICTED, [], None, None) is None

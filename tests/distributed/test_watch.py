@@ -1,0 +1,300 @@
+"""The watch of ranks: hangs, a store that is gone for a while, and lost ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from recd_plugins.distributed.watch import (
+    HangError,
+    HangLimits,
+    HangWatch,
+    Heartbeat,
+    is_lost_connection,
+    key,
+    store_watched,
+    watched_by_each_other,
+    who_is_lost,
+)
+from recd_plugins.errors import RecdError
+
+WAITING = {"what": "training", "collective": "all_to_all", "step": 11}
+READING = {"what": "reading data", "step": 11}
+
+
+class Watched:
+    """Heartbeats of three ranks, and what a watch says of them."""
+
+    def __init__(self, timeout: float | None = None, notice: float = 60.0) -> None:
+        self.said: list[str] = []
+        self._store = dist.HashStore()
+        limits = HangLimits(notice, timeout, lambda: "This is how to go on.")
+        self.watch = HangWatch(self._store, 3, limits, self.said.append)  # type: ignore[arg-type]
+        self._number = 0
+
+    def beat(self, rank: int, quiet: float, **fields: Any) -> None:
+        self._number += 1
+        beat: dict[str, Any] = {"host": socket.gethostname(), "process": os.getpid(), "long": False}
+        beat |= fields
+        beat = asdict(Heartbeat(number=self._number, quiet=quiet, **beat))
+        self._store.set(key(rank), json.dumps(beat))
+
+    def beats(self, quiet: float, *ranks: dict[str, Any]) -> None:
+        for rank, fields in enumerate(ranks):
+            self.beat(rank, quiet, **fields)
+
+
+def test_nothing_is_said_while_one_rank_moves() -> None:
+    ranks = Watched()
+    ranks.beats(70, WAITING, READING, WAITING)
+    ranks.beat(1, 2, **READING)
+    ranks.watch.look()
+    assert ranks.said == []
+
+
+def test_those_in_a_collective_wait_for_those_that_are_not() -> None:
+    ranks = Watched()
+    waits_for = ["reader worker 3 (process 77)"]
+    ranks.beats(61, WAITING, READING | {"waits_for": waits_for}, WAITING)
+    ranks.watch.look()
+    assert ranks.said == [
+        "nothing has moved for 61 s: ranks 0 and 2 wait in all_to_all of step 12 for rank 1, which "
+        "is reading data in step 12 and waits for reader worker 3 (process 77)"
+    ]
+
+
+def test_it_is_said_again_at_growing_intervals_and_when_it_goes_on() -> None:
+    ranks = Watched()
+    for quiet in (61, 70, 119, 130, 200, 250, 3):
+        ranks.beats(quiet, WAITING, READING, WAITING)
+        ranks.watch.look()
+    assert [line.partition(":")[0] for line in ranks.said] == [
+        "nothing has moved for 61 s",
+        "nothing has moved for 130 s",
+        "nothing has moved for 250 s",
+        "goes on, after 250 s",
+    ]
+
+
+def test_what_may_take_long_is_told_and_ends_nothing() -> None:
+    ranks = Watched(timeout=100)
+    saving = {"what": "saving a checkpoint", "long": True, "step": 20}
+    ranks.beats(500, WAITING, WAITING, saving)
+    ranks.watch.look()
+    (line,) = ranks.said
+    assert line.endswith("for rank 2, which is still saving a checkpoint after step 20")
+
+
+def test_what_does_not_go_on_is_ended_with_the_way_to_go_on() -> None:
+    ranks = Watched(timeout=100)
+    ranks.beats(101, WAITING, READING, WAITING)
+    with pytest.raises(HangError, match=r"hang_timeout, 100 s: the run is ended. This is how"):
+        ranks.watch.look()
+    assert ranks.said == []
+
+
+def test_no_timeout_ends_nothing() -> None:
+    ranks = Watched(timeout=None)
+    ranks.beats(1e6, WAITING, READING, WAITING)
+    ranks.watch.look()
+    assert len(ranks.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, 1800), (300, 1800), (7200, 8640), (1e300, 7 * 86_400)]
+)
+def test_collectives_outlast_the_timeout(timeout: float | None, seconds: float) -> None:
+    assert HangLimits(60, timeout, str).collectives.total_seconds() == seconds
+
+
+def test_a_stopped_reader_ends_even_what_may_take_long() -> None:
+    ranks = Watched(timeout=100)
+    starting = {"what": "reading data", "long": True, "step": 0, "stuck": [77]}
+    ranks.beats(101, starting, WAITING, WAITING)
+    with pytest.raises(HangError, match=r"rank 0, which is still reading data; kill -CONT 77 lets"):
+        ranks.watch.look()
+
+
+def test_a_rank_on_another_machine_is_known_by_its_silence() -> None:
+    ranks = Watched(notice=0.2)
+    ranks.beats(0, WAITING, WAITING | {"host": "elsewhere", "process": 5}, WAITING)
+    while not ranks.said:
+        ranks.beat(0, 1.0, **WAITING)
+        ranks.beat(2, 1.0, **WAITING)
+        ranks.watch.look()
+    assert ranks.said[0].endswith(
+        "for rank 1, which gives no sign of life (process 5 of elsewhere)"
+    )
+
+
+def test_the_first_rank_that_lives_speaks() -> None:
+    ranks = Watched()
+    ranks.beats(61, WAITING, READING, WAITING)
+    ranks.watch.look(teller=1)
+    assert ranks.said == []
+    other = Watched()
+    other.beats(61, WAITING, READING, WAITING)
+    other.watch.look(teller=0)
+    assert len(other.said) == 1
+
+
+def test_ranks_that_are_done_are_not_waited_for() -> None:
+    ranks = Watched()
+    ranks.beats(500, *[{"what": "done", "step": 12}] * 3)
+    ranks.watch.look()
+    assert ranks.said == []
+    ranks.beat(1, 500, **READING)
+    ranks.watch.look()
+    assert ranks.said == ["nothing has moved for 500 s: rank 1 is reading data in step 12"]
+
+
+STORE_LIMITS = HangLimits(0.2, None, lambda: "")
+
+
+def store_at(port: int) -> TCPStore:
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_it_beats_on_and_looks_on_when_the_store_is_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after a cut of the network that was longer than the store's patience."""
+    store = store_at(0)
+    port = store.port
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+
+    def says_that_nothing_moves() -> bool:
+        return "nothing has moved" in capsys.readouterr().err
+
+    with watched_by_each_other(0, 2, STORE_LIMITS):
+        wait_for(says_that_nothing_moves)
+        del store
+        store = store_at(port)
+        wait_for(lambda: store.check([key(0)]))
+        capsys.readouterr()
+        wait_for(says_that_nothing_moves)
+
+
+LIMITS = HangLimits(0.2, 0.1, lambda: "This is how to go on.")
+
+
+class Lost:
+    """Beats of three ranks, of which some go on."""
+
+    def __init__(self, alive: set[int]) -> None:
+        self.store = dist.HashStore()
+        self._alive = alive
+        for rank in range(3):
+            self.beat(rank, 1)
+        self._numbers = iter(range(2, 1000))
+
+    def beat(self, rank: int, number: int, what: str = "training") -> None:
+        beat = Heartbeat(number, f"node{rank}", 70 + rank, what, long=False, step=11, quiet=0.0)
+        self.store.set(key(rank), json.dumps(asdict(beat)))
+
+    def said_by(self, rank: int) -> str:
+        """Asked in a thread, while those that live beat."""
+        said: list[str] = []
+        thread = threading.Thread(
+            target=lambda: said.append(who_is_lost(rank, 3, LIMITS, lambda _: self.store))  # type: ignore[arg-type, return-value]
+        )
+        thread.start()
+        while thread.is_alive():
+            number = next(self._numbers)
+            for other in self._alive:
+                self.beat(other, number)
+            thread.join(0.002)
+        return said[0]
+
+
+def test_the_rank_that_no_longer_beats_is_named_and_all_say_the_same() -> None:
+    ranks = Lost(alive={0, 2})
+    said = ranks.said_by(0)
+    assert said == (
+        "rank 1 gives no sign of life (process 71 of node1, last seen in step 12): it was killed, "
+        "or its node is lost"
+    )
+    # By then the first may have gone, too.
+    assert Lost(alive=set()).said_by(2).startswith("rank 0 gives no sign of life")
+    ranks._alive = set()
+    assert ranks.said_by(2) == said
+
+
+def test_a_rank_that_has_ended_says_why_itself() -> None:
+    ranks = Lost(alive={0, 2})
+    ranks.beat(1, 9, "done")
+    assert ranks.said_by(2).startswith("rank 1 has ended (process 71 of node1, ")
+
+
+def test_the_node_of_rank_0_keeps_the_store_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever started it: torchrun says GROUP_RANK, and Ray Train NODE_RANK."""
+    monkeypatch.delenv("GROUP_RANK", raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    ranks, limits = Lost(alive=set()), HangLimits(1, None, lambda: "")
+    ranks.beat(1, 9, "done")
+    start = time.monotonic()
+    assert who_is_lost(0, 3, limits, lambda _: ranks.store).startswith("rank 1 has ended")  # type: ignore[arg-type, return-value]
+    assert time.monotonic() - start > 2.5 * limits.interval
+
+
+def test_where_all_live_the_network_is_named() -> None:
+    assert "the network between them failed" in Lost(alive={0, 1, 2}).said_by(1)
+
+
+def test_a_store_that_is_gone_names_the_node_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(_: timedelta) -> NoReturn:
+        raise dist.DistNetworkError("no route to host")
+
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    said = who_is_lost(1, 2, LIMITS, connect)  # type: ignore[arg-type]
+    assert said.startswith("the ranks' store on the node of rank 0 (10.0.0.1) does not answer")
+
+
+def test_which_errors_are_lost_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(dist.DistError) as caught:
+        dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=0.1))
+    assert is_lost_connection(caught.value)
+    gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"
+    assert is_lost_connection(RuntimeError(gloo))
+    assert not is_lost_connection(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    said = RecdError("step-000000020: cannot be loaded; remove this checkpoint")
+    assert not is_lost_connection(said)
+    said.__cause__ = RuntimeError(gloo)
+    assert is_lost_connection(said)
+
+
+def test_a_rank_ends_that_hears_nothing_and_gets_no_further() -> None:
+    ended = threading.Event()
+    said: list[str] = []
+    heard = iter(range(100_000))
+
+    def end(text: str) -> None:
+        said.append(text)
+        ended.set()
+
+    with store_watched(LIMITS, lambda: next(heard), end):
+        assert not ended.wait(0.3)
+    with store_watched(LIMITS, lambda: 7, end):
+        assert ended.wait(10)
+    assert said[0].startswith("nothing has moved for 0 s, and the ranks' store on the node of rank")
