@@ -58,7 +58,6 @@ SLOW = (
     "recd_plugin_flexshard/tests/test_prediction.py",
     "recd_plugin_recd/tests/layout/test_convert_layout.py::test_torch_is_not",
     "recd_plugin_recd/tests/logs/test_commands.py::test_torch_is_not",
-    "recd_plugin_recd/tests/logs/test_documentation.py",
     "recd_plugin_recd/tests/test_generate.py::test_memory_does_not_grow",
     "recd_plugin_scars/tests/runtime/test_mover.py::test_no_process_hangs",
     "test_absence.py",
@@ -72,7 +71,6 @@ SLOW = (
     "model/test_plugin.py::test_its_tables",
     "model/test_plugin.py::test_a_run_goes_on",
     "model/test_plugin.py::test_it_trains",
-    "recd_plugin_recd/tests/logs/test_samples.py::test_rows_come_back",
     "test_upstream_noise.py::test_tables",
     "recd_plugin_tuning/tests/test_cluster.py::test_a_run_on_several",
     "training/test_breakdown.py::test_a_rank_waits",
@@ -100,7 +98,6 @@ SLOW = (
     "recd_plugin_flexshard/tests/planning/test_report.py",
     # Bad inputs of every kind, and every option with every value.
     "fuzz/*",
-    "recd_plugin_recd/tests/logs/test_damage.py",
     "training/test_checkpoint_flips.py",
     "registry/test_nasty_values.py",
     # Matrices of plans, optimizers, numbers of ranks and of datasets.
@@ -224,7 +221,6 @@ IN_TURN = {
     "recd_plugin_recd/tests/analyze/test_analyze_input.py": 2,
     "recd_plugin_recd/tests/cluster/test_cluster.py::test_the_least": 2,
     "recd_plugin_recd/tests/cluster/test_restart.py::test_a_killed_run": 3,
-    "recd_plugin_recd/tests/logs/test_damage.py": 2,
     "recd_plugin_recd/tests/logs/test_kafka.py": 2,
     "recd_plugin_recd/tests/models/test_training.py": 3,
     "recd_plugin_scars/tests/commands/test_plan_cache.py::test_this_machine": 2,

@@ -236,7 +236,7 @@ def registries_where_a_table_belongs(case: Case) -> Outcome:
     recd("logs", "write", "table", "log", "--shards", "1")
     recd("profile", "registry", "registry.yaml", "-o", "profile.parquet")
     place = case.one_of(
-        ["log", "profile.parquet", "registry.yaml", "table", "log/shard-00000-of-00001.recdlog"],
+        ["log", "profile.parquet", "registry.yaml", "table", "log/log.json"],
         "given",
     )
     command = case.one_of(
@@ -260,7 +260,6 @@ def registries_where_a_table_belongs(case: Case) -> Outcome:
         ("profile show", "profile.parquet"),
         ("profile merge -o x.parquet", "profile.parquet"),
         ("logs stat", "log"),
-        ("logs stat", "log/shard-00000-of-00001.recdlog"),
     }
     given = [*command[:-1], place, command[-1]] if command[-1] == "new" else [*command, place]
     done = recd(*given)

@@ -1,5 +1,4 @@
-"""Log shards: append-only files of compressed blocks, in which a session's rows stay together.
+"""Logs of rows in Parquet segments, sharded by session (RecD, section 4.1, O1), and Kafka topics.
 
-Log infrastructure that spreads a session's rows over all shards hides their repetition from
-compression; sharding by session shows it (RecD, section 4.1, O1).
+Spreading a session's rows over all shards hides their repetition from compression.
 """

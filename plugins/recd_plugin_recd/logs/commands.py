@@ -1,7 +1,10 @@
-"""``recd logs``: log shards, and Kafka topics."""
+"""``recd logs``: logs sharded by session, and Kafka topics."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +26,10 @@ from recd_plugins.api.commands import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from recd_plugin_recd.logs.damage import Damage
-
-_MB = 1 << 20
+    from recd_plugin_recd.logs.log import Damage
+    from recd_plugin_recd.source import SessionTable
 
 _path = click.Path(path_type=Path)
-
 _servers = click.option("--servers", required=True, help="Kafka's bootstrap servers: HOST:PORT,...")
 _topic = click.option("--topic", required=True)
 _config = click.option(
@@ -41,11 +42,10 @@ _config = click.option(
 
 @click.group()
 def logs() -> None:
-    """Rows in a log: sharded by session, compressed in blocks, safe against damage."""
+    """Rows in a log: sharded by session, compressed in blocks, with checksums."""
 
 
 def _log_folder(ctx: click.Context, parameter: click.Parameter, value: Path) -> Path | None:
-    """A folder, which has a name where it is made."""
     return value if ctx.params["append"] else new_place(ctx, parameter, value)
 
 
@@ -53,21 +53,11 @@ def _log_folder(ctx: click.Context, parameter: click.Parameter, value: Path) -> 
 @click.argument("source", type=_path)
 @click.argument("folder", type=OUTPUT_FOLDER, callback=_log_folder)
 @command_options.session
-@click.option(
-    "--shards",
-    type=click.IntRange(1, 99_999),
-    help="Files of the log, each held open.  [default: 16]",
-)
+@click.option("--shards", type=click.IntRange(1, 99_999), help="Shards of the log.  [default: 16]")
 @click.option(
     "--key",
     type=click.Choice(["session", "message"]),
     help="What decides the shard of a row: its session, or chance.  [default: session]",
-)
-@click.option(
-    "--record",
-    type=click.Choice(["sample", "batch"]),
-    help="How a block stores its rows: one after the other, or as an Arrow record batch.  "
-    "[default: sample]",
 )
 @click.option(
     "--block-size",
@@ -84,9 +74,6 @@ def _log_folder(ctx: click.Context, parameter: click.Parameter, value: Path) -> 
 )
 @click.option("--level", type=click.IntRange(1, 22), default=3, show_default=True, help="zstd's.")
 @click.option(
-    "--long-distance", is_flag=True, help="zstd's long-distance matching: slower; for --no-sort."
-)
-@click.option(
     "--append",
     is_flag=True,
     is_eager=True,  # before FOLDER is looked at
@@ -99,51 +86,105 @@ def write(
     folder: Path,
     session: str | None,
     shards: int | None,
-    key: str | None,
-    record: str | None,
+    key: Any,
     block_size: float,
     sort: bool,
     level: int,
-    long_distance: bool,
     append: bool,
 ) -> None:
     """Write the rows of SOURCE to the log in FOLDER.
 
     SOURCE is a Parquet file, a folder of them, or a registry file, whose dataset is read.
     """
-    from recd_plugin_recd.logs.compression import Compression
-    from recd_plugin_recd.logs.ingest import open_rows, write_log
-    from recd_plugin_recd.logs.log_writer import LogSettings
-    from recd_plugin_recd.logs.shard_files import log_header
+    from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
+    from recd_plugins.api.files import put, scratch_folder
 
-    usual = (log_header(folder) if append else None) or LogSettings()
-    rows = open_rows(source, session, plugins_dir, default=usual.session)
+    usual: Any = LogSettings()
+    if append and (folder / INDEX).exists():
+        usual = read_index(folder)
+    elif not append and folder.exists() and any(folder.iterdir()):
+        raise DataError(f"{folder} exists already; --append adds to it")
+    rows = _open_rows(source, session or usual.session, plugins_dir, given=session)
     settings = LogSettings(
         session=rows.keys.session,
         num_shards=shards or usual.num_shards,
-        key=key or usual.key,  # type: ignore[arg-type]
-        record=record or usual.record,  # type: ignore[arg-type]
-        block_size=round(block_size * _MB),
+        key=key or usual.key,
+        block_size=round(block_size * (1 << 20)),
         sort=sort,
-        compression=Compression(level, long_distance),
+        level=level,
     )
-    found = _Damages()
-    written = 0
-    with progress_bars() as add_bar:
-        advance = add_bar(f"writing {folder.name}", rows.num_rows)
-
-        def count(num_rows: int) -> None:
-            nonlocal written
-            written += num_rows
-            advance(num_rows)
-
-        log = write_log(rows, folder, settings, append=append, report=found, progress=count)
-    found.show()
+    schema = _log_schema(rows)
+    with ExitStack() as stack:
+        place = folder
+        if not append:
+            scratch = stack.enter_context(scratch_folder(folder))
+            place = scratch / folder.name
+        advance = stack.enter_context(progress_bars())(f"writing {folder.name}", rows.num_rows)
+        with LogWriter(place, schema, settings) as log:
+            written = _each_batch(rows, schema, log.write, advance)
+        if not append:
+            put(place, folder, scratch)
     ratio = log.raw_bytes / max(1, log.stored_bytes)
     click.echo(
         f"{folder}: {written:,} rows in {settings.num_shards} shards, "
         f"{log.stored_bytes / 1e6:.1f} MB, compressed {ratio:.2f}x"
     )
+
+
+def _open_rows(
+    path: Path, session: str, plugins_dir: Path | None, given: str | None
+) -> SessionTable:
+    """Open a table with a column of the session, or a registry's dataset, which knows its own."""
+    from recd_plugin_recd.source import open_source
+
+    if path.suffix in (".yaml", ".yml"):
+        return open_source(path, session=given, plugins_dir=plugins_dir)
+    # A log needs no time: its rows stay in the order in which they come.
+    return open_source(path, session=session, timestamp=session, plugins_dir=plugins_dir)
+
+
+def _log_schema(source: SessionTable) -> pa.Schema:
+    """Return a source's columns with features as lists."""
+    import pyarrow as pa
+
+    from recd_plugins.api.tables import is_list_dict
+
+    lists = pa.list_(pa.int64())
+    return pa.schema(
+        [
+            pa.field(field.name, lists, field.nullable) if is_list_dict(field) else field
+            for field in source.schema
+        ]
+    )
+
+
+def _each_batch(
+    source: SessionTable,
+    schema: pa.Schema,
+    write: Callable[[pa.RecordBatch], None],
+    progress: Callable[[int], None],
+) -> int:
+    """Hand all rows of a source to ``write``; return their number."""
+    import pyarrow as pa
+
+    from recd_plugin_recd.sessions import check_no_nulls
+    from recd_plugins.api.columns import broken_list
+    from recd_plugins.api.tables import is_list_dict, to_lists
+
+    written = 0
+    for partition in source.partitions:
+        for rows in source.read(partition):
+            check_no_nulls(rows, source.keys.session)
+            columns = []
+            for field, column in zip(rows.data.schema, rows.data.columns, strict=True):
+                try:
+                    columns.append(to_lists(column) if is_list_dict(field) else column)
+                except ValueError as error:
+                    raise broken_list(rows, field.name) from error
+            write(pa.record_batch(columns, schema=schema))
+            written += len(rows)
+            progress(len(rows))
+    return written
 
 
 @logs.command()
@@ -154,40 +195,64 @@ def write(
     type=OUTPUT_PATH,
     help="Read what is new since this file was written, then update it.",
 )
-@click.option("--skip-damaged", is_flag=True, help="Succeed although records were lost.")
+@click.option("--skip-damaged", is_flag=True, help="Succeed although rows were lost.")
 @click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
 def read(
     source: Path, destination: Path, offsets: Path | None, skip_damaged: bool, force: bool
 ) -> None:
-    """Write the rows of the log SOURCE, a folder or one shard, to a Parquet file.
+    """Write the rows of the log SOURCE to a Parquet file.
 
-    What is damaged is reported on stderr and left out; all else is written. The exit status is
-    then 1, with --skip-damaged 0.
+    Damaged blocks are reported on stderr and left out; all other rows are written. The exit status
+    is then 1, with --skip-damaged 0.
     """
-    from recd_plugin_recd.logs.export import export_log
+    from recd_plugin_recd.logs.log import Consumer
+    from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
+    from recd_plugins.api.files import check_writable, real_path
 
-    found = _Damages()
-    with progress_bars() as add_bar:
-        done = export_log(
-            source,
-            destination,
-            offsets=offsets,
-            force=force,
-            report=found,
-            progress=add_bar(f"reading {source.name}", None),
-        )
-    found.show()
-    if done.was_there:
-        click.echo(f"{destination}: was written before, {done.num_rows:,} rows; offsets updated")
-    elif done.num_rows or offsets is None:
-        click.echo(f"{destination}: {done.num_rows:,} rows")
+    damages: list[Damage] = []
+    consumer = Consumer(source, offsets, damages.append)
+    if real_path(source) in real_path(destination).parents:
+        raise DataError(f"{destination} is part of what is read; name another file for the rows")
+    if offsets is not None:
+        check_writable(offsets)
+    start = consumer.state()
+    done = None
+    if destination.exists():
+        done = provenance(destination)
+        # A run that was killed before it wrote its offsets has written this file.
+        if offsets is not None and not force and done is not None and done.get("from") == start:
+            consumer.load(done["to"])
+            consumer.commit()
+            click.echo(f"{destination}: was written before, {done['rows']:,} rows; offsets updated")
+            return
+        if not force:
+            raise DataError(f"{destination} exists already; --force replaces it")
+        if done is None:
+            raise DataError(
+                f"{destination} was not exported from a log, so --force does not replace it; name "
+                "another file"
+            )
+    with (
+        progress_bars() as add_bar,
+        ParquetFile(destination, consumer.schema()) as file,
+    ):
+        advance = add_bar(f"reading {source.name}", None)
+        for found in consumer:
+            file.write(found.rows)
+            advance(found.rows.num_rows)
+        if written := bool(file.num_rows or offsets is None):
+            file.close({"from": start, "to": consumer.state(), "rows": file.num_rows})
+    if offsets is not None:
+        consumer.commit()
+    if written:
+        click.echo(f"{destination}: {file.num_rows:,} rows")
     else:
         click.echo(f"{source}: nothing new; no file written")
-    if found and not skip_damaged:
-        written = done.num_rows or offsets is None
+    _show(damages)
+    if damages and not skip_damaged:
         rest = f"{destination} has all that could be read" if written else "nothing more was read"
         raise DataError(
-            f"{source} is damaged in {len(found)} places, shown above; {rest}. "
+            f"{source} is damaged in {len(damages)} places, shown above; {rest}. "
             "--skip-damaged takes that for success"
         )
 
@@ -196,14 +261,13 @@ def read(
 @click.argument("path", type=_path)
 @click.option("--json", "json_path", type=OUTPUT, help="Write the report here.")
 def stat(path: Path, json_path: Path | None) -> None:
-    """Show what is in each shard of the log PATH, and check every block's checksum.
+    """Show what is in each shard of the log PATH, and check every block's checksums.
 
-    Shards are compared with the log's manifest. The exit status is 1 where one is damaged, cut,
-    missing, replaced or none of the log's.
+    The exit status is 1 where a block is damaged or a segment is missing or replaced.
     """
     from rich.table import Table
 
-    from recd_plugin_recd.logs.stat import log_statistics
+    from recd_plugin_recd.logs.log import log_statistics
     from recd_plugins.api.files import write_json
 
     shards = log_statistics(path)
@@ -212,26 +276,38 @@ def stat(path: Path, json_path: Path | None) -> None:
         table.add_column(heading, justify="right")
     for shard in shards:
         table.add_row(
-            shard.path.name.removeprefix("shard-").removesuffix(".recdlog"),
+            str(shard.shard),
             f"{shard.blocks:,}",
             f"{shard.records:,}",
-            f"{shard.size / 1e6:.1f}",
+            f"{shard.bytes / 1e6:.1f}",
             f"{shard.raw_bytes / 1e6:.1f}",
-            f"{shard.ratio:.2f}",
+            f"{shard.raw_bytes / max(1, shard.bytes):.2f}",
             str(len(shard.damage)),
         )
-    records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
-    raw = sum(shard.raw_bytes for shard in shards)
-    damages = _Damages([damage for shard in shards for damage in shard.damage])
-    totals = {"records": records, "bytes": size, "raw_bytes": raw, "ratio": raw / max(1, size)}
+    totals: dict[str, Any] = {
+        name: sum(getattr(shard, name) for shard in shards)
+        for name in ("records", "bytes", "raw_bytes")
+    }
+    totals["ratio"] = totals["raw_bytes"] / max(1, totals["bytes"])
+    damages = [damage for shard in shards for damage in shard.damage]
     output_console().print(table)
-    click.echo(f"{path}: {records:,} records, {size / 1e6:.1f} MB, {totals['ratio']:.2f}x")
+    click.echo(
+        f"{path}: {totals['records']:,} records, {totals['bytes'] / 1e6:.1f} MB, "
+        f"{totals['ratio']:.2f}x"
+    )
     if json_path is not None:
-        report: dict[str, Any] = {**totals, "shards": [shard.to_json() for shard in shards]}
-        write_json(json_path, report)
-    damages.show()
+        each = [asdict(shard) for shard in shards]
+        for damage in (damage for shard in each for damage in shard["damage"]):
+            damage["segment"] = damage["segment"].name
+        write_json(json_path, {**totals, "shards": each})
+    _show(damages)
     if damages:
         raise DataError(f"{path} is damaged in {len(damages)} places, shown above")
+
+
+def _show(damages: list[Damage]) -> None:
+    for damage in damages:
+        click.secho(str(damage), fg="yellow", err=True)
 
 
 @logs.command()
@@ -254,22 +330,13 @@ def produce(
     SOURCE is what it is for recd logs write. A run that is killed has sent some of the rows; to
     run it again sends them again.
     """
-    from recd_plugin_recd.logs.data_errors import naming_source
-    from recd_plugin_recd.logs.ingest import each_batch, log_schema, open_rows
-    from recd_plugin_recd.logs.kafka_producer import KafkaProducer
+    from recd_plugin_recd.logs.kafka import KafkaProducer
 
-    rows = open_rows(source, session, plugins_dir)
-    schema = log_schema(rows)
-    with naming_source(source):
-        producer = KafkaProducer(servers, topic, schema, rows.keys.session, _settings(config))
+    rows = _open_rows(source, session or "session_id", plugins_dir, given=session)
+    producer = KafkaProducer(servers, topic, rows.keys.session, _settings(config))
     with progress_bars() as add_bar:
         advance = add_bar(f"sending to {topic}", rows.num_rows)
-
-        def send(batch: pa.RecordBatch) -> None:
-            producer.write(batch)
-            advance(batch.num_rows)
-
-        each_batch(rows, schema, send)
+        _each_batch(rows, _log_schema(rows), producer.write, advance)
         producer.flush()
     click.echo(f"{topic}: {producer.delivered:,} rows delivered")
 
@@ -296,7 +363,7 @@ def consume(
     Offsets are committed when a file is in its place. However often this is killed and run again,
     every row is in one file once.
     """
-    from recd_plugin_recd.logs.kafka_consumer import KafkaConsumer
+    from recd_plugin_recd.logs.kafka import KafkaConsumer
 
     consumer = KafkaConsumer(
         servers,
@@ -307,17 +374,16 @@ def consume(
         rows_per_file=rows_per_file,
         config=_settings(config),
     )
-    written = 0
+    written: list[int] = []
     with progress_bars() as add_bar:
         advance = add_bar(f"reading {topic}", None)
 
         def count(num_rows: int) -> None:
-            nonlocal written
-            written += num_rows
+            written.append(num_rows)
             advance(num_rows)
 
         files = consumer.run(count)
-    click.echo(f"{folder}: {written:,} rows in {len(files)} new files")
+    click.echo(f"{folder}: {sum(written):,} rows in {len(files)} new files")
 
 
 def _settings(config: tuple[str, ...]) -> dict[str, str]:
@@ -326,14 +392,3 @@ def _settings(config: tuple[str, ...]) -> dict[str, str]:
         if not equals:
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--config")
     return {name: value for name, _, value in pairs}
-
-
-class _Damages(list["Damage"]):
-    """Gathers damage while a progress bar is on the screen."""
-
-    def __call__(self, damage: Damage) -> None:
-        self.append(damage)
-
-    def show(self) -> None:
-        for damage in self:
-            click.secho(str(damage), fg="yellow", err=True)

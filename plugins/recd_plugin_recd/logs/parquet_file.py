@@ -8,55 +8,63 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recd_plugin_recd.sessions import plain_sessions
 from recd_plugins.api import DataError
 from recd_plugins.api.files import check_regular, parse_json
 
-#: Key of the footer's metadata that says which records of a log a file holds, as JSON.
+#: Footer key that says, as JSON, which records of a log a file holds.
 PROVENANCE = b"recd.log"
 
-_ROW_GROUP_BYTES = 64 << 20
+_MOST_BATCHES = 512
 
 
 class ParquetFile:
-    """Gathers rows into row groups of about 64 MB. Use as a context manager, then ``close``.
+    """Gathers rows into row groups of about ``block_size`` bytes, with zstd and page checksums.
 
-    Without ``close`` nothing is left behind.
+    Use as a context manager, then ``close``; without that nothing is left behind. ``path`` may
+    change until then, within its folder.
 
-    Attributes:
-        path: where the file will be, in the folder where it was begun.
-
-    Raises:
-        DataError: the place cannot be written.
+    Args:
+        sort: a column of sessions whose rows are brought together inside a row group, in the order
+            they came; None keeps the order.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        *,
+        block_size: int = 64 << 20,
+        level: int = 3,
+        sort: str | None = None,
+    ) -> None:
         self.path = path
-        self._schema = schema
+        self.num_rows = 0
+        self._block_size, self._sort = block_size, sort
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
-        self.num_rows = 0
-        self._scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self._scratch = path.with_name(f".{path.name}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self._scratch, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o666)
-        except OSError as error:
+            # A dictionary makes lists of ids larger: zstd finds the repeats by itself.
+            self._writer = pq.ParquetWriter(
+                self._scratch,
+                schema,
+                compression="zstd",
+                compression_level=level,
+                use_dictionary=False,
+                write_page_checksum=True,
+            )
+        except (OSError, pa.ArrowNotImplementedError) as error:
             raise self._failed(error) from error
-        # A dictionary over ids makes lists larger; zstd finds the repeats by itself.
-        self._writer = pq.ParquetWriter(
-            self._scratch,
-            schema,
-            compression="zstd",
-            compression_level=3,
-            use_dictionary=False,
-        )
 
     def __enter__(self) -> ParquetFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        os.close(self._handle)
         if self._writer.is_open:
             self._writer.close()
         self._scratch.unlink(missing_ok=True)
@@ -66,41 +74,42 @@ class ParquetFile:
         self._waiting.append(rows)
         self._bytes += rows.nbytes
         self.num_rows += rows.num_rows
-        if self._bytes >= _ROW_GROUP_BYTES:
-            self._flush()
+        while self._bytes >= self._block_size:
+            table = pa.Table.from_batches(self._waiting)
+            count = max(1, table.num_rows * self._block_size // self._bytes)
+            self._write_block(table.slice(0, count))
+            self._waiting = table.slice(count).to_batches()
+            self._bytes = sum(each.nbytes for each in self._waiting)
+        if len(self._waiting) > _MOST_BATCHES:
+            self._waiting = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
 
     def close(self, provenance: dict[str, Any]) -> None:
-        """Put the file in its place, on the disk to stay, in place of what was there."""
+        """Put the file in its place, synced to disk, in place of what was there."""
+        if self._waiting:
+            self._write_block(pa.Table.from_batches(self._waiting))
         try:
-            self._flush()
             self._writer.add_key_value_metadata({PROVENANCE: json.dumps(provenance).encode()})
             self._writer.close()
-            os.fsync(self._handle)
+            fsync(self._scratch)
             os.replace(self._scratch, self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            fsync(self.path.parent)
         except OSError as error:
             raise self._failed(error) from error
 
-    def _flush(self) -> None:
-        if self._waiting:
-            table = pa.Table.from_batches(self._waiting, self._schema)
-            try:
-                self._writer.write_table(table, row_group_size=table.num_rows)
-            except OSError as error:
-                raise self._failed(error) from error
-        self._waiting.clear()
-        self._bytes = 0
+    def _write_block(self, block: pa.Table) -> None:
+        if self._sort is not None:
+            block = block.take(pc.sort_indices(plain_sessions(block[self._sort])))  # stable
+        try:
+            self._writer.write_table(block, row_group_size=block.num_rows)
+        except OSError as error:
+            raise self._failed(error) from error
 
-    def _failed(self, error: OSError) -> DataError:
-        return DataError(f"{self.path}: cannot be written ({error.strerror or error})")
+    def _failed(self, error: Exception) -> DataError:
+        return DataError(f"{self.path}: cannot be written ({error})")
 
 
 def provenance(path: Path) -> dict[str, Any] | None:
-    """What ``close`` was told of the file at ``path``; None for another file.
+    """Return what ``close`` was told of the file at ``path``; None for another file.
 
     Raises:
         DataError: it is not Parquet.
@@ -112,6 +121,15 @@ def provenance(path: Path) -> dict[str, Any] | None:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
     try:
         found = parse_json(metadata.get(PROVENANCE, b"null"))
-    except ValueError:  # whoever wrote that, it was not this program
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
+
+
+def fsync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

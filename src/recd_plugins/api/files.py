@@ -4,7 +4,7 @@ For whatever writes: commands, datasets that keep what they found, benchmarks. N
 """
 
 from recd_plugins.byte_sizes import bytes_text, read_bytes
-from recd_plugins.file_lock import try_lock
+from recd_plugins.file_lock import locked_folder, try_lock
 from recd_plugins.files import (
     check_regular,
     check_writable,
@@ -33,6 +33,7 @@ __all__ = [
     "finite",
     "is_stream",
     "json_text",
+    "locked_folder",
     "machine_start",
     "new_file",
     "parse_json",

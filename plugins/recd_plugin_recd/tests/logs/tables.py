@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from recd_plugin_recd.logs.damage import Damage
-from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
+from recd_plugin_recd.logs.log import Consumer, Damage, LogSettings, LogWriter
 
 SCHEMA = pa.schema(
     [
@@ -39,23 +37,19 @@ def by_row(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return pa.Table.from_batches(list(batches), SCHEMA).sort_by("row").combine_chunks()
 
 
-def write(folder: Path, *batches: pa.RecordBatch, **settings) -> list[Damage]:
-    """Append to a log; returns what was found damaged."""
-    found: list[Damage] = []
-    with LogWriter(folder, batches[0].schema, LogSettings(**settings), found.append) as log:
+def write(folder: Path, *batches: pa.RecordBatch, **settings) -> LogWriter:
+    """Append to a log."""
+    with LogWriter(folder, batches[0].schema, LogSettings(**settings)) as log:
         for batch in batches:
             log.write(batch)
-    return found
+    return log
 
 
-@contextmanager
-def killed(folder: Path) -> Iterator[None]:
-    """What is written here is followed by no manifest."""
-    before = (folder / "manifest.json").read_bytes()
-    yield
-    (folder / "manifest.json").write_bytes(before)
-
-
-def unexpected(damage: Damage) -> None:
-    """For what must find nothing damaged."""
-    raise AssertionError(damage)
+def read(folder: Path, offsets: Path | None = None) -> tuple[list[pa.RecordBatch], list[Damage]]:
+    """What is new in a log, and what is damaged."""
+    found: list[Damage] = []
+    consumer = Consumer(folder, offsets, found.append)
+    batches = [each.rows for each in consumer]
+    if offsets is not None:
+        consumer.commit()
+    return batches, found

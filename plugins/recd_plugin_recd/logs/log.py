@@ -1,0 +1,381 @@
+"""Logs: a folder of Parquet segments, and ``log.json``, which lists them.
+
+A row group of a segment is a block. A segment counts from the moment ``log.json`` lists it, so the
+rows of a ``flush`` appear together or not at all.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugin_recd.logs.parquet_file import ParquetFile, fsync
+from recd_plugin_recd.sessions import plain_sessions, session_shards
+from recd_plugins.api import DataError
+from recd_plugins.api.files import check_regular, locked_folder, read_note, write_note
+
+Key = Literal["session", "message"]
+
+#: Lists the segments of a log.
+INDEX = "log.json"
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """How a log is sharded and stored.
+
+    Attributes:
+        session: column of the session, whole numbers or strings.
+        num_shards: shards of the log; each gathers a block in memory.
+        key: ``session`` sends all rows of a session to one shard, ``message`` each row to a random
+            one, as a baseline.
+        block_size: bytes of rows in memory that make a block.
+        sort: bring the rows of a session together inside a block, in the order they came.
+        level: zstd's compression level.
+    """
+
+    session: str = "session_id"
+    num_shards: int = 16
+    key: Key = "session"
+    block_size: int = 4 << 20
+    sort: bool = True
+    level: int = 3
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A block of a segment, or a whole segment, that cannot be read, and the rows lost by that."""
+
+    segment: Path
+    block: int | None
+    cause: str
+    rows_lost: int
+
+    def __str__(self) -> str:
+        where = "" if self.block is None else f"block {self.block}: "
+        return f"{self.segment}: {where}{self.cause}; {self.rows_lost} rows lost"
+
+
+Report = Callable[[Damage], None]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file of one shard; ``raw_bytes`` are before compression, ``footer`` is a CRC-32."""
+
+    name: str
+    shard: int
+    rows: int
+    blocks: int
+    bytes: int
+    raw_bytes: int
+    footer: int
+
+
+@dataclass(frozen=True)
+class LogIndex:
+    """Content of ``log.json``; ``id`` tells a log from every other one."""
+
+    id: str
+    session: str
+    num_shards: int
+    key: Key
+    flushes: int = 0
+    segments: tuple[Segment, ...] = ()
+
+
+def read_index(folder: Path) -> LogIndex:
+    """Read ``log.json``.
+
+    Raises:
+        DataError: there is no log, or the file was damaged or changed.
+    """
+    found = read_note(folder / INDEX)
+    if found is None:
+        raise DataError(f"{folder}: no log: there is no {INDEX}, or it was damaged or changed")
+    segments = tuple(Segment(**each) for each in found.pop("segments"))
+    return LogIndex(**found, segments=segments)
+
+
+class LogWriter:
+    """Writes rows of ``schema`` to the log in ``folder``, new or there already.
+
+    Rows are safe, and visible to readers, once ``flush`` or ``close`` has returned (fsync). A log
+    has one writer at a time.
+
+    Raises:
+        DataError: the folder has a log with other settings or columns, or cannot be written; a
+            column cannot be stored.
+        RecdError: another writer is at work.
+
+    Attributes:
+        raw_bytes, stored_bytes: bytes flushed by this writer, before and after compression.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema, settings: LogSettings) -> None:
+        plain_sessions(pa.array([], schema.field(settings.session).type))
+        self._folder, self._settings = folder, settings
+        self._schema = schema.remove_metadata()
+        self._random = np.random.default_rng(0)
+        self._files: dict[int, ParquetFile] = {}
+        self.raw_bytes = self.stored_bytes = 0
+        with ExitStack() as opened:
+            try:
+                opened.enter_context(locked_folder(folder))
+            except OSError as error:
+                raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
+            self._index = self._begin()
+            for left in folder.glob(".shard-*.partial"):  # of a killed writer
+                left.unlink()
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._opened:
+            if kind is None:
+                self.flush()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows of the log's columns; every shard with the bytes of a block writes one."""
+        settings = self._settings
+        batch = batch.replace_schema_metadata(None)
+        if settings.key == "message":
+            shards = self._random.integers(0, settings.num_shards, batch.num_rows)
+        else:
+            shards = session_shards(batch.column(settings.session), settings.num_shards)
+        order = np.argsort(shards, kind="stable")
+        starts = np.searchsorted(shards[order], np.arange(settings.num_shards + 1))
+        for shard in np.unique(shards).tolist():
+            rows = order[starts[shard] : starts[shard + 1]]
+            self._file(shard).write(batch.take(pa.array(rows)))
+
+    def flush(self) -> None:
+        """Write the rows in memory, sync all segments to disk and list them in ``log.json``."""
+        segments = []
+        for shard, file in sorted(self._files.items()):
+            file.close({"log": self._index.id})
+            segments.append(_segment(file.path, shard))
+        self._files.clear()
+        self.raw_bytes += sum(each.raw_bytes for each in segments)
+        self.stored_bytes += sum(each.bytes for each in segments)
+        self._index = replace(
+            self._index,
+            flushes=self._index.flushes + 1,
+            segments=(*self._index.segments, *segments),
+        )
+        write_note(self._folder / INDEX, asdict(self._index))
+        fsync(self._folder / INDEX)
+        fsync(self._folder)
+
+    def close(self) -> None:
+        """``flush``, and leave the log to other writers."""
+        self.__exit__(None)
+
+    def _begin(self) -> LogIndex:
+        settings = self._settings
+        if not (self._folder / INDEX).exists():
+            name = secrets.token_hex(8)
+            return LogIndex(name, settings.session, settings.num_shards, settings.key)
+        index = read_index(self._folder)
+        for name in ("num_shards", "key", "session"):
+            asked, there = getattr(settings, name), getattr(index, name)
+            if asked != there:
+                raise DataError(f"{self._folder}: the log has {name} {there}, not {asked}")
+        if index.segments and not Consumer(self._folder, None, print).schema().equals(self._schema):
+            raise DataError(f"{self._folder}: the log has other columns")
+        return index
+
+    def _file(self, shard: int) -> ParquetFile:
+        if shard not in self._files:
+            settings = self._settings
+            file = ParquetFile(
+                self._folder / f"shard-{shard:05d}-{self._index.flushes:06d}.parquet",
+                self._schema,
+                block_size=settings.block_size,
+                level=settings.level,
+                sort=settings.session if settings.sort else None,
+            )
+            self._files[shard] = self._opened.enter_context(file)
+        return self._files[shard]
+
+
+def _segment(path: Path, shard: int) -> Segment:
+    metadata = pq.read_metadata(path)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return Segment(
+        path.name,
+        shard,
+        metadata.num_rows,
+        len(groups),
+        path.stat().st_size,
+        sum(group.total_byte_size for group in groups),
+        _footer_checksum(path),
+    )
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """Rows of one block of a shard."""
+
+    shard: int
+    rows: pa.RecordBatch
+
+
+class Consumer:
+    """Hands out the rows of a log, block by block and shard after shard, from its position on.
+
+    The position moves as blocks are handed out, and past damage. ``commit`` writes it to
+    ``offsets``, whole or not at all; a new consumer starts from there.
+
+    Args:
+        folder: of the log.
+        offsets: a JSON file; None, or one that is missing, starts with the first row.
+        report: is handed each damage.
+
+    Raises:
+        DataError: there is no log, or the offsets are damaged or of another log.
+    """
+
+    def __init__(self, folder: Path, offsets: Path | None, report: Report) -> None:
+        self._folder, self._offsets, self._report = folder, offsets, report
+        self.index = read_index(folder)
+        self._blocks = [0] * self.index.num_shards  # read of each shard
+        if offsets is not None and os.path.lexists(offsets):
+            self.load(read_note(offsets))
+
+    def schema(self) -> pa.Schema:
+        """Return the columns of the log.
+
+        Raises:
+            DataError: no segment can be read.
+        """
+        for segment in self.index.segments:
+            opened = _open(self._folder, segment)
+            if isinstance(opened, pq.ParquetFile):
+                with opened:
+                    return opened.schema_arrow.remove_metadata()
+        raise DataError(f"{self._folder}: no segment can be read")
+
+    def __iter__(self) -> Iterator[LogRows]:
+        for shard in range(self.index.num_shards):
+            start = 0
+            for segment in self.index.segments:
+                if segment.shard == shard:
+                    skip = max(0, self._blocks[shard] - start)
+                    for block, rows in read_blocks(self._folder, segment, skip, self._report):
+                        self._blocks[shard] = start + block + 1
+                        yield LogRows(shard, rows)
+                    start += segment.blocks
+                    self._blocks[shard] = max(start, self._blocks[shard])
+
+    def state(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        return {"log": self.index.id, "blocks": list(self._blocks)}
+
+    def load(self, state: Any) -> None:
+        """Take up the position that ``state`` returned.
+
+        Raises:
+            DataError: it is of another log.
+        """
+        if not isinstance(state, dict) or state.get("log") != self.index.id:
+            raise DataError(
+                f"{self._offsets}: no offsets of {self._folder}, or damaged ones; remove the file "
+                "to start from the first row"
+            )
+        self._blocks = list(state["blocks"])
+
+    def commit(self) -> None:
+        """Write the position to the offsets file."""
+        if self._offsets is None:
+            raise ValueError("a consumer without an offsets file commits nothing")
+        write_note(self._offsets, self.state())
+
+
+def read_blocks(
+    folder: Path, segment: Segment, first: int, report: Report
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the blocks of a segment from number ``first`` on, and report those that are damaged."""
+    if first >= segment.blocks:
+        return
+    opened = _open(folder, segment)
+    if isinstance(opened, Damage):
+        report(opened)
+        return
+    with opened:
+        schema = opened.schema_arrow.remove_metadata()
+        for block in range(first, segment.blocks):
+            try:
+                table = opened.read_row_group(block).combine_chunks().cast(schema)
+            except (pa.ArrowException, OSError) as error:
+                lost = opened.metadata.row_group(block).num_rows
+                report(Damage(folder / segment.name, block, f"cannot be read ({error})", lost))
+                continue
+            (rows,) = table.to_batches()
+            yield block, rows
+
+
+def _open(folder: Path, segment: Segment) -> pq.ParquetFile | Damage:
+    """Open a segment if it is the one that ``log.json`` lists."""
+    path = folder / segment.name
+    try:
+        check_regular(path)
+        if path.stat().st_size != segment.bytes or _footer_checksum(path) != segment.footer:
+            cause = f"the file is not the one that was written, as {INDEX} says"
+        else:
+            return pq.ParquetFile(path, page_checksum_verification=True)
+    except FileNotFoundError:
+        cause = "the segment is missing"
+    except (pa.ArrowException, OSError) as error:
+        cause = f"cannot be read ({error})"
+    return Damage(path, None, cause, segment.rows)
+
+
+def _footer_checksum(path: Path) -> int:
+    with path.open("rb") as file:
+        end = file.seek(-8, os.SEEK_END)
+        size = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, end - size))
+        return zlib.crc32(file.read())
+
+
+@dataclass
+class ShardStatistics:
+    """Counts of one shard; ``bytes`` and ``raw_bytes`` are those of its files as written."""
+
+    shard: int
+    blocks: int = 0
+    records: int = 0
+    bytes: int = 0
+    raw_bytes: int = 0
+    damage: list[Damage] = field(default_factory=list)
+
+
+def log_statistics(folder: Path) -> list[ShardStatistics]:
+    """Count what can be read of each shard, which checks every checksum.
+
+    Raises:
+        DataError: there is no log.
+    """
+    index = read_index(folder)
+    shards = [ShardStatistics(number) for number in range(index.num_shards)]
+    for segment in index.segments:
+        shard = shards[segment.shard]
+        shard.bytes += segment.bytes
+        shard.raw_bytes += segment.raw_bytes
+        for _, rows in read_blocks(folder, segment, 0, shard.damage.append):
+            shard.blocks += 1
+            shard.records += rows.num_rows
+    return shards

@@ -1,0 +1,203 @@
+"""Logs: sharding by session, blocks, flushes, offsets and damage."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_recd import papercal
+from recd_plugin_recd.logs.log import Consumer, LogSettings, LogWriter, read_index
+from recd_plugin_recd.sessions import session_shards
+from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, read, rows, write
+from recd_plugins.errors import DataError, RecdError
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.parquet"))
+
+
+@pytest.mark.parametrize("sort", [True, False])
+@pytest.mark.parametrize("key", ["session", "message"])
+def test_rows_come_back(tmp_path, key, sort):
+    write(tmp_path, rows(900).slice(0, 400), rows(900).slice(400), num_shards=3, key=key,
+          sort=sort, block_size=2000)  # fmt: skip
+    batches, damage = read(tmp_path)
+    assert not damage
+    assert by_row(batches).equals(by_row([rows(900)]))
+    assert all(batch.nbytes < 4000 for batch in batches)
+    for path in segments(tmp_path):
+        shard = int(path.name.split("-")[1])
+        numbers = session_shards(pq.read_table(path)["session_id"].combine_chunks(), 3)
+        assert key == "message" or set(numbers.tolist()) == {shard}
+
+
+def test_a_block_has_the_rows_of_a_session_together_in_their_order(tmp_path):
+    write(tmp_path, rows(300), num_shards=1)
+    ((batch,), _) = read(tmp_path)
+    sessions, numbers = batch["session_id"].to_numpy(), batch["row"].to_numpy()
+    assert (np.diff(sessions) >= 0).all()
+    assert (np.diff(numbers)[np.diff(sessions) == 0] > 0).all()
+
+
+def test_sharding_by_session_compresses_half_as_much_again(tmp_path):
+    keys = next(papercal.chunks(papercal.row_keys(4096, 0, "interleaved"), 4096))
+    table = papercal.make_rows(keys)
+    ratios = {}
+    for key in ("session", "message"):
+        log = write(tmp_path / key, table, key=key, num_shards=16)
+        ratios[key] = log.raw_bytes / log.stored_bytes
+    assert ratios["session"] > 1.5 * ratios["message"]
+
+
+SESSIONS = [
+    pa.array([2**63 - 1, -1, 7, 7]),
+    pa.array([2**64 - 1, 1, 7, 7], pa.uint64()),
+    pa.array(["a", "", "é", "é"]),
+    pa.array([b"a", b"", b"\xff", b"\xff"], pa.large_binary()),
+    pa.array(["a", "", "é", "é"]).dictionary_encode(),
+]
+
+
+@pytest.mark.parametrize("sessions", SESSIONS, ids=lambda each: str(each.type))
+def test_any_session_that_is_told_apart(tmp_path, sessions):
+    batch = pa.record_batch([sessions, pa.array([1, 2, 3, 4])], names=["session_id", "row"])
+    write(tmp_path, batch, num_shards=5)
+    found = pa.Table.from_batches(read(tmp_path)[0]).sort_by("row")
+    assert found.to_pylist() == pa.table(batch).to_pylist()
+    assert found.schema == batch.schema
+    assert len(set(session_shards(sessions, 10**6).tolist())) == 3
+
+
+def test_the_shard_of_a_session_stays_for_ever():
+    assert session_shards(pa.array([0, 1, -1, 2**40]), 1000).tolist() == [535, 465, 936, 641]
+    assert session_shards(pa.array(["", "a", "session"]), 1000).tolist() == [792, 423, 575]
+
+
+def test_flushed_rows_appear_together_and_survive_a_failure(tmp_path):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012, SIM117
+        with LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=4, block_size=500)) as log:
+            log.write(rows(200))
+            with pytest.raises(DataError, match="no log"):
+                read(tmp_path)
+            log.flush()
+            log.write(rows(100, 1))
+            raise ZeroDivisionError
+    batches, damage = read(tmp_path)
+    assert by_row(batches).equals(by_row([rows(200)]))
+    assert not damage
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_files_of_a_killed_writer_are_left_out_and_removed(tmp_path):
+    write(tmp_path, rows(50), num_shards=2)
+    for name in ("shard-00000-000001.parquet", ".shard-00001-000001.parquet.partial"):
+        shutil.copyfile(segments(tmp_path)[0], tmp_path / name)
+    assert by_row(read(tmp_path)[0]).equals(by_row([rows(50)]))
+    write(tmp_path, rows(80).slice(50), num_shards=2)
+    assert by_row(read(tmp_path)[0])["row"].to_pylist() == list(range(80))
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_log_has_one_writer_and_stays_as_it_was_begun(tmp_path):
+    write(tmp_path, rows(20), num_shards=2)
+    first = LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2))
+    with pytest.raises(RecdError, match="is writing there"):
+        LogWriter(tmp_path, SCHEMA, LogSettings(num_shards=2))
+    first.close()
+    for changed, message in (
+        ({"num_shards": 3}, "the log has num_shards 2, not 3"),
+        ({"key": "message"}, "the log has key session, not message"),
+        ({"session": "row"}, "the log has session session_id, not row"),
+    ):
+        with pytest.raises(DataError, match=message):
+            write(tmp_path, rows(20), **{"num_shards": 2, **changed})
+    with pytest.raises(DataError, match="other columns"):
+        write(tmp_path, rows(20).drop_columns("score"), num_shards=2)
+    for kind in (pa.list_(pa.int64()), pa.timestamp("s")):
+        with pytest.raises(DataError, match="session ids are of type"):
+            LogWriter(tmp_path / "b", pa.schema([("session_id", kind)]), LogSettings())
+
+
+def test_offsets_go_on_in_the_middle_of_a_segment(tmp_path):
+    log, offsets = tmp_path / "log", tmp_path / "offsets.json"
+    write(log, rows(300), num_shards=2, block_size=1000)
+    consumer = Consumer(log, offsets, print)
+    begun = [next(each).rows for each in [iter(consumer)] for _ in range(3)]
+    consumer.commit()
+    write(log, rows(400).slice(300), num_shards=2, block_size=1000)
+    rest, damage = read(log, offsets)
+    assert not damage
+    assert by_row([*begun, *rest])["row"].to_pylist() == list(range(400))
+    assert read(log, offsets) == ([], [])
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"log": "a", "blocks": [0, 0]}', "another's"])
+def test_offsets_that_are_none(tmp_path, content):
+    for name in ("log", "other"):
+        write(tmp_path / name, rows(10), num_shards=2)
+    read(tmp_path / "other", tmp_path / "offsets.json")
+    if content != "another's":
+        (tmp_path / "offsets.json").write_text(content)
+    with pytest.raises(DataError, match="no offsets of"):
+        Consumer(tmp_path / "log", tmp_path / "offsets.json", print)
+
+
+def flip_in_a_block(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    column = pq.read_metadata(path).row_group(1).column(2)
+    data[column.data_page_offset + column.total_compressed_size - 3] ^= 16
+    path.write_bytes(data)
+
+
+def flip_in_the_footer(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-30] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "a bit of a block": (flip_in_a_block, "cannot be read"),
+    "a bit of a footer": (flip_in_the_footer, "the file is not the one that was written"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-9]), "is not the one"),
+    "empty": (lambda path: path.write_bytes(b""), "is not the one"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"PAR1"), "is not the one"),
+    "missing": (lambda path: path.unlink(), "the segment is missing"),
+    "of another shard": (lambda path: shutil.copyfile(segments(path.parent)[1], path), "is not"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damage_is_told_and_all_else_comes_out(tmp_path, kind):
+    log, offsets = tmp_path / "log", tmp_path / "offsets.json"
+    write(log, rows(300), num_shards=2, block_size=1000)
+    path = segments(log)[0]
+    of_segment = pq.read_table(path)["row"].to_pylist()
+    of_block = pq.ParquetFile(path).read_row_group(1)["row"].to_pylist()
+    change, message = DAMAGES[kind]
+    change(path)
+    batches, (damage,) = read(log, offsets)
+    lost = of_block if damage.block == 1 else of_segment
+    assert (damage.block is None) == (kind != "a bit of a block")
+    assert message in str(damage)
+    assert damage.segment == path
+    assert damage.rows_lost == len(lost)
+    assert by_row(batches)["row"].to_pylist() == sorted(set(range(300)) - set(lost))
+    assert read(log, offsets) == ([], [])  # offsets move on past damage
+
+
+def test_the_index_says_what_is_there(tmp_path):
+    write(tmp_path, rows(100), num_shards=1, block_size=1000)
+    (segment,) = read_index(tmp_path).segments
+    (path,) = segments(tmp_path)
+    metadata = pq.read_metadata(path)
+    assert segment.rows == metadata.num_rows == 100
+    assert segment.blocks == metadata.num_row_groups > 3
+    assert segment.bytes == path.stat().st_size
+    (tmp_path / "log.json").write_text((tmp_path / "log.json").read_text().replace("100", "101"))
+    with pytest.raises(DataError, match=r"no log: there is no log\.json, or it was damaged"):
+        read_index(tmp_path)
