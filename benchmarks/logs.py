@@ -13,10 +13,9 @@ import pyarrow as pa
 
 from benchmarks._measure import Figure, Findings, Size, higher, lower
 from recd_plugin_recd import papercal
-from recd_plugin_recd.logs.compression import Compression
-from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
-from recd_plugin_recd.logs.shard_key import session_shards
+from recd_plugin_recd.logs.log import LogSettings, LogWriter
 from recd_plugin_recd.papercal import RowKeys
+from recd_plugin_recd.sessions import session_shards
 
 NUM_SHARDS = 512
 _SAMPLED = 5
@@ -30,14 +29,12 @@ class _Way:
 
     block_mb: int
     sort: bool = False
-    long_distance: bool = False
 
 
 def run(size: Size) -> Findings:
     """Write sampled shards, each of which is one run.
 
-    Without a word in its name a figure is each side's best of: as rows come, sorted by session,
-    long-distance matching, both.
+    Without a word in its name a figure is each side's best of: as rows come, sorted by session.
     """
     rows = NUM_SHARDS * _ROWS_A_SHARD[size]
     by_session, at_random = _sampled_shards(rows)
@@ -56,7 +53,6 @@ def run(size: Size) -> Findings:
         gain("session_over_random_4mb", *_ways(4), paper=1.5, goal=2.2),
         gain("session_sorted_over_random_16mb", _Way(16, sort=True), goal=4),
         gain("session_unsorted_over_random_4mb", _Way(4)),
-        gain("session_long_distance_over_random_4mb", _Way(4, long_distance=True)),
         gain("session_over_random_1mb", *_ways(1)),
         higher("random_ratio_4mb", _best(random, _ways(4))),
         higher("session_sorted_ratio_4mb", sessions[_Way(4, sort=True)]),
@@ -66,15 +62,14 @@ def run(size: Size) -> Findings:
     ]
     return Findings(
         f"PAPERCAL, a stream of {rows / 1e6:.1f}M rows in {NUM_SHARDS} shards, {_SAMPLED} of them "
-        "written, rows as samples, zstd-3",
+        "written as Parquet, zstd-1",
         figures,
     )
 
 
 def _ways(*sizes: int) -> list[_Way]:
     plain = [_Way(size) for size in sizes]
-    plain += [replace(way, sort=True) for way in plain]
-    return plain + [replace(way, long_distance=True) for way in plain]
+    return plain + [replace(way, sort=True) for way in plain]
 
 
 def _best(found: dict[_Way, list[float]], ways: Iterable[_Way]) -> list[float]:
@@ -102,22 +97,13 @@ def _rows(parts: list[RowKeys]) -> pa.RecordBatch:
 
 def _write(shards: list[pa.RecordBatch], way: _Way) -> tuple[list[float], list[float]]:
     """Return each shard's compression ratio and CPU microseconds a row."""
-    settings = LogSettings(
-        num_shards=1,
-        block_size=way.block_mb << 20,
-        sort=way.sort,
-        compression=Compression(long_distance=way.long_distance),
-    )
+    settings = LogSettings(num_shards=1, block_size=way.block_mb << 20, sort=way.sort)
     found, costs = [], []
     for rows in shards:
         with tempfile.TemporaryDirectory() as folder:
             start = time.process_time()
-            with LogWriter(Path(folder), rows.schema, settings, _unexpected) as log:
+            with LogWriter(Path(folder), rows.schema, settings) as log:
                 log.write(rows)
             costs.append((time.process_time() - start) / len(rows) * 1e6)
             found.append(log.raw_bytes / log.stored_bytes)
     return found, costs
-
-
-def _unexpected(damage: object) -> None:
-    raise AssertionError(damage)

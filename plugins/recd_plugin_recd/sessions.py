@@ -1,9 +1,11 @@
-"""Columns of session ids and times: hashes, checks and the shard of a session."""
+"""Columns of session ids, times and lists: hashes of sessions, their shards, and checks."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,10 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from recd_plugins.api import DataError, Rows, SessionKeys
+from recd_plugins.api.columns import place
+from recd_plugins.api.tables import is_list_dict, to_lists
+
+Nulls = Literal["error", "empty"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -108,6 +114,38 @@ def check_no_nulls(rows: Rows, name: str) -> None:
         raise DataError(
             f"{row_place(rows, row)}, column {name!r}: null; every row needs a session and a time"
         )
+
+
+def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
+    """Return rows with empty lists for nulls; a feature that had some becomes plain lists.
+
+    Raises:
+        DataError: a list is null and nulls are errors, or a null is in a list.
+    """
+    data = rows.data
+    for name in features:
+        column, field = data[name], data.schema.field(name)
+        stored = is_list_dict(field)
+        if not stored and not (pt.is_list(field.type) or pt.is_large_list(field.type)):
+            continue
+        if column.null_count and nulls == "error":
+            row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+            raise DataError(
+                f"{place(rows, name, row)}: the list is null; write an empty one, or let "
+                "--nulls empty make it one"
+            )
+        if not stored and column.values.null_count and column.flatten().null_count:
+            row = next(
+                row for row, each in enumerate(column) if each.values and each.values.null_count
+            )
+            raise DataError(
+                f"{place(rows, name, row)}: a null in the list; write lists without nulls"
+            )
+        if column.null_count:
+            lists = to_lists(column) if stored else column
+            filled = lists.fill_null(pa.scalar([], lists.type))
+            data = data.set_column(data.schema.get_field_index(name), name, filled)
+    return replace(rows, data=data)
 
 
 def row_place(rows: Rows, row: int) -> str:

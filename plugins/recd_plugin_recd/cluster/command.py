@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,16 +10,10 @@ import click
 
 from recd_plugin_recd import command_options
 from recd_plugins.api.commands import OUTPUT_FOLDER, new_place, progress_bars
-from recd_plugins.api.files import write_json
+from recd_plugins.api.files import read_bytes, write_json
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.options import Progress
-
-_UNITS = {
-    "": 1,
-    **{name: 1000**power for power, name in enumerate("KMGT", 1)},
-    **{f"{name}I": 1024**power for power, name in enumerate("KMGT", 1)},
-}
+    from recd_plugin_recd.cluster.job import Progress
 
 
 class Size(click.ParamType[int]):
@@ -30,12 +24,10 @@ class Size(click.ParamType[int]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", str(value).strip().upper())
-        if found is None:
-            self.fail(f"{value!r} is no size; write 512MB, 2GB, 1.5GiB or 1TB", param, ctx)
-        return int(float(found[1]) * _UNITS[found[2] or ""])
+        try:
+            return value if isinstance(value, int) else read_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _refuse_what_is_about_writing() -> None:
@@ -127,15 +119,15 @@ def cluster(
         from recd_plugin_recd.cluster.check import check_clustered
 
         result = check_clustered(source, session, timestamp, plugins_dir)
-        click.echo(f"{source}: {result.rows:,} rows in order, {result.sessions:,} sessions")
+        click.echo(f"{source}: {result['rows']:,} rows in order, {result['sessions']:,} sessions")
         if json_path is not None:
-            write_json(json_path, result.as_json())
+            write_json(json_path, result)
         return
     if target is None:
         raise click.UsageError("Missing argument 'DST'.")
     # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from recd_plugin_recd.cluster.job import ClusterOptions
     from recd_plugin_recd.cluster.job import cluster as run
-    from recd_plugin_recd.cluster.options import ClusterOptions
 
     options = ClusterOptions(
         source=source,
@@ -171,4 +163,4 @@ def cluster(
         )
     click.echo("\n".join(report.lines()))
     if json_path is not None:
-        write_json(json_path, report.as_json())
+        write_json(json_path, asdict(report))

@@ -12,20 +12,25 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugin_recd.cluster.downsample import DROPPED_BITS, SCALE
-from recd_plugin_recd.cluster.keys import is_string
-from recd_plugin_recd.cluster.options import ClusterOptions, Progress
-from recd_plugin_recd.cluster.reading import as_lists
-from recd_plugin_recd.cluster.write import choose_layouts_of, part_name, table_writer
+from recd_plugin_recd.cluster.sort import (
+    Layouts,
+    kept_rows,
+    part_name,
+    plain_schema,
+    table_writer,
+)
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError, SetupError, optional_library
-from recd_plugins.api.tables import Layout, is_list_dict, to_lists
+from recd_plugins.api.tables import is_list_dict, to_lists
+
+if TYPE_CHECKING:
+    from recd_plugin_recd.cluster.job import ClusterOptions, Progress
 
 #: Bytes of input files for one range of the output.
 _RANGE_BYTES = 128 << 20
@@ -41,7 +46,6 @@ class SparkEngine:
 
     Args:
         scratch: a folder for what Spark writes.
-        layouts: of the features; None where the first rows are to decide.
     """
 
     def __init__(
@@ -50,47 +54,38 @@ class SparkEngine:
         partition: Partition,
         options: ClusterOptions,
         scratch: Path,
-        layouts: dict[str, Layout] | None,
     ) -> None:
         if not isinstance(source, ParquetSource):
             raise DataError(f"{source.path}: --engine spark reads Parquet; leave it out")
         self._source, self._partition, self._options = source, partition, options
-        self._schema = pa.schema([as_lists(field) for field in source.schema])
+        self._schema = plain_schema(source.schema)
         self._scratch = scratch
-        self.layouts = layouts
 
-    def run(self, progress: Progress) -> Path:
-        """Sort into files ``part-*.parquet`` of the folder that is returned.
+    def run(self, layouts: Layouts | None, progress: Progress) -> tuple[Path, Layouts | None]:
+        """Sort into files ``part-*.parquet``; return their folder and the layouts of features.
 
         Raises:
             DataError: the input is wrong or Spark failed.
             SetupError: there is no pyspark or no Java.
         """
-        shutil.rmtree(self._scratch, ignore_errors=True)
         sorted_folder, parts = self._scratch / "spark", self._scratch / "parts"
         parts.mkdir(parents=True)
         start_session(self._options.memory)
         with _spark_errors(self._options.source):
             self._sort(sorted_folder)
         progress(self._partition.num_rows or 0, 0)
-        files = [
-            file
-            for file in sorted(sorted_folder.glob("*.parquet"))
-            if pq.read_metadata(file).num_rows
-        ]
-        if files and self.layouts is None:
-            first = next(self._batches(files[0]))
-            self.layouts = choose_layouts_of(first, self._options.layout)
+        files = [file for file in sorted(sorted_folder.glob("*.parquet")) if _num_rows(file)]
         for number, file in enumerate(files):
             path = parts / part_name(number)
             with table_writer(
-                path, self._schema, self._source.keys, self._options, self.layouts
+                path, self._schema, self._source.keys, self._options, layouts
             ) as writer:
                 for batch in self._batches(file):
                     writer.write(batch)
                     progress(0, batch.num_rows)
+            layouts = writer.layouts
             file.unlink()
-        return parts
+        return parts, layouts
 
     def _sort(self, folder: Path) -> None:
         """Have Spark write the sorted rows, one file for each range of sessions."""
@@ -111,13 +106,6 @@ class SparkEngine:
             sql.col("_metadata.row_index").alias(_ROW),
         )
         self._check_values(rows)
-        if self._options.keep_share < 1:
-            kind = self._source.schema.field(keys.session).type
-            value = session if is_string(kind) else session.cast("long")
-            hashed = sql.xxhash64(sql.lit(self._options.seed).cast("long"), value)
-            rows = rows.filter(
-                sql.shiftrightunsigned(hashed, DROPPED_BITS) < self._options.keep_share * SCALE
-            )
         size = sum(file.stat().st_size for file in files)
         (
             rows.repartitionByRange(1 + size // _RANGE_BYTES, session)
@@ -158,7 +146,12 @@ class SparkEngine:
                         columns.append(to_lists(column))
                     else:
                         columns.append(column.cast(field.type))
-                yield pa.record_batch(columns, schema=self._schema)
+                plain = pa.record_batch(columns, schema=self._schema)
+                yield kept_rows(plain, self._source.keys, self._options)
+
+
+def _num_rows(file: Path) -> int:
+    return int(pq.read_metadata(file).num_rows)
 
 
 def start_session(memory: int) -> Any:

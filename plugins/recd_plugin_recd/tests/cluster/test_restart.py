@@ -14,11 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests import forked
 
-from recd_plugin_recd.cluster import embedded, memory, write
-from recd_plugin_recd.cluster.job import cluster
-from recd_plugin_recd.cluster.memory import Plan
-from recd_plugin_recd.cluster.options import ClusterOptions
-from recd_plugin_recd.cluster.write import RangeWriter
+from recd_plugin_recd.cluster import job
+from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugins.errors import DataError
 
@@ -27,14 +24,11 @@ HIDDEN = ".dst.recd-cluster"
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from recd_plugin_recd.cluster import embedded, memory, ranges, write
-from recd_plugin_recd.cluster.job import cluster
-from recd_plugin_recd.cluster.memory import Plan
-from recd_plugin_recd.cluster.options import ClusterOptions
+from recd_plugin_recd.cluster import job, sort
 from recd_plugins import work_folder
 
 event, count = sys.argv[1], int(sys.argv[2])
-memory.Budget.plan = lambda *_: Plan(1 << 20, 2, 0)
+sort._plan = lambda *_: sort.Plan(1 << 20, 2)
 
 def kill_at(owner, name):
     function = getattr(owner, name)
@@ -47,11 +41,10 @@ def kill_at(owner, name):
     setattr(owner, name, counted)
 
 if event != "none":
-    kill_at({
-        "_split": ranges, "_remember": embedded.EmbeddedEngine, "drop": ranges.Range,
-        "write_note": embedded, "_write_file": write.RangeWriter, "publish": work_folder.WorkFolder,
-    }[event], event)
-cluster(ClusterOptions(Path("src"), Path("dst")), force=True, say=lambda line: print(line))
+    owners = {"table_writer": sort, "write_note": job, "publish": work_folder.WorkFolder}
+    kill_at(owners[event], event)
+options = job.ClusterOptions(Path("src"), Path("dst"))
+job.cluster(options, force=True, say=lambda line: print(line))
 """
 
 
@@ -67,8 +60,7 @@ def source(tmp_path_factory) -> Path:
 
 
 def run(folder: Path, event: str = "none", count: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", SCRIPT, event, str(count)]
-    return forked.run(command, cwd=folder)
+    return forked.run([sys.executable, "-c", SCRIPT, event, str(count)], cwd=folder)
 
 
 def read(folder: Path) -> list[pa.Table]:
@@ -87,32 +79,22 @@ def whole(source) -> list[pa.Table]:
 
 @pytest.mark.parametrize(
     ("event", "count", "kept"),
-    [
-        ("_split", 2, 0),
-        ("write_note", 1, 0),
-        ("drop", 1, 1),
-        ("drop", 4, 3),
-        ("_write_file", 3, 1),
-        ("_split", 6, 0),
-        ("publish", 1, 2),
-    ],
+    [("table_writer", 3, 0), ("write_note", 2, 1), ("publish", 1, 2)],
 )
 def test_a_killed_run_is_gone_on_from(tmp_path, source, whole, event, count, kept):
     (tmp_path / "src").symlink_to(source)
     killed = run(tmp_path, event, count)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not (tmp_path / "dst").exists()
-    before = {file: file.stat().st_ino for file in (tmp_path / HIDDEN).rglob("part-*.parquet")}
-    assert len(before) >= kept
-
+    before = [file.stat().st_ino for file in (tmp_path / HIDDEN / "table").rglob("*.parquet")]
     again = run(tmp_path)
     assert again.returncode == 0, again.stderr
     assert "going on from a run that broke off" in again.stdout
     assert read(tmp_path / "dst") == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "src"]
-    if kept:
-        inodes = {file.stat().st_ino for file in (tmp_path / "dst").rglob("*.parquet")}
-        assert inodes & set(before.values()), "finished files are not written again"
+    inodes = {file.stat().st_ino for file in (tmp_path / "dst").rglob("*.parquet")}
+    assert bool(before) == bool(kept)
+    assert inodes >= set(before), "finished partitions are not written again"
 
 
 def test_the_old_table_stays_until_the_new_one_is_whole(tmp_path, source, whole):
@@ -137,7 +119,7 @@ def test_other_options_or_another_input_start_anew(tmp_path, source, whole, monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RangeWriter, "write", interrupted)
+        patch.setattr(job, "sort_partition", interrupted)
         with pytest.raises(KeyboardInterrupt):
             cluster(ClusterOptions(source, target))
         assert (tmp_path / HIDDEN).exists()
@@ -158,35 +140,6 @@ def test_other_options_or_another_input_start_anew(tmp_path, source, whole, monk
 
 def test_two_runs_for_one_target_are_refused(tmp_path, source, monkeypatch):
     options = ClusterOptions(source, tmp_path / "dst")
-
-    def another(*_arguments: object) -> None:
-        cluster(options)
-
-    monkeypatch.setattr(RangeWriter, "write", another)
+    monkeypatch.setattr(job, "sort_partition", lambda *_: cluster(options))
     with pytest.raises(DataError, match="another process is at work"):
         cluster(options)
-
-
-def test_a_damaged_spill_file_is_not_gone_on_from(tmp_path, source, whole):
-    (tmp_path / "src").symlink_to(source)
-    assert run(tmp_path, "_write_file", 1).returncode == -signal.SIGKILL
-    spilled = sorted((tmp_path / HIDDEN).rglob("*.arrow"))
-    os.truncate(spilled[0], 100)
-    assert run(tmp_path).returncode == 0
-    assert read(tmp_path / "dst") == whole
-
-
-def test_ranges_of_this_test_are_spilled(tmp_path, source, monkeypatch):
-    """The other tests rest on it."""
-    monkeypatch.setattr(memory.Budget, "plan", lambda *_: Plan(1 << 20, 2, 0))
-    spilled = []
-    whole_write = write.RangeWriter.write
-
-    def spy(self, ranges, workers, progress):
-        spilled.append([each.path is not None for each in ranges])
-        whole_write(self, ranges, workers, progress)
-
-    monkeypatch.setattr(embedded.RangeWriter, "write", spy)
-    cluster(ClusterOptions(source, tmp_path / "dst"))
-    assert len(spilled) == 2
-    assert all(all(each) and len(each) > 3 for each in spilled)

@@ -11,9 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_recd.cluster import spark
-from recd_plugin_recd.cluster.downsample import hash_sessions
-from recd_plugin_recd.cluster.job import cluster
-from recd_plugin_recd.cluster.options import ClusterOptions
+from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugins.data.parquet import read_footers
 from recd_plugins.errors import DataError, SetupError
 
@@ -105,17 +103,3 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyspark.sql", None)
     with pytest.raises(SetupError, match=r"recd-plugins\[spark\]"):
         cluster(options)
-
-
-def test_the_hash_is_that_of_xxhash64():
-    """Values of the reference implementation: XXH64 with the seed that the seed's hash is."""
-    texts = pa.array(["", "a", "abcd", "0123456789", "x" * 31, "x" * 32, "x" * 100])
-    assert len(set(hash_sessions(texts, 0).tolist())) == len(texts)
-    narrow, wide = pa.array([1, -5], pa.int32()), pa.array([1, -5])
-    assert hash_sessions(narrow, 3).tolist() == hash_sessions(wide, 3).tolist()
-    assert hash_sessions(pa.array([1, 2, -5]), 0).tolist() == [
-        8281773146650252936, 6911444899947943240, 7751947111202975940,
-    ]  # fmt: skip
-    assert hash_sessions(pa.array(["skipped", "a", "x" * 37])[1:], 0).tolist() == [
-        1336350072079630103, 11033807217139639521,
-    ]  # fmt: skip

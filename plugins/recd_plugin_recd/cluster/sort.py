@@ -1,0 +1,388 @@
+"""Sorts a partition out of core, within the memory that the run may take.
+
+The key columns are read first, to find cuts that divide the rows into ranges of equal size. Then
+each row goes to the spill file of its range. At last the ranges are loaded, sorted and written,
+several at once. A session larger than a range is cut by time, and its ranges go to one file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugin_recd.sessions import check_keys, plain_sessions, session_hashes, without_nulls
+from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
+from recd_plugins.api import DataError, Rows, SessionKeys
+from recd_plugins.api.columns import TableWriter
+from recd_plugins.api.files import bytes_text
+from recd_plugins.api.reading import prefetch
+from recd_plugins.api.tables import Layout, is_list_dict, to_lists
+
+if TYPE_CHECKING:
+    from recd_plugin_recd.cluster.job import ClusterOptions, Progress
+
+Layouts = dict[str, Layout]
+
+#: Python, Arrow and numba, what allocators keep, and what a dataset plugin may import besides.
+_LIBRARIES, _TORCH = 400_000_000, 200_000_000
+#: Rows are dealt in batches of so many bytes at least, and this is the smallest range.
+_BATCH_BYTES = 16 << 20
+#: The 32-bit offsets of lists and strings in a range never overflow.
+_LARGEST_RANGE = 1 << 30
+#: Arrow takes some kB for each batch of a spill file, so a table is not dealt to more at once.
+_MOST_RANGES = 64
+_SAMPLED_ROWS = 1 << 16
+#: What sorting a range takes over its bytes, and row groups that a writer holds.
+_COPIES, _GROUPS = 2.2, 3
+_MOST_WORKERS = 8
+#: Order of rows: ties in the order of the input.
+_ORDER = [(name, "ascending") for name in ("session", "time", "number")]
+
+
+@dataclass
+class Range:
+    """A spill file with rows between two cuts; ``goes_on`` if it starts within a session."""
+
+    path: Path
+    goes_on: bool
+    rows: int = 0
+    bytes: int = 0
+
+
+def sort_partition(
+    source: SessionTable,
+    partition: Partition,
+    options: ClusterOptions,
+    scratch: Path,
+    layouts: Layouts | None,
+    progress: Progress,
+) -> tuple[Path, Layouts | None]:
+    """Sort a partition into files ``part-*.parquet``.
+
+    Args:
+        scratch: an empty folder for spill files and the result.
+        layouts: of the features; None if the first rows decide.
+
+    Returns:
+        The folder of the files, and the layouts.
+
+    Raises:
+        DataError: the input is wrong, memory too small or the disk full.
+    """
+    parts = scratch / "parts"
+    parts.mkdir(parents=True)
+    schema = plain_schema(source.schema)
+    first = next(_plain_rows(source, partition, options, schema, lambda _: None), None)
+    if first is None:
+        return parts, layouts
+    plan = _plan(options, first, isinstance(source, ParquetSource))
+    sorter = _Sorter(schema, source.keys, scratch, plan)
+
+    def keys() -> Iterator[pa.Table]:
+        for rows in source.read(partition, [source.keys.session, source.keys.timestamp]):
+            check_keys(rows, source.keys)
+            yield keys_of(kept_rows(rows.data, source.keys, options), source.keys)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        plain = _plain_rows(source, partition, options, schema, lambda count: progress(count, 0))
+        return _together(plain)
+
+    row_bytes = first.nbytes / max(1, first.num_rows)
+    with closing(prefetch(rows, 2)) as batches:
+        ranges = sorter.deal(keys(), batches, row_bytes, "range")
+    files: list[list[Range]] = []
+    for each in ranges:
+        if each.goes_on and files:
+            files[-1].append(each)
+        else:
+            files.append([each])
+
+    def write(number: int, layouts: Layouts | None) -> Layouts:
+        path = parts / part_name(number)
+        with table_writer(path, schema, source.keys, options, layouts) as writer:
+            for part in files[number]:
+                for batch in sorter.sorted_rows(part, options.row_group_rows):
+                    writer.write(batch)
+                    progress(0, batch.num_rows)
+                part.path.unlink()
+        return writer.layouts
+
+    numbers = iter(range(len(files)))
+    if layouts is None and options.layout == "list_dict":
+        layouts = next((write(number, None) for number in islice(numbers, 1)), None)
+    with ThreadPoolExecutor(plan.workers, "recd-cluster") as pool:
+        written = [pool.submit(write, number, layouts) for number in numbers]
+        try:
+            for one in written:
+                one.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return parts, layouts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Most bytes of a range, and ranges that are sorted at once."""
+
+    range_bytes: int
+    workers: int
+
+
+def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
+    """Divide the memory between workers.
+
+    Raises:
+        DataError: it is too small; says the least.
+    """
+    group = int(options.row_group_rows * rows.nbytes / max(1, rows.num_rows))
+    base = _LIBRARIES + (0 if parquet else _TORCH)
+    least = base + _GROUPS * group + int(_COPIES * max(group, _BATCH_BYTES))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    workers = max(1, min(cores or 1, _MOST_WORKERS, (options.memory - base) // (least - base)))
+    if options.memory < least:
+        raise DataError(
+            f"--memory {bytes_text(options.memory)} is too small: {-(-least // 10**6)}MB is the "
+            f"least for such rows in row groups of {options.row_group_rows:,}; give more, or lower "
+            "--row-group-rows"
+        )
+    size = ((options.memory - base) // workers - _GROUPS * group) / _COPIES
+    return Plan(min(int(size), _LARGEST_RANGE), workers)
+
+
+class _Sorter:
+    """Deals rows to spill files, and sorts one."""
+
+    def __init__(self, schema: pa.Schema, keys: SessionKeys, scratch: Path, plan: Plan) -> None:
+        self._schema, self._keys, self._scratch, self._plan = schema, keys, scratch, plan
+
+    def deal(
+        self,
+        keys: Iterable[pa.Table],
+        rows: Iterator[pa.RecordBatch],
+        row_bytes: float,
+        name: str,
+        goes_on: bool = False,
+    ) -> list[Range]:
+        """Spill rows to ranges that fit into memory; too large ones are dealt again.
+
+        Args:
+            keys: sessions and times of the rows.
+            row_bytes: of a row, about.
+            goes_on: whether the first range does.
+        """
+        cuts = _cuts(keys, lambda count: 1 + int(1.25 * count * row_bytes / self._plan.range_bytes))
+        starts = [goes_on, *(number >= 0 for number in cuts["number"].to_pylist())]
+        ranges = [
+            Range(self._scratch / f"{name}-{number:02d}.arrow", start)
+            for number, start in enumerate(starts)
+        ]
+        try:
+            self._spill(rows, cuts, ranges)
+        except OSError as error:
+            raise DataError(f"{self._scratch}: rows cannot be spilled here ({error})") from error
+        for each in ranges:
+            if not each.rows:
+                each.path.unlink()
+        ranges = [each for each in ranges if each.rows]
+        if ranges:
+            ranges[0].goes_on = goes_on
+        return [part for each in ranges for part in self._fit(each)]
+
+    def sorted_rows(self, part: Range, at_once: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a range in order."""
+        with pa.OSFile(str(part.path)) as file, pa.ipc.open_stream(file) as stream:
+            (batch,) = stream.read_all().combine_chunks().to_batches()
+        order = _order(keys_of(batch, self._keys), np.arange(batch.num_rows))
+        for start in range(0, batch.num_rows, at_once):
+            yield batch.take(pa.array(order[start : start + at_once]))
+
+    def _spill(self, rows: Iterator[pa.RecordBatch], cuts: pa.Table, ranges: list[Range]) -> None:
+        first = 0
+        with ExitStack() as stack:
+            writers = []
+            for each in ranges:
+                sink = stack.enter_context(pa.OSFile(str(each.path), "wb"))
+                writers.append(stack.enter_context(pa.ipc.new_stream(sink, self._schema)))
+            for batch in rows:
+                count = batch.num_rows
+                keys = pa.concat_tables(
+                    [
+                        _numbered(keys_of(batch, self._keys), 2 * np.arange(first, first + count)),
+                        cuts,
+                    ]
+                )
+                order = pc.sort_indices(keys, _ORDER).to_numpy()
+                is_cut = order >= count
+                ends = np.flatnonzero(is_cut) - np.arange(len(cuts))
+                ordered = batch.take(pa.array(order[~is_cut]))
+                for number, (start, end) in enumerate(pairwise([0, *ends.tolist(), count])):
+                    if start < end:
+                        part = ordered.slice(start, end - start)
+                        writers[number].write_batch(part)
+                        ranges[number].rows += part.num_rows
+                        ranges[number].bytes += part.nbytes
+                first += count
+
+    def _fit(self, whole: Range) -> list[Range]:
+        if whole.bytes <= self._plan.range_bytes or whole.rows == 1:
+            return [whole]
+        keys = (keys_of(batch, self._keys) for batch in _stored(whole))
+        # Three parts at least: the first cut may be the start of the range's first session.
+        row_bytes = max(whole.bytes, 1.7 * self._plan.range_bytes) / whole.rows
+        parts = self.deal(
+            keys, _together(_stored(whole)), row_bytes, whole.path.stem, whole.goes_on
+        )
+        whole.path.unlink()
+        return parts
+
+
+def _stored(part: Range) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(str(part.path)) as file, pa.ipc.open_stream(file) as stream:
+        yield from stream
+
+
+def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Table:
+    """Return cuts into ranges of about as many rows, from a sample of rows at equal distances.
+
+    A cut lies between two sessions (number -1, at the earliest time), and within a session only if
+    one fills a range. Numbers are odd: a cut is before the row of the next even number.
+
+    Args:
+        num_ranges: from the number of rows.
+    """
+    count, step = 0, 1
+    sample: list[pa.Table] = []
+    for table in keys:
+        numbers = np.arange(count, count + len(table))
+        count += len(table)
+        sample.append(_every(_numbered(table, numbers), step))
+        while sum(map(len, sample)) > 2 * _SAMPLED_ROWS:
+            step *= 2
+            sample = [_every(pa.concat_tables(sample).combine_chunks(), step)]
+    if not sample:
+        raise DataError("there are no rows")  # never: the first rows were seen
+    chosen = pa.concat_tables(sample).combine_chunks()
+    chosen = chosen.take(pc.sort_indices(chosen, _ORDER))
+    wanted = min(_MOST_RANGES, num_ranges(count))
+    places = np.unique(np.arange(1, wanted) * len(chosen) // wanted)
+    cuts = chosen.take(pa.array(places, pa.int64()))
+    sessions = cuts["session"].to_pylist()
+    same = np.array([one == two for one, two in pairwise([None, *sessions])], bool)
+    times, numbers = cuts["time"].to_numpy(), cuts["number"].to_numpy()
+    kind = times.dtype
+    earliest = -np.inf if kind.kind == "f" else np.iinfo(kind).min
+    times = np.where(same, times, earliest).astype(kind)
+    numbers = np.where(same, 2 * numbers - 1, -1)
+    return pa.table({"session": cuts["session"], "time": times, "number": numbers})
+
+
+def _every(table: pa.Table, step: int) -> pa.Table:
+    return table.filter(pa.array(table["number"].to_numpy() % step == 0))
+
+
+def keys_of(batch: pa.RecordBatch, keys: SessionKeys) -> pa.Table:
+    """Return sessions and times, as numbers, in columns ``session`` and ``time``."""
+    session, time = plain_sessions(batch.column(keys.session)), batch.column(keys.timestamp)
+    if pa.types.is_timestamp(time.type):
+        time = time.cast(pa.int64())
+    return pa.table({"session": session, "time": time})
+
+
+def _numbered(keys: pa.Table, numbers: np.ndarray) -> pa.Table:
+    return keys.append_column("number", pa.array(numbers, pa.int64()))
+
+
+def _order(keys: pa.Table, numbers: np.ndarray) -> np.ndarray:
+    order: np.ndarray = pc.sort_indices(_numbered(keys, numbers), _ORDER).to_numpy()
+    return order
+
+
+def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join batches to some of ``_BATCH_BYTES`` at least."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(each.nbytes for each in waiting) >= _BATCH_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def _plain_rows(
+    source: SessionTable,
+    partition: Partition,
+    options: ClusterOptions,
+    schema: pa.Schema,
+    read: Callable[[int], None],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of sessions that stay, features as lists without nulls."""
+    for rows in source.read(partition):
+        read(len(rows))
+        batch = plain_batch(rows, source, options, schema)
+        if batch.num_rows:
+            yield batch
+
+
+def plain_batch(
+    rows: Rows, source: SessionTable, options: ClusterOptions, schema: pa.Schema
+) -> pa.RecordBatch:
+    """Return rows with the columns of ``plain_schema``, without dropped sessions."""
+    data = without_nulls(rows, source.features, options.nulls).data
+    columns = []
+    for field in schema:
+        column = data.column(field.name)
+        if is_list_dict(source.schema.field(field.name)) and not pa.types.is_list(column.type):
+            column = to_lists(column)
+        columns.append(column.cast(field.type))
+    return kept_rows(pa.record_batch(columns, schema=schema), source.keys, options)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with features as lists."""
+    lists = pa.list_(pa.int64())
+    return pa.schema(
+        [pa.field(each.name, lists) if is_list_dict(each) else each for each in schema]
+    )
+
+
+def kept_rows(batch: pa.RecordBatch, keys: SessionKeys, options: ClusterOptions) -> pa.RecordBatch:
+    """Return the rows of sessions that stay when a table is downsampled (RecD, section 7)."""
+    if options.keep_share >= 1:
+        return batch
+    hashes = session_hashes(batch.column(keys.session), options.seed)
+    return batch.filter(pa.array(hashes >> np.uint64(11) < options.keep_share * 2.0**53))
+
+
+def table_writer(
+    path: Path,
+    schema: pa.Schema,
+    keys: SessionKeys,
+    options: ClusterOptions,
+    layouts: Layouts | None,
+) -> TableWriter:
+    """Return the writer of one file of the output."""
+    return TableWriter(
+        path,
+        schema,
+        keys=keys,
+        layout=layouts or options.layout,
+        row_group_rows=options.row_group_rows,
+        nulls=options.nulls,
+    )
+
+
+def part_name(number: int) -> str:
+    """Return the name of a file of the output."""
+    return f"part-{number:05d}.parquet"
