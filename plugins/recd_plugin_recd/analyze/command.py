@@ -18,7 +18,7 @@ from recd_plugins.api.commands import (
 )
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.analyze.nulls import Nulls
+    from recd_plugin_recd.sessions import Nulls
 
 
 @click.command()

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from ruamel.yaml import YAML
 
-from recd_plugin_recd.analyze.advice import choose_form, converter_section
-from recd_plugin_recd.analyze.batch_meter import BatchMeter, BatchSummary
-from recd_plugin_recd.analyze.by_session import BySession
-from recd_plugin_recd.analyze.nulls import Nulls, without_nulls
-from recd_plugin_recd.analyze.session_counts import SessionCounts
-from recd_plugin_recd.analyze.session_sample import SessionSample
-from recd_plugin_recd.analyze.storage import StorageEstimate, stored_bytes, written_bytes
-from recd_plugin_recd.analyze.table_analysis import (
+from recd_plugin_recd.analyze.report import (
     BatchSizeFrom,
+    DedupGroupReport,
     FeatureReport,
+    Form,
     SampleReport,
+    StorageEstimate,
     TableAnalysis,
 )
-from recd_plugin_recd.cluster.downsample import hash_sessions
-from recd_plugin_recd.cluster.keys import check_sessions
+from recd_plugin_recd.analyze.samples import (
+    BatchMeter,
+    BatchSummary,
+    SessionCounts,
+    SessionSample,
+)
+from recd_plugin_recd.sessions import Nulls, check_sessions, session_hashes, without_nulls
 from recd_plugin_recd.source import SessionTable
-from recd_plugins.api import DataError, Rows
-from recd_plugins.api.columns import StatisticsAccumulator, session_column, sparse_column
+from recd_plugins.api import DataError, Rows, SessionKeys
+from recd_plugins.api.columns import (
+    StatisticsAccumulator,
+    TableWriter,
+    session_column,
+    sparse_column,
+)
 from recd_plugins.api.tables import FeatureStatistics, Layout, TableStatistics, dedupe_factor
 
 #: Rows of a table that are written anew in their order, to see what they take.
@@ -103,7 +117,7 @@ class _Reading:
             for rows in source.read(partition, columns):
                 lists = self._as_lists(rows)
                 check_sessions(rows, source.keys.session)
-                hashes = hash_sessions(session_column(rows, source.keys.session), number)
+                hashes = session_hashes(session_column(rows, source.keys.session), number)
                 if statistics is None:
                     self._schema = lists.schema
                     statistics = StatisticsAccumulator(lists.schema, source.keys, self._features)
@@ -258,3 +272,178 @@ def _overall(batches: BatchSummary, statistics: TableStatistics) -> float:
 def _lists(ids: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
     first, last = int(offsets[0]), int(offsets[-1])
     return pa.ListArray.from_arrays((offsets - first).astype(np.int32), ids[first:last])
+
+
+#: Figures whose sampling error is told.
+_FIGURES: dict[str, Callable[[FeatureStatistics], float]] = {
+    "exact": lambda total: total.exact_duplication,
+    "partial": lambda total: total.partial_duplication,
+    "factor_by_session": lambda total: total.dedupe_factor,
+    "partial_factor": lambda total: total.partial_dedupe_factor,
+}
+#: Of the DedupeFactor that a feature has alone, what it keeps in a group at least.
+_MIN_KEPT = 0.9
+
+
+class BySession:
+    """Measures the sample, by session and time, in batches of ``batch_size``."""
+
+    def __init__(
+        self, sample: SessionSample, keys: SessionKeys, features: Sequence[str], batch_size: int
+    ) -> None:
+        self._sample = sample
+        self._batch_size = batch_size
+        self._co_changes = CoChanges(features)
+        self._parts: list[TableStatistics] = []
+        meter = BatchMeter([(name,) for name in features], batch_size)
+        for hashes, batch in sample.by_session():
+            accumulator = StatisticsAccumulator(batch.schema, keys, features)
+            changed = accumulator.add(batch)
+            changed[:, 1:] &= hashes[1:] == hashes[:-1]
+            self._co_changes.add(changed)
+            self._parts.append(accumulator.result())
+            meter.add(batch, hashes)
+        self.batches = meter.result()
+
+    @cached_property
+    def statistics(self) -> TableStatistics:
+        """The statistics of the whole sample."""
+        return TableStatistics.merge(self._parts)
+
+    def groups(self, among: Sequence[str]) -> tuple[DedupGroupReport, ...]:
+        """Features of ``among`` that change together, and what deduplicating them so gives.
+
+        Features that repeat in rows of other sessions too, each with its own, are better alone: a
+        group that loses by being one is not made.
+        """
+        groups = self._co_changes.groups(among)
+        meter = BatchMeter(groups, self._batch_size)
+        for hashes, batch in self._sample.by_session():
+            meter.add(batch, hashes)
+        factors, alone = meter.result().dedupe_factors, self.batches.dedupe_factors
+        found = []
+        for group in groups:
+            if factors[group] >= _MIN_KEPT * min(alone[(name,)] for name in group):
+                found.append(DedupGroupReport(group, factors[group]))
+            else:
+                found += [DedupGroupReport((name,), alone[(name,)]) for name in group]
+        return tuple(found)
+
+    def errors(self) -> dict[str, float]:
+        """Standard errors of figures over all features, from how the sample's parts differ."""
+        if len(self._parts) < 2:
+            return {}
+        left_out = np.sqrt((1 - self._sample.rate) / len(self._parts))
+        spreads = {
+            name: np.std([figure(part.total) for part in self._parts], ddof=1)
+            for name, figure in _FIGURES.items()
+        }
+        return {name: float(spread * left_out) for name, spread in spreads.items()}
+
+
+#: Share of the changes of two features that coincide, from which they form a group.
+MIN_COINCIDENCE = 0.95
+
+
+class CoChanges:
+    """Counts in how many rows each two features change together."""
+
+    def __init__(self, features: Sequence[str]) -> None:
+        self._features = tuple(features)
+        self._together = np.zeros((len(self._features),) * 2)
+
+    def add(self, changed: NDArray[np.bool_]) -> None:
+        """Add rows: bool ``[num_features, rows]``, whether a row is not the session's last one."""
+        flags = changed.astype(np.float32)
+        self._together += flags @ flags.T
+
+    def groups(self, among: Sequence[str]) -> list[tuple[str, ...]]:
+        """The features of ``among``, those together that change together; in their order.
+
+        A feature joins the first group with whose first feature nearly all its changes coincide.
+        """
+        groups: list[list[str]] = []
+        for name in among:
+            for group in groups:
+                if self._coincidence(group[0], name) >= MIN_COINCIDENCE:
+                    group.append(name)
+                    break
+            else:
+                groups.append([name])
+        return [tuple(group) for group in groups]
+
+    def _coincidence(self, one: str, other: str) -> float:
+        """Rows in which both change over rows in which either does."""
+        i, j = self._features.index(one), self._features.index(other)
+        both = self._together[i, j]
+        either = self._together[i, i] + self._together[j, j] - both
+        return float(both / either) if either else 1.0
+
+
+def stored_bytes(source: SessionTable) -> float | None:
+    """Bytes of the features of a row in the files of a table, from their metadata."""
+    total = rows = 0
+    for file in (file for partition in source.partitions for file in partition.files):
+        total += _feature_bytes(file, source.features)
+        rows += pq.read_metadata(file).num_rows
+    return total / rows if rows else None
+
+
+def written_bytes(
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    features: Sequence[str],
+    keys: SessionKeys | None,
+    layout: Layout,
+) -> float:
+    """Bytes of the features of a row when rows are written as ``recd cluster`` does."""
+    with tempfile.TemporaryDirectory(prefix="recd-analyze-") as folder:
+        path = Path(folder) / "sample.parquet"
+        with TableWriter(path, schema, keys=keys, layout=layout) as writer:
+            for batch in batches:
+                writer.write(batch)
+        rows = pq.read_metadata(path).num_rows
+        return _feature_bytes(path, features) / rows if rows else 0.0
+
+
+def _feature_bytes(path: Path, features: Sequence[str]) -> int:
+    metadata, wanted, total = pq.read_metadata(path), set(features), 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for index in range(row_group.num_columns):
+            column = row_group.column(index)
+            path_in_schema = column.path_in_schema
+            # A list's values are two levels below it; names may have dots of their own.
+            if path_in_schema in wanted or path_in_schema.rsplit(".", 2)[0] in wanted:
+                total += column.total_compressed_size
+    return total
+
+
+#: A feature is worth deduplicating from this DedupeFactor on (RecD, section 4.3).
+MIN_FACTOR = 1.5
+#: Partial deduplication is worth its offsets where it stores so much less than exact.
+MIN_GAIN = 1.2
+
+
+def choose_form(exact: float, partial: float) -> Form:
+    """The form that pays for a feature with these DedupeFactors."""
+    if partial >= MIN_FACTOR and partial >= MIN_GAIN * exact:
+        return "partial"
+    return "exact" if exact >= MIN_FACTOR else "plain"
+
+
+def converter_section(features: Sequence[FeatureReport], groups: Sequence[DedupGroupReport]) -> str:
+    """The section ``converter`` of a registry file that follows these reports."""
+    partial = [each.name for each in features if each.form == "partial"]
+    kept = [[name for name in group.features if name not in partial] for group in groups]
+    exact = [names for names in kept if names]
+    section: dict[str, Any] = {"use": "recd.kjt"}
+    if partial:
+        section = {"use": "recd.partial_ikjt", "options": {"features": partial, "groups": exact}}
+    elif exact:
+        section = {"use": "recd.ikjt", "options": {"groups": exact}}
+    yaml, text = YAML(), io.StringIO()
+    yaml.default_flow_style = None
+    yaml.width = 88
+    yaml.dump({"converter": section}, text)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from recd_plugin_recd.analyze.table_analysis import FeatureReport, TableAnalysis
-from recd_plugin_recd.analyze.words import (
+from recd_plugin_recd.analyze.report import (
+    FeatureReport,
+    TableAnalysis,
     bytes_in_words,
     factor,
     findings,

@@ -72,7 +72,7 @@ def _log_folder(ctx: click.Context, parameter: click.Parameter, value: Path) -> 
     show_default=True,
     help="Bring the rows of a session together inside a block.",
 )
-@click.option("--level", type=click.IntRange(1, 22), default=3, show_default=True, help="zstd's.")
+@click.option("--level", type=click.IntRange(1, 22), default=1, show_default=True, help="zstd's.")
 @click.option(
     "--append",
     is_flag=True,

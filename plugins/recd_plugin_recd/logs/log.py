@@ -49,7 +49,7 @@ class LogSettings:
     key: Key = "session"
     block_size: int = 4 << 20
     sort: bool = True
-    level: int = 3
+    level: int = 1
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_recd.analyze import session_counts
+from recd_plugin_recd.analyze import samples
 from recd_plugin_recd.analyze.study import study
 from recd_plugin_recd.source import open_source
 from recd_plugin_recd.tests.analyze.analyze_cases import analyze, run, write
@@ -167,8 +167,8 @@ def test_works_without_torch(tmp_path):
 
 def test_memory_does_not_grow_with_the_table(tmp_path, monkeypatch):
     """Ten times the rows and sessions with room for few: as much is held."""
-    few = partial(session_counts.SessionCounts, max_sessions=1000)
-    monkeypatch.setattr(session_counts, "_MAX_WAITING", 10_000)
+    few = partial(samples.SessionCounts, max_sessions=1000)
+    monkeypatch.setattr(samples, "_MAX_WAITING", 10_000)
     monkeypatch.setattr("recd_plugin_recd.analyze.study.SessionCounts", few)
     peaks = []
     for rows in (100_000, 1_000_000):

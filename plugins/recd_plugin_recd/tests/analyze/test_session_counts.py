@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugin_recd.analyze import session_counts
-from recd_plugin_recd.analyze.session_counts import SessionCounts, histogram, merge_histograms
+from recd_plugin_recd.analyze import samples
+from recd_plugin_recd.analyze.samples import SessionCounts, histogram, merge_histograms
 
 RANDOM = np.random.default_rng(0)
 
@@ -41,7 +41,7 @@ def test_counts_all_sessions_where_they_are_few(sessions, cuts):
 
 
 def test_a_sample_of_many_sessions_has_their_mean_within_its_error(monkeypatch):
-    monkeypatch.setattr(session_counts, "_MAX_WAITING", 5000)
+    monkeypatch.setattr(samples, "_MAX_WAITING", 5000)
     sizes = RANDOM.geometric(0.1, 20_000)
     hashes = np.repeat(some_hashes(20_000), sizes)
     RANDOM.shuffle(hashes)
@@ -57,7 +57,7 @@ def test_a_sample_of_many_sessions_has_their_mean_within_its_error(monkeypatch):
 
 def test_counts_of_sampled_sessions_are_complete(monkeypatch):
     """Halving the bound never leaves a session that was counted from its middle."""
-    monkeypatch.setattr(session_counts, "_MAX_WAITING", 50)
+    monkeypatch.setattr(samples, "_MAX_WAITING", 50)
     hashes = np.tile(some_hashes(500), 6)
     found = counted(hashes, range(37, len(hashes), 37), max_sessions=40)
     assert found.counted <= 40
@@ -65,7 +65,7 @@ def test_counts_of_sampled_sessions_are_complete(monkeypatch):
 
 
 def test_a_clustered_table_of_many_sessions_is_clustered(monkeypatch):
-    monkeypatch.setattr(session_counts, "_MAX_WAITING", 100)
+    monkeypatch.setattr(samples, "_MAX_WAITING", 100)
     hashes = np.repeat(some_hashes(1000), 3)
     found = counted(hashes, range(50, 3000, 50), max_sessions=100)
     assert found.clustered

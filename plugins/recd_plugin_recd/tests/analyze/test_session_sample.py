@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recd_plugin_recd.analyze.session_sample import NUM_PARTS, SessionSample
+from recd_plugin_recd.analyze.samples import NUM_PARTS, SessionSample
 from recd_plugins.interfaces import SessionKeys
 
 KEYS = SessionKeys("session_id", "ts")
