@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from recd_plugins.testing.counted_store import Store, counted_store
+from tests.data.storage.counted_store import Store, counted_store
 
 ROWS = 250
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.data.storage.counted_files import CountedFiles, register
+from tests.data.storage.counted_store import of_columns
 
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.row_groups import BufferedFile, ReadOptions, column_ranges, merge
 from recd_plugins.data.storage import Location
-from recd_plugins.testing.counted_files import CountedFiles, register
-from recd_plugins.testing.counted_requests import of_columns
 
 
 @given(

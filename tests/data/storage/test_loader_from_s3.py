@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.data.storage.counted_store import Store
 
 from recd_plugins import load_registry
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.testing.counted_store import Store
 
 REGISTRY = """
 version: 1

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.data.storage.counted_store import Store
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_runs.predict import PredictJob
 from recd_plugins import load_registry
 from recd_plugins.api import PluginOptions
 from recd_plugins.errors import DataError, PluginError
-from recd_plugins.testing.counted_store import Store
 from recd_plugins.values.rows import Storage
 
 REGISTRY = """

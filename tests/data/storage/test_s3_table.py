@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.data.storage.conftest import table
+from tests.data.storage.counted_store import Store, num_bytes, of_columns
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.row_groups import read_splits
 from recd_plugins.errors import DataError
-from recd_plugins.testing.counted_requests import num_bytes, of_columns
-from recd_plugins.testing.counted_store import Store
 from recd_plugins.values.rows import Storage
 
 URL = "s3://tables/clicks"

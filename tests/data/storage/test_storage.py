@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.data.storage.counted_store import Store
 
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.storage import Location
 from recd_plugins.errors import DataError, SetupError
-from recd_plugins.testing.counted_store import Store
 from recd_plugins.values.rows import Storage
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from tests.data.storage.counted_store import Store
 from tests.data.storage.training_cases import train_each
 
-from recd_plugins.testing.counted_store import Store
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job
 

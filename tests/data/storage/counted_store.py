@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,11 +18,26 @@ from threading import Lock
 from typing import Any
 from urllib.request import urlopen
 
-from recd_plugins.testing.counted_requests import Request
-
-__all__ = ["Store", "counted_store"]
-
 _REQUESTS = "/-/requests"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Bytes ``start`` to ``stop`` of a file."""
+
+    path: str
+    start: int
+    stop: int
+
+
+def of_columns(requests: Sequence[Request], sizes: dict[str, int]) -> list[Request]:
+    """The requests that read columns. One that reaches the end of its file is for the footer."""
+    return [each for each in requests if each.stop < sizes[each.path]]
+
+
+def num_bytes(requests: Sequence[Request]) -> int:
+    """Bytes of all."""
+    return sum(each.stop - each.start for each in requests)
 
 
 @dataclass(frozen=True)
@@ -54,7 +69,7 @@ def counted_store(latency: float = 0) -> Iterator[Store]:
 
     What reads it needs credentials in its environment; any will do.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(latency)]
+    command = [sys.executable, "-P", __file__, str(latency)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -7,10 +7,7 @@ from typing import Any, ClassVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
-
-from recd_plugins.testing.counted_requests import Request
-
-__all__ = ["CountedFiles", "register"]
+from tests.data.storage.counted_store import Request
 
 
 class CountedFiles(LocalFileSystem):  # type: ignore[misc,unused-ignore]
