@@ -123,7 +123,7 @@ def _side(name: str, job: Job, topology: TopologySpec | None, found: Measured) -
         sharders = stock_sharders(registry.training) if name in job.stock else None
         parts = assemble(registry, "plugins", _CPU, sharders=sharders, topology=topology)
     if parts.predicted is not None:
-        found.predicted_seconds = parts.predicted.stages.total
+        found.predicted_seconds = parts.predicted
     rank, ranks = dist.get_rank(), dist.get_world_size()
     # Plans look at the first rows: other rows have lists of other lengths.
     loader = parts.prepared.dataloader(rank=0, world_size=1, device=_CPU)

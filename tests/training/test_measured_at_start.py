@@ -86,7 +86,7 @@ def test_a_run_that_goes_on_keeps_to_its_topology_unless_there_is_less_memory(
 def test_ranks_that_measure_otherwise_are_refused(acme: Path) -> None:
     first, second = run_on_ranks(with_and_without, 2, str(acme), local_world_size=1)
     assert first == second
-    assert "Ring, rank 1 by nothing: install the same packages on every node" in first
+    assert "what measures them: " in first
 
 
 def test_what_needs_a_measurement_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

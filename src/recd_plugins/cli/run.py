@@ -277,11 +277,6 @@ def run(
             for name, each in results.items()
             if each.validation is not None
         ]
-        shown += [
-            f"{name}: {each.prediction}" if name else str(each.prediction)
-            for name, each in results.items()
-            if each.prediction is not None
-        ]
         for name, result in results.items():
             shown += quality_advice(result.as_json(), name)
         if trainer.rank == 0:

@@ -104,14 +104,7 @@ class _Setup:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a rank has no result.
-
-    Attributes:
-        text: the traceback, empty if the process ended without one.
-        error: the exception, if it is a RecdError.
-        exit_code: of the process, if it ended; negative for a signal.
-        what: the exception in a line.
-    """
+    """Why a rank has no result."""
 
     text: str
     error: RecdError | None

@@ -31,12 +31,7 @@ def _timeout() -> timedelta | None:
 
 
 def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bool:
-    """Whether an all-gather of tensors of a device takes equal sizes alone, as gloo's does.
-
-    Args:
-        group: of the module; None: it is on one rank.
-        device_type: of the tensors.
-    """
+    """Whether an all-gather of tensors of a device takes equal sizes alone, as gloo's does."""
     if group is None or device_type == "cpu":
         return device_type == "cpu"
     return sends_by_gloo(group, device_type)

@@ -27,11 +27,7 @@ Place = tuple[str | int, ...]
 
 
 class RanksDifferError(SetupError):
-    """Ranks decided differently.
-
-    Attributes:
-        keys: of all values that differ, as names of tables and of parameters.
-    """
+    """Ranks decided differently."""
 
     keys: frozenset[str] = frozenset()
 
@@ -72,11 +68,7 @@ def from_rank_0(value: T) -> T:
 
 
 def together(step: Callable[[], T]) -> list[T]:
-    """Return what ``step`` gives on each rank. Collective, also if it fails on one of them.
-
-    Raises:
-        Exception: the failure of the first rank on which it failed, on all of them.
-    """
+    """Return what ``step`` gives on each rank. Collective, also if it fails on one of them."""
     outcome: T | Exception
     try:
         outcome = step()
@@ -115,15 +107,7 @@ def crosses_links() -> bool:
 
 
 def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
-    """Refuse ranks of torchrun that were started differently. The first collective call.
-
-    Args:
-        device: ``cpu`` or ``cuda``, as chosen here.
-        asked: options of the command that have to be the same.
-
-    Raises:
-        SetupError: on all ranks; names what differs.
-    """
+    """Refuse ranks of torchrun that were started differently. The first collective call."""
     ranks_of_each_node()
     decided = {"what training.device comes to": device, "options of the command": dict(asked)}
     check_agreement("starting", decided)
@@ -174,11 +158,7 @@ def check_agreement(
 
 @contextmanager
 def entries_named(entries: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Add the registry entries of the tables on which ranks decided differently to the error.
-
-    Args:
-        entries: returns titles of the entries by table name; called if ranks differ.
-    """
+    """Add the registry entries of the tables on which ranks decided differently to the error."""
     try:
         yield
     except RanksDifferError as error:

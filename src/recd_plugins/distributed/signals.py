@@ -40,14 +40,7 @@ def _say_that_it_ends(number: int) -> None:
 
 @contextmanager
 def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
-    """Have the first of these signals ask ranks to end, by SIGTERM.
-
-    Args:
-        ranks: those that were started so far.
-
-    Raises:
-        RunInterrupted: they did; or a second one came, and they are still there.
-    """
+    """Have the first of these signals ask ranks to end, by SIGTERM."""
     got = 0
 
     def receive(number: int, _frame: FrameType | None) -> None:
@@ -116,10 +109,6 @@ class Interrupts:
 
     ``recd run`` sends SIGTERM to ranks that it started, which does nothing to them after the
     context. Under torchrun a second signal ends the process at once.
-
-    Args:
-        rank: of this process.
-        world_size: ranks.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:

@@ -51,16 +51,7 @@ def steps_of_tables(model: nn.Module) -> dict[str, Tensor]:
 
 
 def set_steps_of_tables(model: nn.Module, steps: Mapping[str, Tensor], otherwise: int) -> None:
-    """Have tables learn on as from their steps.
-
-    Args:
-        model: sharded.
-        steps: by name.
-        otherwise: of tables that ``steps`` lacks.
-
-    Raises:
-        SetupError: tables of one kernel, which counts once, have different ones.
-    """
+    """Have tables learn on as from their steps."""
     found = []
     for names, kernel in _learning_by_steps(model):
         of_tables = {name: int(steps.get(name, otherwise)) for name in names}

@@ -74,17 +74,7 @@ class HangLimits:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """One sign of life.
-
-    Attributes:
-        number: of the heartbeats so far.
-        host, process: of the rank.
-        what, long, step: as in ``Activity``.
-        quiet: seconds since that changed.
-        collective: that the rank is in, or "".
-        waits_for: processes of its own that the rank waits for, in words.
-        stuck: process ids of those that are stopped.
-    """
+    """One sign of life."""
 
     number: int
     host: str
@@ -113,16 +103,7 @@ class Ticks:
 
 
 class Heart:
-    """A context in which a thread writes a heartbeat every ``interval`` seconds.
-
-    Args:
-        rank: of this process, which has MASTER_ADDR and MASTER_PORT in its environment.
-        interval: seconds between heartbeats.
-        after_beat: called after each in that thread, with the seconds of ``Heartbeat.quiet``.
-
-    Attributes:
-        answered: heartbeats after which the store answered ``after_beat``.
-    """
+    """A context in which a thread writes a heartbeat every ``interval`` seconds."""
 
     def __init__(
         self, rank: int, interval: float, after_beat: Callable[[float], None] = lambda _: None
@@ -199,11 +180,7 @@ def key(rank: int) -> str:
 
 
 def connect(timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
-    """Connect to the store of the ranks that this process belongs to.
-
-    Raises:
-        RuntimeError: it does not answer for so long.
-    """
+    """Connect to the store of the ranks that this process belongs to."""
     from torch._C._distributed_c10d import TCPStore
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -241,13 +218,6 @@ class HangWatch:
 
     A rank is quiet while its activity stays the same, and the run while all ranks are. Activities
     that may take long, as a first step or a checkpoint, are told, but end no run.
-
-    Args:
-        store: holds the heartbeats.
-        world_size: ranks.
-        limits: how long nothing may move.
-        say: takes a line for the user.
-        processes: of the ranks, if they are on this machine and known before they beat.
     """
 
     def __init__(
@@ -275,14 +245,7 @@ class HangWatch:
         return self._told > 0
 
     def look(self, teller: int | None = None) -> None:
-        """Say who waits for whom if nothing has moved for long.
-
-        Args:
-            teller: the rank that looks, of several; the first living one speaks.
-
-        Raises:
-            HangError: nothing has moved for too long.
-        """
+        """Say who waits for whom if nothing has moved for long."""
         self._read()
         going_on = {rank: beat for rank, beat in self._beats.items() if beat.what != "done"}
         if not going_on:
@@ -451,13 +414,7 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
 def store_watched(
     limits: HangLimits, answered: Callable[[], int], end: Callable[[str], None]
 ) -> Iterator[None]:
-    """End a rank that makes no progress and hears nothing of the ranks' store.
-
-    Args:
-        limits: how long.
-        answered: returns how often the store has answered.
-        end: called with the reason; does not return.
-    """
+    """End a rank that makes no progress and hears nothing of the ranks' store."""
     left = threading.Event()
 
     def run() -> None:

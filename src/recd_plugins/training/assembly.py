@@ -17,7 +17,10 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.pipeline import is_overlapped
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
+from recd_plugins.distributed.row_wise_adagrad import learns_by_fbgemm
+from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.generators import generators_kept, seed_generators
@@ -27,7 +30,7 @@ from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import all_tables_of, embedding_modules, tables_of
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
 from recd_plugins.planning.choosing.choose import choose
-from recd_plugins.planning.compute import measure_kept
+from recd_plugins.planning.compute import measure_compute, measure_kept
 from recd_plugins.planning.equal_gradients import equal_gradients_pay
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.planner import build_planner, profile_of
@@ -35,13 +38,15 @@ from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepare_entries import prepare_parts
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import RegistryData, setting_of
+from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.work import work_of_step
 from recd_plugins.registry import RunConfig
 from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
-from recd_plugins.training.prediction import PredictedStep, predict_step
 from recd_plugins.training.rank_state import broadcast_state
 from recd_plugins.training.weights import copy_weights, first_weights
+from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
@@ -52,23 +57,14 @@ Side = Literal["plugins", "baseline"]
 
 @dataclass(frozen=True)
 class Assembled:
-    """What a trainer needs.
-
-    Attributes:
-        prepared: the model as it was sharded; its loaders suit it.
-        dmp: the sharded model.
-        optimizer: over all of its parameters.
-        tables: of the model.
-        setting: what its sharding plugins decided by; None of a baseline.
-        predicted: its step, on rank 0; None of a baseline, and where no costs were measured.
-    """
+    """What a trainer needs."""
 
     prepared: Prepared
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
     tables: tuple[Table, ...]
     setting: Setting | None
-    predicted: PredictedStep | None
+    predicted: float | None
 
 
 def assemble(
@@ -147,8 +143,55 @@ def assemble(
     optimizer = build_optimizer(dmp, registry.training)
     predicted = None
     if setting is not None:
-        predicted = predict_step(prepared, dmp, all_tables, profile, device, topology)
+        predicted = _predict_step(prepared, dmp, all_tables, profile, device, topology)
     return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
+
+
+def _predict_step(
+    prepared: Prepared,
+    dmp: DistributedModelParallel,
+    tables: Sequence[Table],
+    profile: DataProfile,
+    device: torch.device,
+    topology: TopologySpec | None,
+) -> float | None:
+    """Predict the seconds of a step, on rank 0; None if no costs were measured."""
+    registry = prepared.registry
+    if dist.get_rank() or (topology is None and registry.training.topology is None):
+        return None
+    spec = topology or machine_of(registry.training, device=device)
+    if spec.costs is None:
+        return None
+    with generators_kept():
+        compute = measure_compute(registry)
+    overlapped = is_overlapped(dmp, torch.device(spec.device), registry)
+    works = work_of_step(
+        tables,
+        dmp.plan,
+        _as_sent(profile, dmp),
+        compute,
+        batch_size=registry.training.batch_size,
+        world_size=spec.world_size,
+        local_world_size=spec.ranks_per_node,
+        parts=prepared.checked_parts,
+        wire=registry.training.wire,
+        overlapped=overlapped,
+        gloo=spec.device == "cpu",
+        learns_by_fbgemm=learns_by_fbgemm(dmp),
+    )
+    return predict_stages(works, spec.costs, overlapped=overlapped).total or None
+
+
+def _as_sent(profile: DataProfile, dmp: DistributedModelParallel) -> DataProfile:
+    """Keep equal gradients only of tables whose modules deduplicate gradients."""
+    tables = {
+        name
+        for module in dmp.modules()
+        if isinstance(module, ExactShardedEmbeddingCollection) and module.sends_equal_gradients_once
+        for name in module.module_sharding_plan
+    }
+    gradients = {name: known for name, known in profile.gradients.items() if name in tables}
+    return replace(profile, gradients=gradients)
 
 
 def _equal_gradients_pay(

@@ -89,14 +89,7 @@ class BatchSource:
 def steps(
     pipeline: TrainPipeline, batches: Iterator[Any], registry: RunConfig, model: nn.Module
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield loss, logits and labels of each batch that is trained or evaluated.
-
-    Args:
-        pipeline: takes batches ahead.
-        batches: of one split.
-        registry: names the plugins that made pipeline and model, for errors.
-        model: sharded.
-    """
+    """Yield loss, logits and labels of each batch that is trained or evaluated."""
     entry = next(iter(registry.entries("pipeline")), None)
     while True:
         try:
@@ -128,13 +121,7 @@ class _Segment(Iterator[M]):
 
 
 def segments(batches: Iterator[M], done: int, every: int | None) -> Iterator[Iterator[M]]:
-    """Split batches into segments that end where a run is validated and its pipeline runs dry.
-
-    Args:
-        batches: of a run, one a step.
-        done: steps before them.
-        every: steps between validations; None for one segment.
-    """
+    """Split batches into segments that end where a run is validated and its pipeline runs dry."""
     if every is None:
         yield batches
         return

@@ -59,12 +59,7 @@ class Span:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of one step above those at its start, on the device that computes.
-
-    Attributes:
-        peak: the most at any time.
-        mean: over the step's time.
-    """
+    """Bytes of one step above those at its start, on the device that computes."""
 
     peak: float
     mean: float

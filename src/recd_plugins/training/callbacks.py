@@ -35,13 +35,7 @@ from recd_plugins.values.batch import ModelInput
 
 @dataclass(frozen=True)
 class Called:
-    """A callback of a run.
-
-    Attributes:
-        entry: of the registry file.
-        key: of its state in a checkpoint: its name, with a digest if there are several.
-        claimed: names of features or tables that the entry is for.
-    """
+    """A callback of a run."""
 
     entry: Entry[Callback]
     key: str
@@ -49,12 +43,7 @@ class Called:
 
 
 def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
-    """Return every plugin that is a callback, of whatever kind, in the order of the file.
-
-    Raises:
-        RegistryError: an entry of a kind that claims features or tables matches none, or two match
-            one.
-    """
+    """Return every plugin that is a callback, of whatever kind, in the order of the file."""
     schema = registry.dataset.schema()
     names = {
         "feature": (*schema.sparse, *schema.dense),

@@ -159,12 +159,7 @@ def _size(record: Any) -> torch.Size:
 
 
 def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Metadata:
-    """Rename replicated tables of an early checkpoint to the names that the model has now.
-
-    Args:
-        metadata: of the checkpoint.
-        names: returns the model's parameters, as checkpoints name them; called if needed.
-    """
+    """Rename replicated tables of an early checkpoint to the names that the model has now."""
     entries = metadata.state_dict_metadata
     new = {name: _COPIES.sub(r"\1bags\2", name) for name in entries}
     tables = [name for name in entries if name.startswith(_MODEL) and new[name] != name]
@@ -208,11 +203,7 @@ class SafeReader(FileSystemReader):
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read file by file.
-
-        Raises:
-            DamagedError: a file holds a class that no checkpoint needs; names both.
-        """
+        """Read file by file."""
         by_file: dict[str, list[ReadItem]] = {}
         for item in plan.items:
             by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
@@ -231,12 +222,7 @@ class SafeReader(FileSystemReader):
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
-    """DCP's planner, for entries of the same dtype and bytes of plain values.
-
-    Args:
-        trained: parameters whose stored state has to be loaded, as checkpoints name them.
-        partial: allow weights in the checkpoint that are not asked for.
-    """
+    """DCP's planner, for entries of the same dtype and bytes of plain values."""
 
     def __init__(self, trained: Collection[str] = (), *, partial: bool = False) -> None:
         self._trained = tuple(f"{_STATE}{name}." for name in trained)
@@ -279,11 +265,7 @@ class SafeSavePlanner(DefaultSavePlanner):
     """DCP's planner, for values that can be loaded again."""
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        """See ``SavePlanner.transform_object``.
-
-        Raises:
-            RecdError: a value that is no tensor is of a class that no checkpoint may name.
-        """
+        """See ``SavePlanner.transform_object``."""
         written = super().transform_object(write_item, object)
         if write_item.type == WriteItemType.BYTE_IO:
             try:
@@ -299,13 +281,7 @@ class SafeSavePlanner(DefaultSavePlanner):
 def read_weights(
     checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True, model: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Return whole parameters and buffers of a checkpoint, whatever sharding wrote them.
-
-    Args:
-        checkpoint: a whole one.
-        wanted: selects them by name.
-        model: names of the model's parameters, for checkpoints of early versions.
-    """
+    """Return whole parameters and buffers of a checkpoint, whatever sharding wrote them."""
     metadata = as_named_now(read_metadata(checkpoint), lambda: model)
     weights = {
         name.removeprefix(_MODEL): torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -345,9 +321,6 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Load the weights of a checkpoint into an unsharded model.
 
     Tensors that a sharding's modules keep beside the tables are left out.
-
-    Raises:
-        RecdError: the model has other parameters; names one.
     """
     own = model.state_dict()
     weights = read_weights(checkpoint, model=own)

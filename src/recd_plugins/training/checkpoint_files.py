@@ -82,11 +82,7 @@ def checkpoints_in(folder: Path) -> list[Path]:
 
 
 def check_newest(checkpoint: Path) -> None:
-    """Refuse to write an earlier step than the newest checkpoint, which would be resumed instead.
-
-    Raises:
-        RecdError: names both.
-    """
+    """Refuse an earlier step than the newest, which would be resumed instead."""
     newest = max((path.name for path in checkpoints_in(checkpoint.parent)), default="")
     if checkpoint.name < newest:
         raise RecdError(
@@ -210,12 +206,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
-    """Return the digests of the files that a checkpoint must have.
-
-    Raises:
-        DamagedError: the manifest is missing or changed.
-        RecdError: a later version wrote it.
-    """
+    """Return the digests of the files that a checkpoint must have."""
     path = checkpoint / MANIFEST
     try:
         text = _regular(path).read_text(encoding="utf-8")
@@ -279,11 +270,7 @@ def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
 
 
 def check_file(checkpoint: Path, name: str) -> bool:
-    """Refuse a changed file; return whether the checkpoint has it.
-
-    Raises:
-        DamagedError: the file or the manifest is damaged.
-    """
+    """Refuse a changed file; return whether the checkpoint has it."""
     files = read_manifest(checkpoint)
     if name not in files:
         return False
@@ -320,14 +307,7 @@ def _regular(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class ValidationCurve:
-    """Validations so far, by the metric that picks the best.
-
-    Attributes:
-        metric: its name.
-        mode: whether the least or the most is best.
-        steps: optimizer steps done before each.
-        values: None for a value that is not finite, which is never the best.
-    """
+    """Validations so far, by the metric that picks the best."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
@@ -390,11 +370,7 @@ _PROGRESS = TypeAdapter(Progress)
 
 
 def progress_text(progress: Progress) -> str:
-    """Return a progress as JSON.
-
-    Raises:
-        RecdError: a value cannot be saved, such as a loss that is not finite.
-    """
+    """Return a progress as JSON."""
     values = asdict(progress)
     for later in ("callbacks", "validation"):  # absent in files of the first versions
         if not values[later]:
@@ -405,11 +381,7 @@ def progress_text(progress: Progress) -> str:
 
 
 def read_progress(checkpoint: Path) -> Progress:
-    """Read ``progress.json`` of a checkpoint.
-
-    Raises:
-        DamagedError: it is missing or has a wrong field.
-    """
+    """Read ``progress.json`` of a checkpoint."""
     path = checkpoint / PROGRESS
     try:
         text = path.read_bytes()
@@ -452,11 +424,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileDigest:
 
 
 def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
-    """Read the arrays of a file of a checkpoint; empty if it has no such file.
-
-    Raises:
-        DamagedError: the file was changed.
-    """
+    """Read the arrays of a file of a checkpoint; empty if it has no such file."""
     if not check_file(checkpoint, name):
         return {}
     arrays = {}

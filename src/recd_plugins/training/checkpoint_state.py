@@ -31,11 +31,6 @@ class CheckpointState:
     ``sum``, ``[rows, 1]``, holds the numbers of FBGEMM's ``momentum1``, ``[rows]``. Its ``step``
     changes nothing without a decay of the learning rate, and is left out. Tables that learn by
     their step count, as FBGEMM's Adam does, have it under ``steps``.
-
-    Attributes:
-        document: DCP saves its tensors or fills them in place.
-        model, optimizer: the state dicts that share those tensors.
-        tables: names in ``optimizer`` of replicated tables with row-wise Adagrad.
     """
 
     document: dict[str, Any]
@@ -72,11 +67,7 @@ class CheckpointState:
         return cls(document, model, state, tables)
 
     def leave_out_steps(self, stored: Collection[str]) -> list[str]:
-        """Leave out and return tables whose steps an older checkpoint lacks.
-
-        Args:
-            stored: names of the entries of the checkpoint.
-        """
+        """Leave out and return tables whose steps an older checkpoint lacks."""
         steps = self.document.pop("steps", {})
         kept = {name: step for name, step in steps.items() if f"steps.{name}" in stored}
         if kept:
@@ -86,12 +77,7 @@ class CheckpointState:
     def put_back(
         self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
     ) -> None:
-        """Load what DCP filled the document with. Collective.
-
-        Args:
-            dmp, optimizer: those of the state.
-            step: optimizer steps done.
-        """
+        """Load what DCP filled the document with. Collective."""
         filled = self.document["model"]
         dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
         if optimizer is None:
@@ -117,11 +103,7 @@ def common_name(name: str) -> str:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse parameters that would share a name in checkpoints and overwrite each other.
-
-    Raises:
-        SetupError: names two.
-    """
+    """Refuse parameters that would share a name in checkpoints and overwrite each other."""
     by_common: dict[str, str] = {}
     for name in names:
         first = by_common.setdefault(common_name(name), name)
@@ -134,11 +116,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose state would be missing from checkpoints. Collective.
-
-    Raises:
-        SetupError: names the tables or optimizers.
-    """
+    """Refuse an optimizer whose state would be missing from checkpoints. Collective."""
     if not hasattr(optimizer, "params"):
         raise SetupError(
             f"checkpoints have state by the names of parameters, which {type(optimizer).__name__} "
@@ -171,10 +149,6 @@ def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
 
     Adam makes its state in the first step, and so does SGD with momentum. This takes a step by
     gradients of zero, for those parameters alone, and restores them.
-
-    Args:
-        optimizer: of TorchRec, which knows parameters by name.
-        stored: names of the entries of the checkpoint.
     """
     named: dict[str, Any] = getattr(optimizer, "params", {})
     dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}

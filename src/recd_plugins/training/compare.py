@@ -60,12 +60,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Variants:
-    """Runs over the same batches from the same weights; the first variant is the yardstick.
-
-    Attributes:
-        results: by variant, of the first round.
-        again: those of other rounds.
-    """
+    """Runs over the same batches from the same weights; the first variant is the yardstick."""
 
     results: Mapping[str, Result]
     again: Sequence[Mapping[str, Result]] = ()
@@ -119,11 +114,7 @@ class Variants:
 
 @dataclass(frozen=True)
 class Comparison(Variants):
-    """The variants ``baseline`` and ``plugins``.
-
-    Attributes:
-        wire: format of what ``plugins`` sends, which may round; the baseline sends fp32.
-    """
+    """The variants ``baseline`` and ``plugins``."""
 
     wire: str = "fp32"
 

@@ -22,14 +22,7 @@ MIXED = "mixed"
 
 @dataclass(frozen=True)
 class StallReport:
-    """Stalls of a run.
-
-    Attributes:
-        ranks: by rank.
-        workers: processes that read for each rank.
-        block: adjacent batches that a reader makes at a time.
-        ingestion: the plugin that reads in their place, if one does.
-    """
+    """Stalls of a run."""
 
     ranks: tuple[Stalls, ...]
     workers: int
@@ -154,11 +147,7 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
 
 
 class GroupCount:
-    """Counts the batches that a rank trains on by the groups of their rows.
-
-    Attributes:
-        samples: by group.
-    """
+    """Counts the batches that a rank trains on by the groups of their rows."""
 
     def __init__(self) -> None:
         self.samples = Counter[str]()
@@ -210,12 +199,7 @@ class GroupReport:
 
     @classmethod
     def of(cls, ranks: Sequence[GroupCount], expected: Mapping[str, float]) -> GroupReport | None:
-        """Merge what ranks counted; None if no batch had groups.
-
-        Args:
-            ranks: what each counted.
-            expected: share of samples by group, if a wrapper expects some.
-        """
+        """Merge what ranks counted; None if no batch had groups."""
         samples = sum((rank.samples for rank in ranks), Counter[str]())
         if not samples:
             return None

@@ -38,14 +38,7 @@ class Column:
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run before its first step.
-
-    Attributes:
-        columns: of the data, those that feed the model first.
-        rows: that it reads, by split.
-        steps: that it trains.
-        table_bytes, layer_bytes: of the model's parameters.
-    """
+    """A run before its first step."""
 
     columns: tuple[Column, ...]
     rows: dict[str, int]

@@ -153,11 +153,7 @@ def _of_all(ranks: Iterable[Any]) -> Quality | None:
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """Return the quality over logits and labels ``[N]``.
-
-    Raises:
-        RecdError: a logit is NaN.
-    """
+    """Return the quality over logits and labels ``[N]``."""
     num_samples = len(labels)
     if unknown := int(logits.isnan().sum()):
         raise RecdError(

@@ -29,27 +29,13 @@ _BEFORE_LEARNING = (
 
 @dataclass(frozen=True)
 class FiniteRun:
-    """Checks of what may be saved. All calls are collective: all ranks go on, or all raise.
-
-    Args:
-        name: of the run, for errors.
-        checkpoints: of the run, if it keeps any.
-    """
+    """Checks of what may be saved. All calls are collective: all ranks go on, or all raise."""
 
     name: str
     checkpoints: Checkpoints | None = None
 
     def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
-        """Average the losses of the same steps over ranks; empties the list.
-
-        Args:
-            pending: of this rank, scalars.
-            before: number of steps before them.
-            of: what they are steps of, if not of training.
-
-        Raises:
-            RecdError: one is not finite; names its step and the newest checkpoint.
-        """
+        """Average the losses of the same steps over ranks; empties the list."""
         if not pending:
             return []
         stacked = torch.stack(pending).double().cpu()
@@ -63,11 +49,7 @@ class FiniteRun:
         return means
 
     def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
-        """Check what a checkpoint of ``step`` would hold.
-
-        Raises:
-            RecdError: a value of weights or optimizer is not finite; names the tensor.
-        """
+        """Check what a checkpoint of ``step`` would hold."""
         if (name := _not_finite(dmp, optimizer)) is not None:
             raise self._ended(f"after step {step} {name} has a value that is NaN or infinite")
 

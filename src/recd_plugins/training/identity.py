@@ -124,11 +124,7 @@ def identity_text(identity: Mapping[str, Any]) -> str:
 
 
 def read_identity(checkpoint: Path) -> dict[str, Any]:
-    """Read the identity of the run that wrote a checkpoint.
-
-    Raises:
-        DamagedError: it is missing or cannot be read.
-    """
+    """Read the identity of the run that wrote a checkpoint."""
     path = checkpoint / IDENTITY
     if (checkpoint / MANIFEST).exists():
         check_file(checkpoint, IDENTITY)
@@ -162,16 +158,7 @@ def read_kinds(checkpoint: Path) -> dict[str, str] | None:
 def check_resumable(
     checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
 ) -> list[str]:
-    """Refuse to resume from a checkpoint of another run; return the differences that are free.
-
-    Args:
-        checkpoint: with whole files.
-        identity: of the run that resumes.
-        allowed: fields of ``ALLOWABLE`` that may differ.
-
-    Raises:
-        RecdError: names each field, with both values.
-    """
+    """Refuse to resume from a checkpoint of another run; return the differences that are free."""
     before, now = _fields_of(checkpoint), _fields(identity)
     told: list[str] = []
     refused: list[str] = []
@@ -218,20 +205,7 @@ def check_same_model(
     fields: Collection[str] = SCORES,
     free: Collection[str] = FREE,
 ) -> bool:
-    """Refuse a checkpoint of another model; data and training may differ.
-
-    Args:
-        checkpoint: with whole files.
-        identity: of the registry that is to score by it.
-        fields: that have to be alike.
-        free: of these, that may differ.
-
-    Returns:
-        Whether the data is what the checkpoint was trained on.
-
-    Raises:
-        RecdError: names each field, with both values.
-    """
+    """Refuse a checkpoint of another model; data and training may differ."""
     before, now = _fields_of(checkpoint), _fields(identity)
     differing = _differing(before, now)
     wrong = [

@@ -26,7 +26,6 @@ from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.evaluation import Predictions
-from recd_plugins.training.prediction import Prediction
 from recd_plugins.values.channels import Channel
 from recd_plugins.values.stages import StageTimes
 
@@ -46,13 +45,7 @@ _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What one rank did in one step.
-
-    Attributes:
-        sent: bytes by kind of collective.
-        sent_by_channel: bytes of named collectives.
-        ids: that entered its lookups.
-    """
+    """What one rank did in one step."""
 
     sent: dict[str, float]
     sent_by_channel: dict[str, float]
@@ -63,12 +56,6 @@ class Meter:
     """Takes steps one by one: the first fills the pipeline, a few are counted, the rest timed.
 
     Counting slows a step down, so no step is both counted and timed.
-
-    Args:
-        model: sharded.
-        device: of this rank.
-        channels: names of collectives that are counted apart.
-        stalls: of the batches that the steps take.
     """
 
     COUNTED_STEPS = 4
@@ -164,16 +151,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """What one rank measured.
-
-    Attributes:
-        counts: of a step; None for a run too short to tell.
-        peak: bytes of memory while it trained.
-        observed: by table parts.
-        stalls: what timed steps waited for data; None if none was timed.
-        stages: seconds of a step by stage; None if no steps were profiled.
-        memory: of a step, likewise.
-    """
+    """What one rank measured."""
 
     counts: StepCounts | None
     peak: int
@@ -256,15 +234,6 @@ class Measurement:
     def step_seconds(self) -> list[float]:
         """Return the wall time of each timed step, reading included."""
         return self._meter.step_seconds()
-
-    def prediction(self, stages: StageTimes | None) -> Prediction | None:
-        """Compare the predicted step with the timed ones; None without prediction or steps."""
-        predicted = self._parts.predicted
-        if predicted is None:
-            return None
-        return Prediction.of(
-            predicted.stages, self._meter.step_seconds(), stages, self._meter.stalls()
-        )
 
     def _keep_peak(self) -> None:
         self._peak = max(self._peak, peak_bytes(self._device))

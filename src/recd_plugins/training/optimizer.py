@@ -116,10 +116,6 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
     DistributedDataParallel rebuilds its buckets after the first step, and the place of a gradient
     in its bucket decides the order in which three or more ranks sum it. A resumed run would differ
     by rounding from one that never stopped.
-
-    Args:
-        always_trained: whether each parameter gets a gradient in each step. Else ranks tell one
-            another in each step which did, which costs an all-reduce and a walk over the graph.
     """
     if always_trained:
         return _FixedBuckets(static_graph=False, find_unused_parameters=False)

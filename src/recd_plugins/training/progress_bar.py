@@ -22,16 +22,7 @@ _UPDATES = 20
 
 
 class ProgressLine:
-    """Called after each step with its loss; shows nothing itself.
-
-    Args:
-        name: of what goes on.
-        done: steps before.
-        total: steps at the end.
-        samples: of all ranks in a step; None shows no speed.
-        waiting: returns the share of the last steps spent waiting for data, None for unknown.
-        every: seconds between updates.
-    """
+    """Called after each step with its loss; shows nothing itself."""
 
     def __init__(
         self,
@@ -141,13 +132,7 @@ def progress_bar(
     waiting: Callable[[], float | None] = lambda: None,
     log_every: float | None = None,
 ) -> Iterator[ProgressLine]:
-    """Yield a ``ProgressLine``, which shows something on rank 0.
-
-    Args:
-        rank: of this process.
-        name, done, total, samples, waiting: as ``ProgressLine`` takes them.
-        log_every: seconds between lines, on a terminal too; None for what suits stderr.
-    """
+    """Yield a ``ProgressLine``, which shows something on rank 0."""
     if rank != 0:
         yield ProgressLine(name, done, total)
         return

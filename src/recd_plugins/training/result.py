@@ -14,12 +14,12 @@ from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.data_report import GroupReport, StallReport
-from recd_plugins.training.prediction import Prediction
 from recd_plugins.training.validation import ValidationReport
 from recd_plugins.values.stages import StageTimes
 
 _TITLES = {
     "step_seconds": "step time (median)",
+    "predicted_step_seconds": "  as predicted",
     "lookup_seconds": "  lookup",
     "gemm_seconds": "  GEMM",
     "all_to_all_seconds": "  all-to-all",
@@ -64,7 +64,7 @@ class Result:
         ingestion: figures of the ingestion by rank, of the training split; None without one.
         validation: of the test split while training went on, if there was one.
         first_step: the step of the checkpoint that it was resumed at; 0 if it was started.
-        prediction: of a step, next to the timed ones; None if no costs were measured.
+        predicted_step_seconds: by the measured costs of the topology, if there are any.
     """
 
     samples_per_second: float | None
@@ -84,7 +84,7 @@ class Result:
     ingestion: list[Mapping[str, float]] | None = None
     validation: ValidationReport | None = None
     first_step: int = 0
-    prediction: Prediction | None = None
+    predicted_step_seconds: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return JSON values; each section under its name, metrics within ``test``."""
@@ -93,7 +93,6 @@ class Result:
             "groups": self.groups,
             "stalls": self.stalls,
             "validation": self.validation,
-            "prediction": self.prediction,
         }
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
@@ -127,6 +126,8 @@ def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]
         "samples_per_second": (values["samples_per_second"], "samples/s"),
         "step_seconds": (values["step_seconds"], "s"),
     }
+    if (predicted := values.get("predicted_step_seconds")) is not None:
+        found["predicted_step_seconds"] = (predicted, "s")
     for stage, seconds in (values["stages"] or {}).items():
         found[f"{stage}_seconds"] = (seconds, "s")
     sent = values["collective_bytes"]

@@ -45,11 +45,7 @@ def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
 
 
 def resume_fitted(registry: RunConfig) -> None:
-    """Restore the fitted preprocessing of the newest whole checkpoint; all of a run have the same.
-
-    Args:
-        registry: names the folder of checkpoints, if there is one.
-    """
+    """Restore the fitted preprocessing of the newest whole checkpoint."""
     for checkpoint in _newest_first(registry):
         try:
             load_fitted(registry, checkpoint)
@@ -59,11 +55,7 @@ def resume_fitted(registry: RunConfig) -> None:
 
 
 def check_fitted_alike(registry: RunConfig) -> None:
-    """Fit preprocessing, and refuse ranks that fitted otherwise. Collective.
-
-    Raises:
-        SetupError: names the plugin and the feature.
-    """
+    """Fit preprocessing, and refuse ranks that fitted otherwise. Collective."""
     fits = [
         entry.plugin
         for entry in registry.preprocessing
@@ -85,10 +77,6 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
     """Replace a chooser by the entries that the newest whole checkpoint was trained with.
 
     A chooser decides by measurements, which differ from start to start.
-
-    Args:
-        registry: returned as it is without a chooser or a checkpoint.
-        quiet: say nothing on stderr.
     """
     chooser = chooser_of(registry)
     if chooser is None:

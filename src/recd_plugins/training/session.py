@@ -43,16 +43,7 @@ from recd_plugins.training.validation import check_evaluation
 
 @dataclass(frozen=True)
 class Session:
-    """Trains on prepared data, any number of times.
-
-    Attributes:
-        registry: of the run, its data prepared.
-        job: what every run shares.
-        rank: this process under torchrun; else 0, the parent of the ranks.
-        world_size: number of ranks.
-        ranks_per_node: how many of them make a node.
-        hang_limits: how long ranks may make no progress.
-    """
+    """Trains on prepared data, any number of times."""
 
     registry: RunConfig
     job: Job
@@ -62,12 +53,7 @@ class Session:
     hang_limits: HangLimits
 
     def train(self, side: Side, sharding: str | None = None) -> Result:
-        """Train on all ranks, in new processes; under torchrun in those that are there.
-
-        Args:
-            side: with plugins, or the baseline.
-            sharding: in place of the session's.
-        """
+        """Train on all ranks, in new processes; under torchrun in those that are there."""
         job = replace(self.job, side=side, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
@@ -172,12 +158,7 @@ def session(
 
 
 def this_command(registry: Path, *, resume: bool) -> str:
-    """Return the command that trains as this process does, for messages.
-
-    Args:
-        registry: the registry file; all that is known of a program that is not ``recd``.
-        resume: whether it is to go on from the newest checkpoint.
-    """
+    """Return the command that trains as this process does, for messages."""
     program, *words = sys.argv
     if Path(program).name != "recd":
         words = ["run", str(registry)]

@@ -101,12 +101,7 @@ class Job:
 
 
 def train(rank: int, world_size: int, job: Job) -> Result:
-    """Train as the registry says, in an existing process group. Collective.
-
-    Raises:
-        RecdError: the registry, the data or the checkpoint does not allow it.
-        RunInterrupted: Ctrl-C, SIGTERM or SIGHUP ended it before its time.
-    """
+    """Train as the registry says, in an existing process group. Collective."""
     with lasting_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
         upstream_noise.silence()
@@ -397,7 +392,7 @@ class Trainer:
             ingestion=None if ingestion is None else _from_every_rank(dict(self.loader.report())),
             validation=None if self.validation is None else self.validation.report(),
             first_step=self.first_step,
-            prediction=_from_every_rank(measurement.prediction(stages))[0],
+            predicted_step_seconds=from_rank_0(self.parts.predicted),
         )
         self.callbacks.ended(self.progress.step, self.losses)
         close_kernels(self.dmp)

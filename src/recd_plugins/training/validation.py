@@ -15,11 +15,7 @@ from recd_plugins.training.evaluation import Measured, splits_of
 
 
 def check_evaluation(registry: RunConfig) -> None:
-    """Refuse metrics and a validation that could measure nothing.
-
-    Raises:
-        RegistryError: there is no test split, or no metric that the validation could go by.
-    """
+    """Refuse metrics and a validation that could measure nothing."""
     has_test, metrics = "test" in splits_of(registry), registry.entries("metric")
     why = f"{registry.dataset.name} has no test split"
     if not registry.training.evaluate:
@@ -42,12 +38,7 @@ def check_evaluation(registry: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The validations of a run.
-
-    Attributes:
-        curve: of the metric that picks the best.
-        stopped: whether the run ended because of it.
-    """
+    """The validations of a run."""
 
     curve: ValidationCurve
     stopped: bool
@@ -76,17 +67,7 @@ class ValidationReport:
 
 
 class Validation:
-    """When a run is validated, and its figures.
-
-    Args:
-        spec: of the registry file.
-        before: the curve of the checkpoint; one by another metric is dropped.
-        step: of that checkpoint. A curve that ends before it stops no run: one went on without.
-
-    Attributes:
-        curve: so far.
-        left: a line on a curve that is dropped.
-    """
+    """When a run is validated, and its figures."""
 
     def __init__(
         self, spec: ValidationSpec, before: ValidationCurve | None = None, step: int = 0
@@ -130,11 +111,7 @@ class Validation:
         return on_time.stale >= patience
 
     def add(self, step: int, measured: Measured) -> bool:
-        """Add the figures of a step; return whether they are the best so far.
-
-        Raises:
-            RecdError: the metric is not among them.
-        """
+        """Add the figures of a step; return whether they are the best so far."""
         values = _figures(measured)
         if self._spec.metric not in values:
             raise RecdError(
