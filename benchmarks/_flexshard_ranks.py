@@ -33,7 +33,7 @@ from recd_plugin_flexshard.runtime import (
 )
 from recd_plugins.api import Pooling
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic
-from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.manager import installed_plugin

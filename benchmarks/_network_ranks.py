@@ -19,7 +19,7 @@ import torch.distributed as dist
 from benchmarks._measure import from_every_rank, keep_freed_memory
 from benchmarks._ranks import RankTrainer
 from benchmarks.shaped_network import LinkBytes, link_bytes
-from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.distributed.launch import join_torchrun
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import RecdError

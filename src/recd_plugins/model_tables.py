@@ -58,14 +58,21 @@ class EmbeddingModule:
         return type(self.shardable) in (EmbeddingBagCollection, EmbeddingCollection)
 
     @property
+    def is_subclass(self) -> bool:
+        """Whether it is a subclass of a collection, which nobody shards."""
+        ours = isinstance(self.shardable, EmbeddingBagCollection | EmbeddingCollection)
+        return ours and not self.ours
+
+    @property
     def why_left(self) -> str:
         """Why it is not ``ours``, for messages and tables."""
         kind = type(self.shardable)
-        if isinstance(self.shardable, EmbeddingBagCollection | EmbeddingCollection):
+        if self.is_subclass:
+            pooled = isinstance(self.shardable, EmbeddingBagCollection)
+            base = "EmbeddingBagCollection" if pooled else "EmbeddingCollection"
             return (
-                f"{self.path or 'the model'} is a {kind.__name__}, a subclass of "
-                f"{_base(self.shardable).__name__}, and DistributedModelParallel matches types "
-                "exactly"
+                f"{self.path or 'the model'} is a {kind.__name__}, a subclass of {base}, and "
+                "DistributedModelParallel matches types exactly"
             )
         return (
             f"{self.path or 'the model'} is a {kind.__name__}, which TorchRec's own sharder takes "
@@ -235,12 +242,6 @@ def sharded_modules(
             yield from visit(child)
 
     yield from visit(model)
-
-
-def _base(module: nn.Module) -> type[nn.Module]:
-    if isinstance(module, EmbeddingBagCollection):
-        return EmbeddingBagCollection
-    return EmbeddingCollection
 
 
 def _is_one_of(module: nn.Module, names: set[str]) -> bool:

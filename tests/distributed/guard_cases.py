@@ -25,8 +25,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
-from recd_plugins.distributed.sharders import build_sharders, stock_sharders
+from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.weights import copy_weights
 
@@ -68,7 +69,6 @@ def shard(
     *,
     stock: bool,
     coalesced: Iterable[str] = (),
-    planned_for: str = "cpu",
 ) -> DistributedModelParallel:
     sharders = (
         stock_sharders(TRAINING)
@@ -78,7 +78,7 @@ def shard(
     sharder = next(each for each in sharders if each.module_type is type(module))
     size = dist.get_world_size()
     plan = construct_module_sharding_plan(
-        module, generators, sharder, local_size=size, world_size=size, device_type=planned_for
+        module, generators, sharder, local_size=size, world_size=size, device_type="cpu"
     )
     dmp = DistributedModelParallel(
         module=module,
@@ -292,16 +292,6 @@ def untrained_table(rank: int, world_size: int, stock: bool) -> None:
     check_every_parameter_is_trained(dmp, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
 
 
-def quantized_kernel(rank: int, world_size: int, stock: bool) -> None:
-    sizes = ([ROWS - 2, 2], "cpu")
-    shard(bags(a=PoolingType.SUM), {"a": row_wise(sizes)}, stock=stock)
-
-
-def planned_for_a_gpu(rank: int, world_size: int, stock: bool) -> None:
-    where = table_wise(rank=0, compute_kernel="fused")
-    shard(bags(a=PoolingType.SUM), {"a": where}, stock=stock, planned_for="cuda")
-
-
 def _step(dmp: DistributedModelParallel, features: KeyedJaggedTensor) -> float:
     """The largest change of this rank's weights in one step of a loss that depends on all rows."""
     before = _local_weights(dmp)
@@ -374,13 +364,6 @@ def features_in_another_order(rank: int, world_size: int, kind: str, stock: bool
         vectors = dmp(KeyedJaggedTensor.concat(batch))["a"]
         found.append(vectors if kind == "bags" else vectors.values())
     return float((found[0] - found[1]).abs().max())
-
-
-def no_features(rank: int, world_size: int, kind: str) -> None:
-    """As of a model that reads a field of another kind of module."""
-    module = bags(a=PoolingType.SUM) if kind == "bags" else sequences("a")
-    dmp = shard(module, {"a": table_wise(rank=0, compute_kernel="fused")}, stock=False)
-    dmp(None)
 
 
 def missing_feature(rank: int, world_size: int, kind: str) -> None:

@@ -28,10 +28,10 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import SetupError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
@@ -182,28 +182,6 @@ def three_ways(rank: int, world_size: int, optimizer: str) -> dict[str, Trained]
     if optimizer == "sgd":
         ways["stock"] = train(rank, optimizer, deduplicated=False, stock=True)
     return ways
-
-
-def hashed(rank: int, world_size: int) -> str:
-    reg = registry()
-    model = Model(hashed=True)
-    ready = prepared(reg, model)
-    sharders = build_sharders(ready)
-    plan = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE).plan(
-        model, sharders
-    )
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=DEVICE,
-        plan=plan,
-        sharders=sharders,
-    )
-    try:
-        dmp(batch(rank, 0, uneven=False).to(DEVICE))
-    except SetupError as error:
-        return str(error)
-    return ""
 
 
 @forced_dedup()

@@ -1,4 +1,4 @@
-"""Batches in the form of the first one: what tables do not look up may come and go."""
+"""Batches in the form of the first one, and what is said of the weights of their ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.batch_form import BatchForm
+from recd_plugins.distributed.batch_form import BatchForm, IdWeights
 from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
 from recd_plugins.errors import ExactnessError, SetupError
 
@@ -51,21 +51,13 @@ def parts(kjt: KeyedJaggedTensor, names: str) -> list[list[list[float]]]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("deduplicated", [False, True])
-@pytest.mark.parametrize(("first", "later"), [("abz", "ab"), ("zab", "ab"), ("ab", "zaxb")])
-def test_what_no_table_looks_up_comes_and_goes(
-    first: str, later: str, deduplicated: bool, weighted: bool
-) -> None:
+def test_features_are_put_into_the_order_of_the_first_batch(weighted: bool) -> None:
     form = BatchForm("bags", features="ab")
-    form.fit(form.ordered(batch(first, deduplicated, weighted)))
-    given = batch(later, deduplicated, weighted)
+    form.fit(form.ordered(batch("ab", weighted=weighted)))
+    given = batch("zbxa", weighted=weighted)
     found = form.fit(form.ordered(given))
-    assert "".join(found.keys()) == first
+    assert "".join(found.keys()) == "ab"
     assert parts(found, "ab") == parts(given, "ab")
-    for name in set(first) - {*later}:
-        assert not found[name].values().numel()
-    if not deduplicated:
-        assert found.stride() == ROWS
 
 
 def test_what_tables_look_up_stays() -> None:
@@ -108,4 +100,19 @@ def test_a_plain_first_batch_makes_all_plain_and_says_so(caplog: pytest.LogCaptu
     assert [text for text in caplog.messages if text.startswith("bags")] == [
         "bags: deduplicated batches become plain, as its first batch was: let that be "
         "deduplicated, of an evaluation too"
+    ]
+
+
+def test_ids_without_weights_are_told_once_where_there_are_tables(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    weights = IdWeights("bags", weighted=True)
+    none = torch.tensor([], dtype=torch.int64)
+    weights.check_sent([KeyedJaggedTensor([], none, lengths=none)])
+    assert not caplog.records, "a rank that has no table gets no features"
+    for _ in range(2):
+        ids = KeyedJaggedTensor(["a"], torch.tensor([1]), lengths=torch.tensor([1]))
+        weights.check_sent([ids])
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "bags is is_weighted, and its batches have no weights"
     ]

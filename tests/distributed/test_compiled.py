@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.distributed import compiled
+from recd_plugins.distributed.sharders import left_uncompiled
 
 
 class Sharded(nn.Module):
@@ -27,13 +27,13 @@ def nothing_compiled_before() -> Iterator[None]:
 
 @pytest.mark.parametrize("left_out", [True, False])
 def test_it_is_left_out(left_out: bool) -> None:
-    sharded = compiled.left_uncompiled(Sharded()) if left_out else Sharded()
+    sharded = left_uncompiled(Sharded()) if left_out else Sharded()
     model = torch.compile(nn.Sequential(sharded), backend="eager")
     assert model(torch.zeros(1)).item() == (not left_out)
 
 
 def test_a_graph_of_all_is_refused_with_the_reason() -> None:
-    sharded = compiled.left_uncompiled(Sharded())
+    sharded = left_uncompiled(Sharded())
     model = torch.compile(nn.Sequential(sharded), backend="eager", fullgraph=True)
     with pytest.raises(RuntimeError, match="recd-plugins leaves sharded modules uncompiled"):
         model(torch.zeros(1))

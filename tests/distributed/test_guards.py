@@ -84,7 +84,7 @@ def test_weighted_means_are_refused_as_no_two_kinds_of_them_agree() -> None:
 def test_means_of_batches_with_weights_are_refused(
     kind: ShardingType, coalesced: tuple[str, ...], fused: bool
 ) -> None:
-    with pytest.raises(ExactnessError, match=r"tables a have mean .* is not is_weighted"):
+    with pytest.raises(ExactnessError, match=r"tables a have mean pooling of weighted ids"):
         run_on_ranks(cases.mean_of_a_weighted_batch, 2, kind, coalesced, fused)
 
 
@@ -98,12 +98,10 @@ def test_weights_whose_gradient_would_be_lost_are_refused() -> None:
     ("case", "error", "message"),
     [
         (cases.sequences_under_sync_collectives, ExactnessError, "synchronous collectives"),
-        (cases.variable_bags_of_no_rows_known, ExactnessError, "but no inverse_indices for"),
-        (cases.bags_with_inverse_indices_only, ExactnessError, "no stride_per_key_per_rank"),
+        (cases.variable_bags_of_no_rows_known, ExactnessError, "only one of stride_per_key"),
+        (cases.bags_with_inverse_indices_only, ExactnessError, "only one of stride_per_key"),
         (cases.mean_and_sum_of_one_feature, ExactnessError, "features f look up a row-wise table"),
         (cases.untrained_table, ExactnessError, "no optimizer updates embedding_bags.a.weight"),
-        (cases.quantized_kernel, SetupError, "table a has the kernel quant"),
-        (cases.planned_for_a_gpu, SetupError, "the plan has table a on cuda, .* sharded on cpu"),
     ],
 )
 def test_refused(case: Callable[..., Any], error: type[Exception], message: str) -> None:
@@ -121,13 +119,6 @@ def test_features_may_come_in_another_order(kind: str) -> None:
 def test_a_feature_that_is_missing_is_named(kind: str) -> None:
     with pytest.raises(ExactnessError, match="the batch has no feature b, which tables here look"):
         run_on_ranks(cases.missing_feature, 2, kind)
-
-
-@pytest.mark.parametrize("kind", ["bags", "sequences"])
-def test_a_field_that_is_empty_is_named(kind: str) -> None:
-    message = "which looks up a, got None: a batch has .* EmbeddingCollections in sequence_features"
-    with pytest.raises(ExactnessError, match=message):
-        run_on_ranks(cases.no_features, 2, kind)
 
 
 @pytest.mark.parametrize("coalesced", [False, True], ids=["", "coalesced"])

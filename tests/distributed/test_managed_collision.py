@@ -13,7 +13,6 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from tests.distributed import managed_collision_cases as cases
 
 from recd_plugins.distributed.managed_collision import reset_rows
-from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -54,9 +53,3 @@ def test_rows_are_reset_as_fbgemms_operator_for_cuda_does() -> None:
     reset_rows(kernel, torch.tensor([0, 2]), torch.tensor([0, 2]), one, torch.tensor([0]))
     assert [w.sum(dim=1).tolist() for w in weights] == [[8.0] * 4, [0.0, 8.0, 0.0, 8.0]]
     assert [m.tolist() for m, *_ in states] == [[1.0] * 4, [0.0, 1.0, 0.0, 1.0]]
-
-
-@pytest.mark.skipif(DEVICE.type != "cpu", reason="it trains on CUDA")
-def test_a_map_that_only_reads_on_cpu_is_refused() -> None:
-    for text in run_on_ranks(cases.hashed, 2):
-        assert text.startswith("table t_a has a HashZchManagedCollisionModule, of which FBGEMM ")

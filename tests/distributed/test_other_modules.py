@@ -17,7 +17,6 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
 )
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
-from torchrec.distributed.itep_embeddingbag import ITEPEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -31,15 +30,11 @@ from torchrec.modules.feature_processor_ import (
     PositionWeightedModuleCollection,
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
-from torchrec.modules.itep_modules import GenericITEPModule
 
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.distributed.other_sharders import why_plain
-from recd_plugins.distributed.sharders import (
-    ExactEmbeddingBagCollectionSharder,
-    build_sharders,
-)
-from recd_plugins.drop_in.pooled_features import PooledFeatures
+from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder
+from recd_plugins.drop_in.dedup import PooledFeatures
 from recd_plugins.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -95,7 +90,7 @@ def test_modules_train_as_with_torchrecs_sharders(kind: str, form: cases.Form) -
 def test_sequences_around_those_of_a_trainers_sharder_learn() -> None:
     check_alike("prioritized sequences", "deduplicated")
     model = cases.Model("prioritized sequences")
-    assert PooledFeatures.of(model).expanded.keys() == {"a", "b"}
+    assert PooledFeatures.of(model).others.keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize("deduplicated", [False, True], ids=["plain", "deduplicated"])
@@ -182,15 +177,6 @@ def test_codecs_inside_and_those_of_the_file_are_refused() -> None:
         build_sharders(prepared(registry(wire="fp16")), [mine])
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_an_order_of_shardings_is_refused_of_inner_sharders_too(inside: bool) -> None:
-    mine: Any = EmbeddingBagCollectionSharder(sharded_module_order_overwrite=["row_wise"])
-    if inside:
-        mine = FeatureProcessedEmbeddingBagCollectionSharder(mine)
-    with pytest.raises(SetupError, match="the EmbeddingBagCollectionSharder in base has a sharded"):
-        build_sharders(prepared(registry()), [mine])
-
-
 def test_processors_that_may_see_more_than_a_row_get_all_rows() -> None:
     class Mine(PositionWeightedModule):
         pass
@@ -215,31 +201,8 @@ def test_a_collection_of_a_trainers_own_gets_all_rows() -> None:
     assert why_plain(module) == "as its feature processors Mine may look at more than one row"
 
 
-@pytest.mark.skipif(
-    hasattr(torch.ops.fbgemm, "init_address_lookup"), reason="FBGEMM has the operators"
-)
-def test_pruning_is_refused_without_fbgemms_operators() -> None:
-    bags: Any = cases.build("bags")
-    module = ITEPEmbeddingBagCollection(bags, GenericITEPModule({"t_a": 300, "t_b": 300}))
-    sharder = next(
-        each
-        for each in build_sharders(prepared(registry()), [ITEPEmbeddingBagCollectionSharder()])
-        if each.module_type is ITEPEmbeddingBagCollection
-    )
-    with pytest.raises(SetupError, match="sparse is a ITEPEmbeddingBagCollection, and the inst"):
-        sharder.shard(module, {}, ShardingEnv(2, 0), cases.DEVICE, "sparse")
-
-
-@pytest.mark.parametrize(
-    ("device", "poolings", "why"),
-    [
-        ("cpu", (PoolingType.SUM, PoolingType.SUM), r"tables t0 .* for CUDA alone\. Shard them by"),
-        ("cuda", (PoolingType.MEAN, PoolingType.SUM), r"tables t0 .* divides those of other"),
-    ],
-)
-def test_fused_bags_by_rows_are_refused(
-    device: str, poolings: tuple[PoolingType, ...], why: str
-) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_means_of_fused_bags_by_rows_are_refused(device: str) -> None:
     module = FusedEmbeddingBagCollection(
         tables=[
             EmbeddingBagConfig(
@@ -249,7 +212,7 @@ def test_fused_bags_by_rows_are_refused(
                 feature_names=[f"f{index}"],
                 pooling=pooling,
             )
-            for index, pooling in enumerate(poolings)
+            for index, pooling in enumerate((PoolingType.MEAN, PoolingType.SUM))
         ],
         optimizer_type=torch.optim.SGD,
         optimizer_kwargs={"lr": 0.02},
@@ -265,7 +228,7 @@ def test_fused_bags_by_rows_are_refused(
         for each in build_sharders(prepared(registry()))
         if each.module_type is FusedEmbeddingBagCollection
     )
-    with pytest.raises(SetupError, match=why):
+    with pytest.raises(SetupError, match=r"tables t0 .* divides wrongly"):
         sharder.shard(module, params, ShardingEnv(1, 0), torch.device(device))
 
 
@@ -278,7 +241,7 @@ def test_sharding_in_two_dimensions_is_refused(kind: str) -> None:
     params = {name: ParameterSharding("table_wise", "fused", [0]) for name in ("t_a", "t_b")}
     env = object.__new__(ShardingEnv2D)
     env.world_size = 2
-    with pytest.raises(SetupError, match=r"^sparse is to be sharded by DMPCollection, over groups"):
+    with pytest.raises(SetupError, match=r"^sparse is to be sharded by DMPCollection"):
         sharder.shard(module, EmbeddingModuleShardingPlan(params), env, cases.DEVICE, "sparse")
 
 

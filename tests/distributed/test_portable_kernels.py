@@ -20,12 +20,12 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.one_table import fits_one_table
 from recd_plugins.distributed.portable_kernels import (
     PortableDenseEmbedding,
     PortableDenseEmbeddingBag,
     PortableEmbedding,
     PortableEmbeddingBag,
+    fits_one_table,
     use_portable_lookups,
 )
 from recd_plugins.distributed.row_wise_adagrad import learns_by_fbgemm

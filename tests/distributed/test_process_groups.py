@@ -11,15 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recd_plugin_flexshard.runtime import tier_groups
 from recd_plugin_tuning.cluster.groups import node_groups
-from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.launch import launch
+from recd_plugins.distributed.overlap import DeferredAllReduce
 
 TIMEOUT = timedelta(seconds=77)
 
 
 def timeouts(rank: int, world_size: int) -> set[timedelta]:
     tiers = tier_groups()
-    late = LateGradients.of(DistributedDataParallel(nn.Linear(1, 1)))
+    late = DeferredAllReduce.of(DistributedDataParallel(nn.Linear(1, 1)))
     assert late is not None
     groups = [tiers.cold, tiers.hot, tiers.flex, tiers.flex_gradients, late._group]
     with node_groups() as nodes:
@@ -36,7 +36,7 @@ def late_of_some_ranks(rank: int, world_size: int) -> bool:
     """Whether a model that other ranks do not train has gradients summed late."""
     groups = [dist.new_group([other]) for other in range(world_size)]
     wrapped = DistributedDataParallel(nn.Linear(1, 1), process_group=groups[rank])
-    return LateGradients.of(wrapped) is not None
+    return DeferredAllReduce.of(wrapped) is not None
 
 
 def test_ranks_that_train_apart_make_no_groups_without_the_others() -> None:

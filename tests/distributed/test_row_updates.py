@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.small_registry import MakeRegistry
 from torchrec import optim
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -14,18 +13,14 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recd_plugins.distributed.clipped_gradients import ClippedGradients
-from recd_plugins.distributed.plain_kernels import (
+from recd_plugins.distributed.process_groups import gathers_equal_sizes
+from recd_plugins.distributed.row_updates import (
+    check_updates,
     plain_updates,
-    refuse_coalesced_updates,
     why_plain_kernels,
 )
-from recd_plugins.distributed.process_groups import gathers_equal_sizes
-from recd_plugins.distributed.row_updates import check_updates, why_not
 from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
-from recd_plugins.errors import RegistryError, SetupError
-from recd_plugins.planning.prepare_entries import prepare_entries
-from recd_plugins.planning.setting import setting_of
-from recd_plugins.planning.topologies import load_topology
+from recd_plugins.errors import SetupError
 
 
 def bags(**optimizers: type | None) -> EmbeddingBagCollection:
@@ -97,38 +92,6 @@ def test_arguments_that_do_nothing_are_refused_of_all_kernels_of_tables(kernel: 
     params = {"a": ParameterSharding("table_wise", kernel, ranks=[0])}
     with pytest.raises(SetupError, match=r"table a: .* do nothing with momentum"):
         check_updates(params, {"a": weight}, None, torch.device("cuda"))
-
-
-def test_such_tables_are_not_coalesced() -> None:
-    refuse_coalesced_updates({}, ["a"])
-    refuse_coalesced_updates({"a": "exact_adagrad"}, [])
-    told = r"tables b are to be coalesced, .* its tables a, c are trained by exact_adagrad, lamb"
-    with pytest.raises(SetupError, match=told):
-        refuse_coalesced_updates({"a": "exact_adagrad", "c": "lamb"}, ["b"])
-
-
-def test_entries_that_coalesce_such_tables_are_refused_with_their_line(
-    make_registry: MakeRegistry,
-) -> None:
-    rate = {"learning_rate": 0.1}
-    registry = make_registry(
-        sharding=[{"use": "torchrec.row_wise", "tables": ["t_b"], "options": {"coalesce": True}}],
-        optimizers=[{"use": "torchrec.adagrad", "tables": ["t_a"], "options": rate}],
-        pooling=None,
-    )
-    model = bags(t_a=None, t_b=None)
-    setting = setting_of(registry, model, load_topology("dgx-a100-80g"))
-    with pytest.raises(
-        RegistryError, match=r"registry.yaml:\d+ sharding\[0\]: .* t_b are to be coal.* t_a are"
-    ):
-        prepare_entries(registry, model, setting, "cuda")
-    prepare_entries(registry, bags(t_a=None, t_b=None), setting, "cpu")
-
-
-def test_an_update_without_a_state_to_show_is_refused() -> None:
-    assert "shows no state of lars_sgd" in why_not(EmbOptimType.LARS_SGD, "cuda")
-    assert "for CUDA alone" in why_not(EmbOptimType.LAMB, "cpu")
-    assert why_not(EmbOptimType.LAMB, "cuda") == why_not(EmbOptimType.EXACT_SGD, "cpu") == ""
 
 
 def test_a_module_on_one_rank_gathers_nothing() -> None:

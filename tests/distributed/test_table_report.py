@@ -14,7 +14,7 @@ from recd_plugins.distributed.table_report import (
     DENSE,
     ShardedTables,
     TableLine,
-    note_of_codecs,
+    _note_of_codecs,
 )
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -83,7 +83,7 @@ def test_an_optimizer_that_nobody_chose_is_fbgemms() -> None:
 def test_rounded_gradients_of_rows_that_are_stored_once_are_told(backward: CommType) -> None:
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=backward)
     codecs = get_qcomm_codecs_registry(config, device=torch.device("cpu"))
-    note = note_of_codecs("bags", codecs)
+    note = _note_of_codecs("bags", codecs)
     assert note.startswith("bags: gradients are sent in ") == (backward != CommType.FP32)
     assert ("in 16 bits" in note) == (backward in (CommType.FP16, CommType.BF16))
     assert str(ShardedTables((), (note,))).endswith(note)

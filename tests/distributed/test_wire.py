@@ -11,7 +11,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import ModuleSharder
 
-from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding
@@ -52,22 +52,16 @@ class _Sharder(EmbeddingCollectionSharder):
 
 
 class Own(Sharding):
-    """Shards a module of its own, with what ``takes`` says."""
+    """Shards a module of its own."""
 
     name = "test.own"
-    takes = False
 
     class Options(PluginOptions):
         pass
 
     def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        codecs = arguments.qcomm_codecs_registry if self.takes else None
-        sharder: Any = _Sharder(arguments.fused_params, codecs)
+        sharder: Any = _Sharder(arguments.fused_params, arguments.qcomm_codecs_registry)
         return [sharder]
-
-
-class Taking(Own):
-    takes = True
 
 
 class Failing(Own):
@@ -78,38 +72,6 @@ class Failing(Own):
 def test_sharders_that_fail_name_their_plugin() -> None:
     with pytest.raises(KeyError, match=r"0\ntest\.own: sharders failed at .*py:\d+"):
         build_sharders(prepared(registry((make(Failing), ["t"]))))
-
-
-class Numbered(Own):
-    options: Any
-
-    class Options(PluginOptions):
-        number: int
-
-    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        sharder: Any = _Sharder(arguments.fused_params)
-        sharder.number = self.options.number
-        return [sharder]
-
-
-def test_entries_of_a_plugin_whose_sharders_differ_are_refused() -> None:
-    def sharders(*numbers: int) -> Sequence[ModuleSharder[nn.Module]]:
-        entries = [(make(Numbered, number=number), ["t"]) for number in numbers]
-        return build_sharders(prepared(registry(*entries)))
-
-    assert sum(type(sharder) is _Sharder for sharder in sharders(1, 1)) == 1
-    words = r"sharding\[1\]: test\.own and an entry of it before .* by sharders of other number, "
-    with pytest.raises(SetupError, match=words):
-        sharders(1, 2)
-
-
-def test_a_sharder_without_the_format_is_refused() -> None:
-    with pytest.raises(
-        SetupError, match=r"test\.own shards _Sequences by .* takes no qcomm_codecs"
-    ):
-        build_sharders(prepared(registry((make(Own), ["t"]), wire="fp16")))
-    *_, sharder = build_sharders(prepared(registry((make(Taking), ["t"]), wire="fp16")))
-    assert sharder.qcomm_codecs_registry is not None
 
 
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])

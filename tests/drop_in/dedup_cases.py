@@ -28,9 +28,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 import recd_plugins
-from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.distributed.build import build_sharders
+from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.errors import SetupError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 
@@ -275,25 +276,6 @@ def detached_and_attached(rank: int, world_size: int) -> tuple[list[float], list
         assert dedup.decision.features
         found.append(losses)
     return found[0], found[1]
-
-
-@forced_dedup()
-def failing_loader(rank: int, world_size: int, ids: int, weights: int) -> str:
-    """The first batch of rank 1 has so many ids and weights, where it should have four each."""
-
-    def batches() -> Iterator[Any]:
-        if rank and ids:
-            lengths = torch.tensor([2, 2])
-            yield KeyedJaggedTensor(["f0"], torch.arange(ids), torch.ones(weights), lengths)
-        if rank:
-            raise OSError("the disk is gone")
-        yield from loader(rank, True)
-
-    try:
-        list(Dedup(Model())(batches()))
-    except (OSError, ValueError, DataError, SetupError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 @forced_dedup()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.drop_in.batch_fields import replace_kjts
+from recd_plugins.drop_in.batches import replace_kjts
 
 
 def kjt() -> KeyedJaggedTensor:

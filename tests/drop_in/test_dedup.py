@@ -17,8 +17,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.drop_in.batches import Stored
 from recd_plugins.drop_in.dedup import Counted, Dedup, _decide
-from recd_plugins.drop_in.stored import Stored
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT, unique_rows
 from recd_plugins.testing.gloo import run_on_ranks
@@ -231,16 +231,6 @@ def test_a_pipeline_that_is_detached_between_goes_on() -> None:
         assert detached == straight
 
 
-def test_ranks_are_told_of_a_loader_that_fails_at_its_first_batch() -> None:
-    for ids, weights, failure in [
-        (0, 0, "OSError: the disk is gone"),
-        (3, 3, "DataError: batch: lengths add up to 4 ids, and there are 3 values"),
-        (4, 3, "ValueError: offsets from 0 to 4 for 3 values"),
-    ]:
-        other = f"SetupError: rank 1 has no first batch: {failure}"
-        assert run_on_ranks(cases.failing_loader, 2, ids, weights) == [other, failure]
-
-
 def test_a_batch_that_the_model_makes_anew_has_all_rows() -> None:
     plain = run_on_ranks(cases.made_anew, 2, False)
     for expected, found in zip(plain, run_on_ranks(cases.made_anew, 2, True), strict=True):
@@ -256,17 +246,11 @@ def test_fewer_values_than_lengths_say_are_refused() -> None:
         Dedup(cases.Model()).batch({"clicks": kjt})
 
 
-@pytest.mark.parametrize(
-    ("stock", "reason"),
-    [
-        (True, "bags is TorchRec's own ShardedEmbeddingBagCollection; shard it by ready.sharders"),
-        (False, "bags is not sharded"),
-    ],
-)
-def test_modules_without_our_sharders_get_plain_batches(stock: bool, reason: str) -> None:
+@pytest.mark.parametrize("stock", [True, False])
+def test_modules_without_our_sharders_get_plain_batches(stock: bool) -> None:
     for plain, left in run_on_ranks(cases.left_alone_once_sharded, 2, stock):
         assert plain
-        assert left.startswith(reason)
+        assert left.startswith("bags is not sharded by ready.sharders")
 
 
 def test_more_values_than_lengths_say_are_refused() -> None:

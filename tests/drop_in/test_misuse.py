@@ -13,7 +13,6 @@ import torch
 from tests.drop_in.forced_dedup import forced_dedup
 from torch import nn
 from torch.utils.data import DataLoader
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -38,34 +37,6 @@ def sequences() -> EmbeddingCollection:
     return EmbeddingCollection(
         [EmbeddingConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"])]
     )
-
-
-def test_what_is_no_model_and_no_loader() -> None:
-    with pytest.raises(SetupError, match=r"wrap takes the model"):
-        recd_plugins.wrap(None)  # type: ignore[arg-type]
-    with pytest.raises(
-        SetupError, match=r"dedup takes a loader of batches, not a int; one batch is"
-    ):
-        recd_plugins.wrap(model()).dedup(5)  # type: ignore[arg-type]
-
-
-def test_what_is_no_list_of_sharders() -> None:
-    ready = recd_plugins.wrap(model())
-    shard = EmbeddingBagCollectionSharder.shard
-    for base, told in [
-        (None, "sharders takes a list of sharders as base, not None"),
-        (EmbeddingBagCollectionSharder(), "sharders takes a list of sharders as base, not <"),
-        (
-            [EmbeddingBagCollectionSharder],
-            r"base\[0\] is the class EmbeddingBagCollectionSharder",
-        ),
-        (["x"], r"base\[0\] is 'x', and no ModuleSharder"),
-    ]:
-        with pytest.raises(SetupError, match=told):
-            ready.sharders(base)  # type: ignore[arg-type]
-    assert EmbeddingBagCollectionSharder.shard is shard
-    with pytest.raises(SetupError, match="not what wrap returned"):
-        recd_plugins.wrap(ready)  # type: ignore[arg-type]
 
 
 def test_what_wrap_returns_is_copied() -> None:
@@ -122,9 +93,9 @@ def test_poolings_that_see_more_than_a_row(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize(
     ("pooling", "what"),
     [
-        (nn.MultiheadAttention(4, 1, dropout=0.1), "MultiheadAttention with dropout"),
+        (nn.MultiheadAttention(4, 1, dropout=0.1), "MultiheadAttention"),
         (nn.MultiheadAttention(4, 1), ""),
-        (nn.GRU(4, 4, num_layers=2, dropout=0.1), "GRU with dropout"),
+        (nn.GRU(4, 4, num_layers=2, dropout=0.1), "GRU"),
         (nn.AlphaDropout(), "AlphaDropout"),
         (nn.RReLU(), "RReLU"),
         (nn.LazyBatchNorm1d(), "LazyBatchNorm1d"),
@@ -141,12 +112,9 @@ def test_torchs_modules_that_see_more_than_a_row(
 
 
 def test_names_of_poolings() -> None:
-    pooling: Any = nn.Linear
-    with pytest.raises(SetupError, match=r"f is pooled by <class .*; did you mean Linear\(\)\?"):
-        recd_plugins.PooledSequences(sequences(), {"f": pooling})
     with pytest.raises(PluginError, match=r"pooling recd.maen; did you mean recd.mean\?"):
         recd_plugins.PooledSequences(sequences(), {"f": "recd.maen"})
-    with pytest.raises(PluginError, match=r"recd.din needs the item of each row.*SequencePooling"):
+    with pytest.raises(PluginError, match=r"recd.din pools one feature.*SequencePooling"):
         recd_plugins.PooledSequences(sequences(), {"f": "recd.din"})
 
 

@@ -70,9 +70,9 @@ class Mine(EmbeddingCollection):
 @pytest.mark.parametrize(
     ("sequences", "poolings", "message"),
     [
-        (collection("a", "b"), {"a": cases.Mean()}, "nothing pools b"),
-        (collection("a"), {"a": cases.Mean(), "z": cases.Mean()}, "z is no feature of the Em"),
-        (collection("a", "a"), {"a": cases.Mean()}, "a is looked up in several tables"),
+        (collection("a", "b"), {"a": cases.Mean()}, "looks up a, b: pool each"),
+        (collection("a"), {"a": cases.Mean(), "z": cases.Mean()}, "pools a, z, and"),
+        (collection("a", "a"), {"a": cases.Mean()}, "looks up a, a: pool each"),
         (Mine(collection("a").embedding_configs()), {"a": cases.Mean()}, "not a Mine"),
         (nn.Linear(1, 1), {"a": cases.Mean()}, "not a Linear"),
     ],
@@ -163,5 +163,5 @@ def test_a_deduplicated_batch_needs_its_rows() -> None:
         pooled(cases.KeyedJaggedTensor(**stored))
     pooled.sequences = collection("a")  # as a sharder of another's would put one in
     rows = torch.tensor([[0, 1, 0]])
-    with pytest.raises(ExactnessError, match="another sharder has"):
+    with pytest.raises(ExactnessError, match="sharded by another sharder"):
         pooled(cases.KeyedJaggedTensor(**stored, inverse_indices=(["a"], rows)))

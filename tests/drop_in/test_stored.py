@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.drop_in.stored import Stored, _by_groups
+from recd_plugins.drop_in.batches import Stored, _by_groups
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 KEYS = ["a", "b", "c", "d"]

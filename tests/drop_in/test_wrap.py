@@ -247,17 +247,6 @@ def test_a_table_that_is_a_layers_weight_is_refused() -> None:
         recd_plugins.wrap(Tied())
 
 
-@pytest.mark.parametrize("planned", ["table_wise", "column_wise"])
-def test_a_plan_that_shards_otherwise_than_an_entry_is_refused(file: Any, planned: str) -> None:
-    ready = recd_plugins.wrap(model := Model(), file(ROW_WISE))
-    others = ready.planner(world_size=1).plan(model, ready.sharders()).plan["bags"]
-    assert others["t_f0"].sharding_type == "row_wise"
-    others["t_f0"].sharding_type = planned
-    words = r"registry\.yaml:2 sharding\[0\]: torchrec\.row_wise asks for row_wise of table t_f0, "
-    with pytest.raises(SetupError, match=words + f"and the plan has {planned}: plan with planner"):
-        ready.sharders()[0].shard(model.bags, others, ShardingEnv.from_local(1, 0))
-
-
 def test_a_subclass_that_brings_an_optimizer_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -277,9 +266,8 @@ def test_a_subclass_that_brings_an_optimizer_is_warned_of(
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, "exact_sgd do nothing with momentum"),
         (RowWiseAdagrad, {"lr": 0.1, "weight_decay": 0.1}, "CPU kernels do nothing with weight_"),
         (RowWiseAdagrad, {"lr": 0.1, "max_norm": 1.0}, "CPU kernels do nothing with max_norm"),
-        (torch.optim.SGD, {"lr": 0.1, "maximize": True}, "SGD was given maximize, which FBGEMM"),
     ],
-    ids=["momentum", "weight_decay", "max_norm", "maximize"],
+    ids=["momentum", "weight_decay", "max_norm"],
 )
 def test_arguments_that_do_nothing_are_refused(
     optimizer: Any, arguments: dict[str, Any], message: str

@@ -18,7 +18,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.uvm import Uvm
-from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints

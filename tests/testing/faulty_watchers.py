@@ -59,9 +59,6 @@ class Stepper(Optimizer):
             arguments["momentum"] = 0.9
         if self.fault == "has_no_rate":
             arguments = {"rate": 0.1}
-        if self.fault == "gives_what_no_kernel_takes":
-            from torchrec.optim import Adam
-            return RowUpdate(Adam, {**arguments, "amsgrad": False})
         if self.fault == "draws_rates":
             arguments["lr"] = float(torch.rand(()))
         if self.fault == "counts_calls":

@@ -105,7 +105,6 @@ FAULTS = {
         "gives_a_dict": "test_fbgemm_has_the_update",
         "is_unknown": "test_fbgemm_has_the_update",
         "has_momentum": "test_fbgemm_has_the_update",
-        "gives_what_no_kernel_takes": "test_fbgemm_has_the_update",
         "has_no_rate": "test_its_class_takes_the_arguments",
         "draws_rates": "test_every_rank_comes_to_the_same",
         "counts_calls": "test_every_rank_comes_to_the_same",

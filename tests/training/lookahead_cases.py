@@ -37,8 +37,7 @@ from recd_plugin_flexshard.runtime import (
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline
-from recd_plugins.distributed.pipeline import build_train_pipeline
+from recd_plugins.distributed.pipeline import OverlappedTrainPipeline, build_train_pipeline
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,

@@ -18,10 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins.distributed import overlapped_pipeline
+from recd_plugins.distributed import pipeline as pipelines
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.late_gradients import LateGradients
-from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
+from recd_plugins.distributed.overlap import DeferredAllReduce
+from recd_plugins.distributed.pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.values.batch import ModelInput
 
@@ -64,8 +64,8 @@ def starts(rank: int, world_size: int) -> list[int]:
         pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
         batches = iter([batch_of(rank, step) for step in range(4)])
         for _ in range(4):
-            original = LateGradients.start
-            with mock.patch.object(LateGradients, "start", autospec=True) as start:
+            original = DeferredAllReduce.start
+            with mock.patch.object(DeferredAllReduce, "start", autospec=True) as start:
                 start.side_effect = original
                 pipeline.progress(batches)
             found.append(start.call_count)
@@ -136,7 +136,7 @@ def _noted(
     happened: list[str], dmp: DistributedModelParallel, optimizer: torch.optim.Optimizer
 ) -> Iterator[None]:
     before = _tables(dmp)
-    forward = overlapped_pipeline._RowsAhead
+    forward = pipelines._RowsAhead
     pipeline = OverlappedTrainPipeline
 
     def note(event: str) -> None:
@@ -148,7 +148,7 @@ def _noted(
         if happened[-1:] != [event]:  # of one module after another
             happened.append(event)
 
-    def start(late: LateGradients) -> None:
+    def start(late: DeferredAllReduce) -> None:
         if late._ready:
             note("sum")
         original_start(late)
@@ -165,12 +165,12 @@ def _noted(
         note("optimizer")
         original_step(*arguments)
 
-    original_start, original_look_up = LateGradients.start, forward.look_up
+    original_start, original_look_up = DeferredAllReduce.start, forward.look_up
     original_send, original_step = pipeline.start_sparse_data_dist, optimizer.step
     with (
-        mock.patch.object(LateGradients, "start", start),
+        mock.patch.object(DeferredAllReduce, "start", start),
         mock.patch.object(forward, "look_up", look_up),
-        mock.patch.object(pipeline, "start_sparse_data_dist", send),
+        mock.patch.object(pipelines, "start_sparse_data_dist", send),
         mock.patch.object(optimizer, "step", step),
     ):
         yield

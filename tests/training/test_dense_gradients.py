@@ -14,8 +14,8 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
 from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.launch import launch
+from recd_plugins.distributed.overlap import DeferredAllReduce
 from recd_plugins.training.optimizer import summed_in_fixed_buckets
 
 both = pytest.mark.parametrize("always_trained", [False, True])
@@ -58,12 +58,12 @@ def gradients(
     all_used = always_trained if all_used is None else all_used
     dmp = sharded(always_trained, all_used)
     assert all(parameter.grad is None for parameter in dmp.parameters())
-    waits: LateGradients | None = None
+    waits: DeferredAllReduce | None = None
     if late != "never":
         wrapped = next(dmp.children())
         assert isinstance(wrapped, DistributedDataParallel)
-        waits = LateGradients.of(wrapped)
-        assert LateGradients.of(wrapped) is waits
+        waits = DeferredAllReduce.of(wrapped)
+        assert DeferredAllReduce.of(wrapped) is waits
     torch.manual_seed(rank)
     features = torch.randn(64, 31)
     steps = []

@@ -48,7 +48,7 @@ def _assert_equal(world_size: int, fails: str | None = None, rates: tuple[float,
     ]
     for waits, overlaps in zip(*sides, strict=True):
         assert (waits.pipeline, overlaps.pipeline) == (
-            "CheckedTrainPipeline",
+            "SparseDistTrainPipeline",
             "OverlappedTrainPipeline",
         )
         assert overlaps.losses == waits.losses

@@ -17,7 +17,7 @@ from recd_plugin_flexshard.three_tier import ThreeTier
 from recd_plugin_flexshard.two_tier import TwoTier
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
-from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
 from recd_plugins.planning.topologies import load_topology

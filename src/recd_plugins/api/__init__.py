@@ -91,7 +91,7 @@ from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.values.work import Work
 
 if TYPE_CHECKING:
-    from recd_plugins.distributed.exact_contexts import ExactSequenceContext
+    from recd_plugins.distributed.contexts import ExactSequenceContext
     from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
     from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
     from recd_plugins.distributed.sharders import (
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
 _WITH_TORCH = {
     "ExactEmbeddingBagCollectionSharder": "recd_plugins.distributed.sharders",
     "ExactEmbeddingCollectionSharder": "recd_plugins.distributed.sharders",
-    "ExactSequenceContext": "recd_plugins.distributed.exact_contexts",
+    "ExactSequenceContext": "recd_plugins.distributed.contexts",
     "ExactShardedEmbeddingBagCollection": "recd_plugins.distributed.sharded_bags",
     "ExactShardedEmbeddingCollection": "recd_plugins.distributed.sharded_sequences",
 }

@@ -5,10 +5,9 @@ sharders, of sharded modules and of lookup kernels are names of ``recd_plugins.a
 torch and TorchRec.
 """
 
-from recd_plugins.distributed.asked_shards import tell_when_asked
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, lookup_ids
-from recd_plugins.distributed.coalesced.unique import unique_ids
+from recd_plugins.distributed.coalesced.input_dist import unique_ids
 from recd_plugins.distributed.device import choose_device, device_of_rank, lack_for_cuda
 from recd_plugins.distributed.guards import guard
 from recd_plugins.distributed.launch import (
@@ -19,11 +18,16 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
+from recd_plugins.distributed.lookup_kernels import (
+    RowKernel,
+    close_kernels,
+    row_kernels,
+    tell_when_asked,
+)
+from recd_plugins.distributed.overlap import LookupAhead
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.process_groups import new_group
 from recd_plugins.distributed.rank_agreement import check_agreement, ranks_of_each_node, tell_all
-from recd_plugins.distributed.rates_of_steps import LookupAhead
 from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes

@@ -77,8 +77,7 @@ def _describe(
     name: str, ranks: int, registry: Path | None, plugins_dir: Path | None, as_json: bool
 ) -> None:
     """Print what would become of the tables of a model."""
-    from recd_plugins.drop_in.factory import model_of
-    from recd_plugins.drop_in.planned_tables import planned_tables
+    from recd_plugins.drop_in.planned_tables import model_of, planned_tables
     from recd_plugins.drop_in.wrap import wrap
 
     found = planned_tables(wrap(model_of(name), registry, plugins_dir=plugins_dir), ranks)

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.values.channels import CollectiveKind, resolve_group
 
 
@@ -122,12 +121,14 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             _OTHERS.add(func)
 
-    def _count(self, kind: CollectiveKind, sent: _Sent, arguments: dict[str, Any]) -> None:
+    def _count(
+        self, kind: CollectiveKind, input: str, sent: _Sent, arguments: dict[str, Any]
+    ) -> None:
         group = _group(arguments)
         exchange = arguments.get("tag") == EXCHANGE_TAG
         if exchange:
             kind = "all_to_all"
-        num_bytes = sent(arguments, group.rank(), group.size())
+        num_bytes = sent(arguments[input], arguments, group.rank(), group.size())
         if not isinstance(num_bytes, int):
             num_bytes[group.rank()] = 0  # what stays
             for place, part in enumerate(num_bytes):
@@ -174,8 +175,8 @@ def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
     On CUDA it waits for the device once a lookup.
     """
     ids = LookupIds()
-    modules = [m for m in model.modules() if isinstance(m, ShardedEmbeddingModule)]
-    before = [_tracker(module) for module in modules]
+    modules: list[Any] = [m for m in model.modules() if isinstance(m, ShardedEmbeddingModule)]
+    before = [module.post_lookup_tracker_fn for module in modules]  # TorchRec's, one slot
     for module, tracker in zip(modules, before, strict=True):
         module.post_lookup_tracker_fn = _Counting(ids, tracker)
     try:
@@ -185,15 +186,9 @@ def lookup_ids(model: nn.Module) -> Iterator[LookupIds]:
             module.post_lookup_tracker_fn = tracker
 
 
-def _tracker(module: nn.Module) -> Any:
-    # TorchRec's hook for its own trackers (1.6 to 1.9); one slot, which we share.
-    require_attributes(module, "post_lookup_tracker_fn")
-    return module.post_lookup_tracker_fn
-
-
 def tracker_of(module: nn.Module) -> Callable[..., None] | None:
-    """What looks on at the lookups of a sharded module, besides ``lookup_ids``."""
-    tracker = _tracker(module)
+    """Return the tracker of the lookups of a sharded module, besides ``lookup_ids``."""
+    tracker: Any = module.post_lookup_tracker_fn
     while isinstance(tracker, _Counting):
         tracker = tracker.before
     found: Callable[..., None] | None = tracker
@@ -212,12 +207,13 @@ class _Counting:
             self.before(features, *rest)
 
 
-# To all others; of all-to-alls what each rank gets, this one too.
-_Sent = Callable[[dict[str, Any], int, int], int | list[int]]
+# Bytes to all other ranks together, or to each rank, this one too: given the input, all arguments,
+# the rank and the number of ranks.
+_Sent = Callable[[Any, dict[str, Any], int, int], int | list[int]]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested lists."""
+    """Yield the tensors in nested lists."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -238,76 +234,58 @@ def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
     return cast(dist.ProcessGroup, group)
 
 
-def _to_each_by_split(input: str) -> _Sent:
+def _split(value: Any, arguments: dict[str, Any], _: int, size: int) -> list[int]:
     """Rows of one tensor, split over the ranks."""
-
-    def sent(arguments: dict[str, Any], _: int, size: int) -> list[int]:
-        tensor: Tensor = arguments[input]
-        splits = arguments["input_split_sizes"]
-        if not splits:
-            return [_bytes(tensor) // size] * size
-        row = _bytes(tensor) // max(1, tensor.shape[0])
-        return [row * split for split in splits]
-
-    return sent
+    splits = arguments["input_split_sizes"]
+    if not splits:
+        return [_bytes(value) // size] * size
+    row = _bytes(value) // max(1, value.shape[0])
+    return [row * split for split in splits]
 
 
-def _to_each_by_list(input: str) -> _Sent:
+def _listed(value: Any, *_: Any) -> list[int]:
     """One tensor for each rank."""
-    return lambda arguments, _, __: [_bytes(tensor) for tensor in arguments[input]]
+    return [_bytes(tensor) for tensor in value]
 
 
-def _to_others_by_list(input: str) -> _Sent:
-    """One tensor for each rank."""
-
-    def sent(arguments: dict[str, Any], rank: int, size: int) -> int:  # noqa: ARG001
-        tensors = arguments[input]
-        nested = tensors and isinstance(tensors[0], list | tuple)
-        return sum(
-            _bytes(each) - _bytes(each[rank]) for each in (tensors if nested else [tensors]) if each
-        )
-
-    return sent
+def _listed_others(value: Any, _: dict[str, Any], rank: int, __: int) -> int:
+    """One tensor for each rank, or several such lists; what stays is not sent."""
+    lists = value if value and isinstance(value[0], list | tuple) else [value]
+    return sum(_bytes(each) - _bytes(each[rank]) for each in lists if each)
 
 
-def _even_parts(input: str) -> _Sent:
+def _scattered(value: Any, arguments: dict[str, Any], rank: int, size: int) -> int:
+    return _listed_others(value, arguments, rank, size) if rank == arguments["root_rank"] else 0
+
+
+def _even(value: Any, _: dict[str, Any], __: int, size: int) -> int:
     """All of a tensor but the part that stays."""
-    return lambda arguments, _, size: _bytes(arguments[input]) * (size - 1) // size
+    return _bytes(value) * (size - 1) // size
 
 
-def _to_each_other(input: str) -> _Sent:
+def _whole(value: Any, _: dict[str, Any], __: int, size: int) -> int:
     """The whole tensor to each of the other ranks."""
-    return lambda arguments, _, size: _bytes(arguments[input]) * (size - 1)
+    return _bytes(value) * (size - 1)
 
 
-def _reduced_and_gathered(input: str) -> _Sent:
-    """As a reduce-scatter and an all-gather of the result."""
-    return lambda arguments, _, size: 2 * _bytes(arguments[input]) * (size - 1) // size
+def _reduced(value: Any, _: dict[str, Any], __: int, size: int) -> int:
+    """A reduce-scatter and an all-gather of the result."""
+    return 2 * _bytes(value) * (size - 1) // size
 
 
-def _from_root(input: str, root: str) -> _Sent:
-    return lambda arguments, rank, size: (
-        _bytes(arguments[input]) * (size - 1) if rank == arguments[root] else 0
-    )
+def _from_root(value: Any, arguments: dict[str, Any], rank: int, size: int) -> int:
+    root = arguments.get("root_rank", arguments.get("src"))
+    return _bytes(value) * (size - 1) if rank == root else 0
 
 
-def _to_root(input: str) -> _Sent:
-    return lambda arguments, rank, _: (
-        0 if rank == arguments["root_rank"] else _bytes(arguments[input])
-    )
+def _to_root(value: Any, arguments: dict[str, Any], rank: int, _: int) -> int:
+    return 0 if rank == arguments["root_rank"] else _bytes(value)
 
 
-def _to_one(arguments: dict[str, Any], _: int, size: int) -> list[int]:
-    """To one rank."""
+def _to_one(value: Any, arguments: dict[str, Any], _: int, size: int) -> list[int]:
     sent = [0] * size
-    sent[arguments["dst"]] = _bytes(arguments["tensors"])
+    sent[arguments["dst"]] = _bytes(value)
     return sent
-
-
-def _scattered(arguments: dict[str, Any], rank: int, size: int) -> int | list[int]:
-    if rank != arguments["root_rank"]:
-        return 0
-    return _to_others_by_list("input_tensors")(arguments, rank, size)
 
 
 _SILENT = {
@@ -321,38 +299,38 @@ _SILENT = {
     "_c10d_functional::wait_tensor",
 }
 
-# By the name in the operator's schema (torch 2.11 to 2.14).
-_COLLECTIVES: dict[str, tuple[CollectiveKind, _Sent]] = {
-    "c10d::alltoall_base_": ("all_to_all", _to_each_by_split("input")),
-    "c10d::alltoall_": ("all_to_all", _to_each_by_list("input_tensors")),
-    "_c10d_functional::all_to_all_single": ("all_to_all", _to_each_by_split("input")),
-    "c10d::reduce_scatter_": ("reduce_scatter", _to_others_by_list("input_tensors")),
-    "c10d::_reduce_scatter_base_": ("reduce_scatter", _even_parts("input_tensor")),
-    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", _even_parts("inputs")),
-    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", _even_parts("input")),
-    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", _even_parts("input")),
-    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", _even_parts("inputs")),
-    "torchrec::reduce_scatter_tensor": ("reduce_scatter", _even_parts("input")),
-    "c10d::allgather_": ("all_gather", _to_each_other("input_tensors")),
-    "c10d::_allgather_base_": ("all_gather", _to_each_other("input_tensor")),
-    "c10d::allgather_coalesced_": ("all_gather", _to_each_other("input_list")),
-    "c10d::allgather_into_tensor_coalesced_": ("all_gather", _to_each_other("inputs")),
-    "_c10d_functional::all_gather_into_tensor": ("all_gather", _to_each_other("input")),
-    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", _to_each_other("input")),
-    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", _to_each_other("inputs")),
-    "torchrec::all_gather_into_tensor": ("all_gather", _to_each_other("shard")),
-    "c10d::allreduce_": ("all_reduce", _reduced_and_gathered("tensors")),
-    "c10d::allreduce_coalesced_": ("all_reduce", _reduced_and_gathered("tensors")),
-    "_c10d_functional::all_reduce": ("all_reduce", _reduced_and_gathered("input")),
-    "_c10d_functional::all_reduce_": ("all_reduce", _reduced_and_gathered("input")),
-    "_c10d_functional::all_reduce_coalesced": ("all_reduce", _reduced_and_gathered("inputs")),
-    "_c10d_functional::all_reduce_coalesced_": ("all_reduce", _reduced_and_gathered("inputs")),
-    "c10d::broadcast_": ("broadcast", _from_root("tensors", "root_rank")),
-    "_c10d_functional::broadcast": ("broadcast", _from_root("input", "src")),
-    "_c10d_functional::broadcast_": ("broadcast", _from_root("input", "src")),
-    "c10d::reduce_": ("other", _to_root("tensors")),
-    "c10d::gather_": ("other", _to_root("input_tensors")),
-    "c10d::scatter_": ("other", _scattered),
-    "c10d::send": ("other", _to_one),
-    "_c10d_functional::isend": ("other", lambda arguments, _, __: _bytes(arguments["tensor"])),
+# Kind, input and rule, by the name in the operator's schema (torch 2.11 to 2.14).
+_COLLECTIVES: dict[str, tuple[CollectiveKind, str, _Sent]] = {
+    "c10d::alltoall_base_": ("all_to_all", "input", _split),
+    "c10d::alltoall_": ("all_to_all", "input_tensors", _listed),
+    "_c10d_functional::all_to_all_single": ("all_to_all", "input", _split),
+    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors", _listed_others),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor", _even),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs", _even),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input", _even),
+    "_c10d_functional::reduce_scatter_tensor_out": ("reduce_scatter", "input", _even),
+    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", "inputs", _even),
+    "torchrec::reduce_scatter_tensor": ("reduce_scatter", "input", _even),
+    "c10d::allgather_": ("all_gather", "input_tensors", _whole),
+    "c10d::_allgather_base_": ("all_gather", "input_tensor", _whole),
+    "c10d::allgather_coalesced_": ("all_gather", "input_list", _whole),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "inputs", _whole),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", "input", _whole),
+    "_c10d_functional::all_gather_into_tensor_out": ("all_gather", "input", _whole),
+    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", "inputs", _whole),
+    "torchrec::all_gather_into_tensor": ("all_gather", "shard", _whole),
+    "c10d::allreduce_": ("all_reduce", "tensors", _reduced),
+    "c10d::allreduce_coalesced_": ("all_reduce", "tensors", _reduced),
+    "_c10d_functional::all_reduce": ("all_reduce", "input", _reduced),
+    "_c10d_functional::all_reduce_": ("all_reduce", "input", _reduced),
+    "_c10d_functional::all_reduce_coalesced": ("all_reduce", "inputs", _reduced),
+    "_c10d_functional::all_reduce_coalesced_": ("all_reduce", "inputs", _reduced),
+    "c10d::broadcast_": ("broadcast", "tensors", _from_root),
+    "_c10d_functional::broadcast": ("broadcast", "input", _from_root),
+    "_c10d_functional::broadcast_": ("broadcast", "input", _from_root),
+    "c10d::reduce_": ("other", "tensors", _to_root),
+    "c10d::gather_": ("other", "input_tensors", _to_root),
+    "c10d::scatter_": ("other", "input_tensors", _scattered),
+    "c10d::send": ("other", "tensors", _to_one),
+    "_c10d_functional::isend": ("other", "tensor", lambda value, *_: _bytes(value)),
 }

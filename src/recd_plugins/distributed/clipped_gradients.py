@@ -1,19 +1,17 @@
-"""Tables whose kernels clip gradients: FBGEMM's ``gradient_clipping`` and ``max_gradient``.
+"""Tables whose kernels clip gradients: FBGEMM's ``gradient_clipping``.
 
-They clip what comes for each row of their output, number by number, before rows of the table learn
-by it. Of equal rows that are looked up once there comes the sum, and a sum that is clipped is not
-the sum of what is clipped.
+FBGEMM clips the gradient of each row that is looked up. Rows that are looked up once get the sum of
+their gradients, and a clipped sum is not the sum of what is clipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.errors import ExactnessError, SetupError
@@ -24,17 +22,19 @@ _OPTION = "gradient_clipping"
 
 
 class ClippedGradients:
-    """Those tables of a module.
+    """The tables of a module that clip.
 
     Args:
-        module: not sharded.
+        module: not sharded, with the optimizers that its parameters bring.
         params: how each of its tables is sharded.
         fused_params: of its sharder.
+        coalesced: tables whose ids are sent once.
 
     Attributes:
-        tables: names of those that clip.
-        features: that they look up.
-        in_use: whether any module of this process has such tables: models are not searched else.
+        in_use: whether any module of this process has such tables; models are not searched else.
+
+    Raises:
+        SetupError: a coalesced table clips.
     """
 
     in_use: ClassVar[bool] = False
@@ -44,41 +44,44 @@ class ClippedGradients:
         module: EmbeddingBagCollection | EmbeddingCollection,
         params: Mapping[str, ParameterSharding],
         fused_params: Mapping[str, Any] | None,
+        coalesced: Collection[str] = (),
     ) -> None:
-        clipped = [
-            config
-            for config in clipping_tables(module, fused_params)
-            if params[config.name].compute_kernel != EmbeddingComputeKernel.DENSE.value
-        ]
+        pooled = isinstance(module, EmbeddingBagCollection)
+        configs: Any = module.embedding_bag_configs() if pooled else module.embedding_configs()
+        tables: Any = module.embedding_bags if pooled else module.embeddings
+        clipped = []
+        for config in configs:
+            given = dict(fused_params or {})
+            # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+            for arguments in getattr(tables[config.name].weight, "_optimizer_kwargs", []):
+                given |= arguments
+            dense = params[config.name].compute_kernel == EmbeddingComputeKernel.DENSE.value
+            if clips(given) and not dense:
+                clipped.append(config)
         self.tables = tuple(config.name for config in clipped)
-        self.features = frozenset(name for config in clipped for name in config.feature_names)
+        self._features = frozenset(name for config in clipped for name in config.feature_names)
         ClippedGradients.in_use |= bool(clipped)
+        if both := [name for name in self.tables if name in coalesced]:
+            raise SetupError(
+                f"tables {shortened(both)} are to be coalesced and have {_OPTION}, which clips the "
+                "gradient of each row that is looked up: of ids that are sent once it would clip "
+                "their sums. Leave one of the two out"
+            )
 
     @property
     def why_plain(self) -> str:
-        """Why batches of bags have to be plain; empty where they need not be."""
+        """Why batches of bags have to be plain; empty if they need not be."""
         if not self.tables:
             return ""
         return f"as {_OPTION} of tables {shortened(self.tables)} clips the gradient of each row"
 
-    def check_coalesced(self, coalesced: Collection[str]) -> None:
-        """Refuse coalesced tables.
-
-        Raises:
-            SetupError: names those that clip.
-        """
-        refuse_coalesced([name for name in self.tables if name in coalesced])
-
     def check_stored(self, features: Collection[str]) -> None:
-        """Refuse a batch whose sequences are looked up, and pooled, once for equal rows.
-
-        Args:
-            features: of which it is so.
+        """Refuse features whose equal rows are looked up and pooled once.
 
         Raises:
             ExactnessError: tables that clip have some; names them.
         """
-        if clipped := sorted(self.features.intersection(features)):
+        if clipped := sorted(self._features.intersection(features)):
             raise ExactnessError(
                 f"features {shortened(clipped)} are deduplicated, and their tables "
                 f"{shortened(self.tables)} have {_OPTION}, which clips the gradient of each row "
@@ -87,79 +90,24 @@ class ClippedGradients:
             )
 
 
-def refuse_coalesced(clipping: Sequence[str]) -> None:
-    """Refuse tables that clip and whose ids are to be sent once.
-
-    Raises:
-        SetupError: there are some; names them.
-    """
-    if clipping:
-        raise SetupError(
-            f"tables {shortened(clipping)} are to be coalesced and have {_OPTION}, which clips the "
-            "gradient of each row that is looked up: of ids that are sent once it would clip their "
-            "sums. Leave one of the two out"
-        )
-
-
 def why_clipped(sharded: nn.Module) -> str:
-    """Why a module around an EmbeddingBagCollection needs plain batches; empty where it does not.
-
-    Args:
-        sharded: by a sharder whose inner one is of this package.
-    """
+    """Return why a module around an EmbeddingBagCollection needs plain batches, or nothing."""
     return next(filter(None, (clipped.why_plain for clipped in _inside(sharded))), "")
 
 
 def check_deduplicated(model: nn.Module, batch: ModelInput) -> None:
-    """Refuse a batch with deduplicated sequences of tables that clip.
+    """Refuse a batch with deduplicated sequences of tables that clip."""
+    if ClippedGradients.in_use:
+        for clipped in _inside(model):
+            clipped.check_stored({*batch.inverse_lookup, *batch.segments})
 
-    Args:
-        model: with sharded modules of this package's sharders.
-        batch: that it is called with.
 
-    Raises:
-        ExactnessError: there are some; names them.
-    """
-    if not ClippedGradients.in_use:
-        return
-    stored = {*batch.inverse_lookup, *batch.segments}
-    for clipped in _inside(model):
-        clipped.check_stored(stored)
+def clips(arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments of a kernel have it clip gradients."""
+    return bool(arguments.get(_OPTION))
 
 
 def _inside(model: nn.Module) -> Iterator[ClippedGradients]:
     for module in model.modules():
-        clipped = getattr(module, "clipped", None)
-        if isinstance(clipped, ClippedGradients):
+        if isinstance(clipped := getattr(module, "clipped", None), ClippedGradients):
             yield clipped
-
-
-def clips(arguments: Mapping[str, Any]) -> bool:
-    """Whether arguments of a kernel have it clip gradients."""
-    return bool(arguments.get(_OPTION))
-
-
-def clipping_tables(
-    module: EmbeddingBagCollection | EmbeddingCollection,
-    fused_params: Mapping[str, Any] | None = None,
-) -> list[BaseEmbeddingConfig]:
-    """Tables of a module that is not sharded whose fused kernels would clip.
-
-    Args:
-        module: with the optimizers that its parameters bring.
-        fused_params: of its sharder.
-    """
-    configs: list[BaseEmbeddingConfig]
-    if isinstance(module, EmbeddingBagCollection):
-        configs, tables = [*module.embedding_bag_configs()], module.embedding_bags
-    else:
-        configs, tables = [*module.embedding_configs()], module.embeddings
-    found = []
-    for config in configs:
-        given = dict(fused_params or {})
-        # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
-        for arguments in getattr(tables[config.name].weight, "_optimizer_kwargs", []):
-            given |= arguments
-        if clips(given):
-            found.append(config)
-    return found

@@ -1,4 +1,8 @@
-"""Feature processors over unique rows."""
+"""Feature processors over unique rows.
+
+TorchRec (1.6 to 1.9) loses the form of a deduplicated batch if the processors are a dict, and those
+of row-wise tables write positions into the batch, by which modules after it silently multiply.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +24,21 @@ from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 
 def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
-    """Why a module with processors has to get all rows; empty where unique ones do.
+    """Return why processors have to get all rows; empty if unique ones do.
 
     A position weight depends on its place in the row alone, and its gradient is the sum over rows.
     """
-    processors = module._feature_processors  # private, torchrec 1.6 to 1.9, as in its sharder
+    processors = module._feature_processors
     collected = isinstance(processors, FeatureProcessorsCollection)
     found = {type(processors)} if collected else {type(each) for each in processors.values()}
-    others = found - {PositionWeightedModule, PositionWeightedModuleCollection}
-    if not others:
+    if not (others := found - {PositionWeightedModule, PositionWeightedModuleCollection}):
         return ""
     names = ", ".join(sorted(each.__name__ for each in others))
     return f"as its feature processors {names} may look at more than one row"
 
 
 def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Have a dict of processors keep the form of a deduplicated batch, which TorchRec loses."""
+    """Have a dict of processors keep the form of a deduplicated batch."""
     process = sharded.apply_feature_processors_to_kjt_list
 
     def kept(dist_input: KJTList) -> KJTList:
@@ -52,10 +55,7 @@ def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
 
 
 def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
-    """Have processors of row-wise tables leave a batch as it is, for the modules after this one.
-
-    Before the input dist TorchRec writes positions into its weights, by which the others multiply.
-    """
+    """Have processors of row-wise tables leave a batch as it is, for the modules after this one."""
     preprocess, input_dist = sharded.preprocess_input, sharded.input_dist
 
     def preprocessed(args: list[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -68,7 +68,6 @@ def keep_batches(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None
         # Train pipelines have called the other one.
         return input_dist(ctx, features if sharded.is_pipelined else _with_own_weights(features))
 
-    # Found before the class's by its forward and by train pipelines.
     sharded.preprocess_input, sharded.input_dist = preprocessed, distributed
 
 

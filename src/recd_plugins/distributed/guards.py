@@ -1,4 +1,4 @@
-"""Refuses what would go wrong without a word."""
+"""Rejects models that would silently train incorrectly."""
 
 from __future__ import annotations
 
@@ -13,22 +13,20 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.batch_form import refuse_inverse_indices
+from recd_plugins.distributed.batch_form import refuse_inverse_indices, takes_stored_rows
 from recd_plugins.distributed.clipped_gradients import check_deduplicated
-from recd_plugins.distributed.stored_rows import takes_stored_rows
 from recd_plugins.errors import ExactnessError
 from recd_plugins.model_tables import left_modules
 from recd_plugins.values.batch import ModelInput
 
 
 def guard(model: nn.Module) -> None:
-    """Have ``model`` refuse what would give rows the sequences of others.
+    """Have ``model`` refuse batches from which rows would get the sequences of others.
 
-    Its unsharded EmbeddingCollections ignore inverse indices, and refuse them. Sharded by
-    ``build_sharders`` they check it themselves, and this guard goes with the module. The model
-    itself, called with a ModelInput, has to ask that for the unique rows of each deduplicated
-    sequence, or for their ``inverse_lookup``, before its forward pass ends; it stays so sharded.
-    Tables that clip gradients take no deduplicated sequence.
+    Its unsharded EmbeddingCollections ignore inverse indices, and refuse them. The model itself,
+    called with a ModelInput, has to ask that for the unique rows of each deduplicated sequence, or
+    for their ``inverse_lookup``, before its forward pass ends. Tables that clip gradients take no
+    deduplicated sequence.
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
@@ -39,8 +37,8 @@ def guard(model: nn.Module) -> None:
 def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse parameters that nothing updates.
 
-    TorchRec's ``table_row_wise()`` defaults to the dense kernel: unlike the fused ones it has no
-    optimizer in the backward pass, and without a dense optimizer its table stays as it was.
+    TorchRec's ``table_row_wise()`` defaults to the dense kernel, which has no optimizer in the
+    backward pass.
 
     Args:
         model: sharded by DistributedModelParallel, or not.
@@ -50,10 +48,9 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
         ExactnessError: names the parameters.
     """
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    outside = in_backward_optimizer_filter(model.named_parameters())
     forgotten = [
         name
-        for name, parameter in outside
+        for name, parameter in in_backward_optimizer_filter(model.named_parameters())
         if parameter.requires_grad and id(parameter) not in trained
     ]
     if forgotten:
@@ -65,10 +62,10 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
 
 
 def check_sharded_as_wholes(model: nn.Module) -> None:
-    """Refuse modules in which only the tables are sharded, and what belongs to them is not.
+    """Refuse collision maps and feature processors of which only the tables inside are sharded.
 
-    DistributedModelParallel does so to managed collision and feature processors where its list of
-    sharders lacks theirs: each rank then has a collision map, or weights, of its own.
+    DistributedModelParallel does so if its list of sharders lacks theirs: each rank then has a
+    collision map, or weights, of its own.
 
     Raises:
         ExactnessError: names the module and its type.

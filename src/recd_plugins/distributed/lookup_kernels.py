@@ -1,4 +1,8 @@
-"""Kernels of plugins in TorchRec's lookups: which tables they look up, and how they get there."""
+"""Kernels of plugins in TorchRec's lookups.
+
+TorchRec has no place to say which kernel looks a table up, so its kernel factory is replaced while
+a module of this package is constructed.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed._shard.sharded_tensor.shard import Shard
 from torchrec.distributed.embedding_lookup import (
     GroupedEmbeddingsLookup,
     GroupedPooledEmbeddingsLookup,
 )
-from torchrec.distributed.embedding_types import (
-    EmbeddingComputeKernel,
-    GroupedEmbeddingConfig,
-    ShardedEmbeddingTable,
-)
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.asked_shards import tell_when_asked
-from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 
@@ -35,45 +36,80 @@ _WITHOUT_CACHE = {
 
 
 class RowKernel:
-    """A kernel of a plugin's that keeps rows in a place of its own. Mixed into TorchRec's."""
+    """A plugin's kernel that keeps rows elsewhere, mixed into a kernel of TorchRec's."""
 
     # Of TorchRec's base classes; flush writes rows to the tables.
     config: GroupedEmbeddingConfig
     flush: Callable[[], None]
 
     def load(self) -> None:
-        """Follow the parameters, which a state dict was just loaded into."""
+        """Follow the parameters, into which a state dict was just loaded."""
 
     def close(self) -> None:
         """Give everything up, after all training and saving. A second call does nothing."""
 
 
+class AskedShardedTensor(ShardedTensor):
+    """A ShardedTensor that calls a function whenever its shards are read.
+
+    A trainer may take a state dict once, and save it or load into it many steps later. Copies, and
+    what is pickled, are plain ShardedTensors.
+    """
+
+    # What local_shards, gather, cpu, clone and pickling read.
+    @property
+    def _local_shards(self) -> list[Shard]:
+        self.__dict__["_asked_for"]()
+        shards: list[Shard] = self.__dict__["_local_shards"]
+        return shards
+
+    @_local_shards.setter
+    def _local_shards(self, shards: list[Shard]) -> None:
+        self.__dict__["_local_shards"] = shards
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a plain ShardedTensor, as readers of a checkpoint may not have this class."""
+        plain = self.detach()  # of the same memory
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def tell_when_asked(module: Any, asked_for: Mapping[str, Callable[[], None]]) -> None:
+    """Call a function whenever shards of a table's weights or optimizer state are read.
+
+    Args:
+        module: a sharded collection; its state dicts may be taken before or after.
+        asked_for: the function of each table.
+    """
+    states = module.fused_optimizer.state_dict()["state"]
+    for name, weights in module.state_dict().items():
+        function = asked_for.get(name.partition(".")[2].removesuffix(".weight"))
+        for tensor in (weights, *states.get(name, {}).values()) if function else ():
+            if isinstance(tensor, ShardedTensor):  # not a DTensor
+                tensor.__dict__["_asked_for"] = function
+                tensor.__class__ = AskedShardedTensor
+
+
 def row_kernels(module: nn.Module) -> Iterator[RowKernel]:
-    """The row kernels of this rank, in a sharded module or in a model with sharded modules."""
+    """Yield the row kernels of this rank, of a sharded module or a model with sharded modules."""
     for part in module.modules():
-        # A private list (torchrec 1.6 to 1.9), which modules() does not go through.
-        for lookup in getattr(part, "_lookups", ()):
+        for lookup in getattr(part, "_lookups", ()):  # a list, which modules() does not enter
             for kernel in lookup.modules():
                 if isinstance(kernel, RowKernel):
                     yield kernel
 
 
 def flush_kernels(module: nn.Module) -> None:
-    """Write the rows of this rank's row kernels to their tables; they are read again before use."""
+    """Write rows of this rank's row kernels to their tables; they are read again before use."""
     for kernel in row_kernels(module):
         kernel.flush()
 
 
 @contextmanager
 def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iterator[None]:
-    """While it is open, parameters of tables that have row kernels are none of the module's.
+    """Hide parameters of tables with row kernels from the module while it moves.
 
-    Moving a model to a device (DistributedModelParallel does) would copy those tables there as a
-    whole, and state dicts would load into the copy.
-
-    Args:
-        module: sharded.
-        tables: its modules of tables, by name.
+    DistributedModelParallel moves a model to a device. It would copy those tables there as a whole,
+    and state dicts would load into the copy.
     """
     names = {t.name for kernel in row_kernels(module) for t in kernel.config.embedding_tables}
     held = [tables[name]._parameters for name in names if name in tables]
@@ -86,7 +122,7 @@ def tables_of_row_kernels_stay(module: nn.Module, tables: nn.ModuleDict) -> Iter
 
 
 def close_kernels(module: nn.Module) -> None:
-    """Close the row kernels of this rank. Without any it does nothing.
+    """Close the row kernels of this rank.
 
     Raises:
         RecdError: rows could not be written.
@@ -96,31 +132,26 @@ def close_kernels(module: nn.Module) -> None:
 
 
 def follow_state_dicts(module: nn.Module) -> None:
-    """Have the row kernels of a sharded module follow the state dicts that it loads and gives.
-
-    Rows are written to the tables when somebody asks for tensors of one, taken before or after.
-    """
-    following = tuple(row_kernels(module))
+    """Have the row kernels of a sharded module follow the state dicts that it loads and gives."""
+    kernels = tuple(row_kernels(module))
     of_table: dict[str, list[RowKernel]] = {}
-    for kernel in following:
+    for kernel in kernels:
         for table in kernel.config.embedding_tables:
             of_table.setdefault(table.name, []).append(kernel)
 
     def flush(_: nn.Module, state: Mapping[str, Any], *__: Any) -> None:
-        for table, kernels in of_table.items():
+        for table, own in of_table.items():
             if any(name.endswith(f".{table}.weight") for name in state):
-                _flush(kernels)
+                _flush(own)
 
     def load(*_: Any) -> None:
-        for kernel in following:
+        for kernel in kernels:
             kernel.load()
 
-    if following:
+    if kernels:
         module.register_load_state_dict_pre_hook(flush)  # type: ignore[no-untyped-call]
         module.register_load_state_dict_post_hook(load)  # type: ignore[no-untyped-call]
-        tell_when_asked(
-            module, {table: partial(_flush, kernels) for table, kernels in of_table.items()}
-        )
+        tell_when_asked(module, {table: partial(_flush, own) for table, own in of_table.items()})
 
 
 def _flush(kernels: Iterable[RowKernel]) -> None:
@@ -129,15 +160,10 @@ def _flush(kernels: Iterable[RowKernel]) -> None:
 
 
 def prefetches(model: nn.Module) -> bool:
-    """Whether a table wants its rows fetched before the batch that needs them is computed.
+    """Return whether a table wants its rows fetched before the batch that needs them.
 
-    Those are tables whose ``LookupKernels`` say so, and those that FBGEMM caches
-    (``fused_uvm_caching`` with ``prefetch_pipeline``, of ``CacheParams`` in the plan or else of the
-    sharder's ``fused_params``). All ranks say the same, those without a row of such a table too:
-    their pipelines have to send in one order.
-
-    Args:
-        model: sharded.
+    Plugins' kernels say so, and FBGEMM's cache by ``prefetch_pipeline`` of the plan's CacheParams
+    or of ``fused_params``. All ranks return the same, as their pipelines have to send in one order.
     """
     return any(
         plan_prefetches(
@@ -154,89 +180,61 @@ def plan_prefetches(
     kernels: Sequence[LookupKernels],
     fused_params: Mapping[str, Any] | None = None,
 ) -> bool:
-    """The same of one module, by its plan, by who makes its kernels, and by its sharder's."""
-    otherwise = bool((fused_params or {}).get("prefetch_pipeline"))
-    return any(
-        _prefetches(table, sharding, kernels, otherwise=otherwise)
-        for table, sharding in plan.items()
-    )
+    """Return the same of one module, by its plan, plugins' kernels and its sharder's parameters."""
+    for table, sharding in plan.items():
+        if (own := _of_table(table, kernels)) is not None:
+            if own.prefetches(table):
+                return True
+        elif sharding.compute_kernel == _CACHING:
+            planned = sharding.cache_params and sharding.cache_params.prefetch_pipeline
+            if planned is None:
+                planned = (fused_params or {}).get("prefetch_pipeline")
+            if planned:
+                return True
+    return False
 
 
-def _prefetches(
-    table: str,
-    sharding: ParameterSharding,
-    kernels: Sequence[LookupKernels],
-    *,
-    otherwise: bool,
-) -> bool:
-    for each in kernels:
-        if table in each.tables:
-            return each.prefetches(table)
-    if sharding.compute_kernel != _CACHING:
-        return False
-    planned = sharding.cache_params and sharding.cache_params.prefetch_pipeline
-    return otherwise if planned is None else bool(planned)
+def _of_table(table: str, kernels: Sequence[LookupKernels]) -> LookupKernels | None:
+    return next((each for each in kernels if table in each.tables), None)
 
 
 def offered_kernels(
     kernels: Sequence[LookupKernels], sharding_type: str, offered: list[str]
 ) -> list[str]:
-    """Compute kernels for a sharding type: TorchRec's, and those of ``kernels``."""
+    """Return compute kernels for a sharding type: TorchRec's, and those of ``kernels``."""
     if sharding_type == ShardingType.DATA_PARALLEL.value:
         return offered
-    return list(
-        dict.fromkeys([*offered, *(each.compute_kernel for each in kernels if each.tables)])
-    )
+    own = [each.compute_kernel for each in kernels if each.tables]
+    return list(dict.fromkeys([*offered, *own]))
 
 
 def check_kernels(
-    kernels: Sequence[LookupKernels],
-    params: Mapping[str, ParameterSharding],
-    device: torch.device | None,
+    kernels: Sequence[LookupKernels], params: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse a plan that would leave out a table's kernel, or ask for one that is not there.
-
-    Args:
-        kernels: of all tables, those of other modules too.
-        params: how each table of one module is sharded.
-        device: of the module; TorchRec's own cached kernel needs CUDA.
+    """Refuse a plan that leaves out a table's own kernel, and with it the rows that it keeps.
 
     Raises:
         SetupError: names the table and what to change.
     """
-    on_cuda = device is not None and device.type == "cuda"
     for table, sharding in params.items():
-        wanted = next((each.compute_kernel for each in kernels if table in each.tables), None)
-        if wanted not in (None, sharding.compute_kernel):
+        own = _of_table(table, kernels)
+        if own is not None and own.compute_kernel != sharding.compute_kernel:
             raise SetupError(
                 f"table {table} has a cache, and its plan the kernel {sharding.compute_kernel} "
                 f"({sharding.sharding_type}), which has none: plan it with the kernel "
-                f"{wanted}, or give it no cache"
-            )
-        if sharding.compute_kernel == _CACHING and wanted is None and not on_cuda:
-            raise SetupError(
-                f"table {table} is planned with the kernel {_CACHING}, which TorchRec has on CUDA "
-                "only, and the sharder knows no cache of it: give it lookup kernels that have one, "
-                "or plan the table with the kernel fused"
+                f"{own.compute_kernel}, or give it no cache"
             )
 
 
 @contextmanager
 def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
-    """While it is open, lookups that are constructed get the kernels of their tables.
+    """Give lookups that are constructed the kernels of their tables.
 
-    A stock kernel would allocate the whole table on the device, so that it cannot be replaced
-    afterwards. TorchRec has no other place to say which kernel to make.
-
-    Raises:
-        SetupError: TorchRec has other internals than 1.6 to 1.9.
+    A stock kernel would allocate the whole table, so it cannot be replaced afterwards.
     """
     if not kernels:
         yield
         return
-    # Private, torchrec 1.6 to 1.9: what makes the kernel of a group of tables.
-    require_attributes(GroupedPooledEmbeddingsLookup, "_create_embedding_kernel")
-    require_attributes(GroupedEmbeddingsLookup, "_create_embedding_kernel")
     stock_bags = GroupedPooledEmbeddingsLookup._create_embedding_kernel
     stock = GroupedEmbeddingsLookup._create_embedding_kernel
 
@@ -248,7 +246,7 @@ def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
         sharding_type: ShardingType | None,
         env: Any,
     ) -> nn.Module:
-        if (own := _kernels_of(config, kernels)) is None:
+        if (own := _of_group(config, kernels)) is None:
             return stock_bags(lookup, config, device, pg, sharding_type, env)
         return own.bags(config, pg, device, sharding_type)
 
@@ -259,19 +257,17 @@ def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
         device: torch.device | None,
         env: Any = None,
     ) -> nn.Module:
-        if (own := _kernels_of(config, kernels)) is None:
+        if (own := _of_group(config, kernels)) is None:
             return stock(lookup, config, pg, device, env)
-        require_attributes(lookup, "_emb_modules")
         lookup.prefetch = partial(_prefetch, lookup)
         return own.sequences(config, pg, device)
 
-    GroupedPooledEmbeddingsLookup._create_embedding_kernel = bags
-    GroupedEmbeddingsLookup._create_embedding_kernel = sequences
-    try:
+    factory = "_create_embedding_kernel"
+    with (
+        mock.patch.object(GroupedPooledEmbeddingsLookup, factory, bags),
+        mock.patch.object(GroupedEmbeddingsLookup, factory, sequences),
+    ):
         yield
-    finally:
-        GroupedPooledEmbeddingsLookup._create_embedding_kernel = stock_bags
-        GroupedEmbeddingsLookup._create_embedding_kernel = stock
 
 
 def _prefetch(
@@ -279,11 +275,11 @@ def _prefetch(
     sparse_features: KeyedJaggedTensor,
     forward_stream: torch.cuda.Stream | None = None,
 ) -> None:
-    """As TorchRec's own, which asks kernels without a cache, too, and fails so on CPU."""
+    """Prefetch as TorchRec does, which asks kernels without a cache too and fails so on CPU."""
     kernels = list(lookup._emb_modules)
     features = sparse_features.split([kernel.config.num_features() for kernel in kernels])
     for kernel, mine in zip(kernels, features, strict=True):
-        # A group's own kernel is fused, whatever that of its tables.
+        # The kernel of a group is fused, whatever that of its tables.
         planned = {table.compute_kernel for table in kernel.config.embedding_tables}
         if not planned <= _WITHOUT_CACHE and hasattr(kernel.emb_module, "prefetch"):
             kernel.emb_module.prefetch(
@@ -291,34 +287,18 @@ def _prefetch(
             )
 
 
-def _kernels_of(
+def _of_group(
     config: GroupedEmbeddingConfig, kernels: Sequence[LookupKernels]
 ) -> LookupKernels | None:
-    """Who makes the kernel of a group of tables; None for TorchRec.
-
-    Raises:
-        SetupError: some have kernels of their own and some have not, or others.
-    """
-    tables: list[ShardedEmbeddingTable] = config.embedding_tables
+    """Return who makes the kernel of a group of tables; None for TorchRec."""
+    tables = config.embedding_tables
     if not any(table.local_rows for table in tables):
         return None  # as row-wise tables with few rows have it on some ranks
-    own = {
-        table.name: next((each for each in kernels if table.name in each.tables), None)
-        for table in tables
-    }
-    chosen = set(own.values())
-    if len(chosen) == 1:
-        return chosen.pop()
-    cached = next(name for name, each in own.items() if each is not None)
-    other = next(name for name, each in own.items() if each is not own[cached])
-    if own[other] is not None:
+    own = {table.name: _of_table(table.name, kernels) for table in tables}
+    if len(set(own.values())) > 1:
         raise SetupError(
-            f"tables {cached} and {other} have kernels of two kinds, as of caches of two plugins, "
-            "and TorchRec makes one for tables of a module that are equally wide: let entries of "
-            "one plugin have both, or leave one out"
+            f"tables {', '.join(own)} got one kernel, and some have a cache and others none or "
+            "another: let one entry cache them all, or plan cached tables with "
+            "CacheParams(prefetch_pipeline=True), by which TorchRec keeps them apart"
         )
-    raise SetupError(
-        f"tables {cached}, which has a cache, and {other}, which has none, got one kernel: "
-        "plan cached tables with CacheParams(prefetch_pipeline=True), by which TorchRec keeps "
-        "them apart"
-    )
+    return own[tables[0].name]

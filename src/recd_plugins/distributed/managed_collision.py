@@ -1,4 +1,8 @@
-"""Managed collision over unique rows, and what its evictions reset on CPU."""
+"""Managed collision over unique rows, and its evictions on CPU.
+
+TorchRec (1.6 to 1.9) counts unique rows of a deduplicated batch in place of all rows, which
+silently trains another map. FBGEMM has the operator of evictions for CUDA alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,6 @@ from torchrec.distributed.mc_modules import (
     ShardedManagedCollisionCollection,
 )
 from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv
-from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
 from torchrec.modules.mc_embedding_modules import (
     BaseManagedCollisionEmbeddingCollection,
     ManagedCollisionEmbeddingCollection,
@@ -28,27 +31,15 @@ from torchrec.modules.mc_embedding_modules import (
 from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.distributed.contexts import num_rows, with_an_empty_row
 from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
-from recd_plugins.distributed.no_rows import num_rows, with_an_empty_row
-from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.errors import SetupError
 from recd_plugins.sparse.index_select import jagged_index_select
-
-# Private, torchrec 1.6 to 1.9: its maps, whose they are, and the features in order.
-_INTERNALS = (
-    "_managed_collision_modules",
-    "_sharding_tables",
-    "_sharding_per_table_feature_splits",
-    "_feature_names",
-    "_embedding_shardings",
-)
 
 
 def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> str:
-    """Why a module of managed collision has to get all rows; empty where unique ones do."""
+    """Return why a module of managed collision has to get all rows; empty if unique ones do."""
     if isinstance(module, ManagedCollisionEmbeddingCollection):
         return "as an EmbeddingCollection has rows for ids"
-    # Private, torchrec 1.6 to 1.9, as its sharder reads them.
     maps = module._managed_collision_collection._managed_collision_modules
     if not all(type(each) is MCHManagedCollisionModule for each in maps.values()):
         return (
@@ -92,29 +83,20 @@ class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
     and the rank that owns the map repeats the rows that it got.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        require_attributes(self, *_INTERNALS)
-
     def input_dist(
         self,
         ctx: Any,
         features: KeyedJaggedTensor,
         skip_permute: bool = False,
     ) -> Awaitable[Awaitable[KJTList]]:
-        """As the base class.
-
-        Raises:
-            SetupError: a map trains that has no kernel on this device.
-        """
-        self._refuse_read_only_maps()
+        """Send ids; in training, which stored row each row is as well."""
         if features.variable_stride_per_key() and any(each.training for each in self._maps):
             names, inverse = ctx.inverse_indices
             ctx.all_rows = _AllRows(names, inverse, self._embedding_shardings[0]._pg)
         return super().input_dist(ctx, features, skip_permute)
 
     def compute(self, ctx: Any, dist_input: KJTList) -> KJTList:
-        """As the base class."""
+        """Remap ids; in training, count them as often as all rows have them."""
         all_rows = getattr(ctx, "all_rows", None)
         if all_rows is None:
             return super().compute(ctx, dist_input)
@@ -141,19 +123,9 @@ class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
     def _maps(self) -> list[nn.Module]:
         return list(self._managed_collision_modules.values())
 
-    def _refuse_read_only_maps(self) -> None:
-        for table, each in self._managed_collision_modules.items():
-            on_cpu = isinstance(each, HashZchManagedCollisionModule) and each.device.type == "cpu"
-            if on_cpu and each.training:
-                raise SetupError(
-                    f"table {table} has a HashZchManagedCollisionModule, of which FBGEMM has a "
-                    "kernel on CPU that only reads: train it on CUDA, or give the table an "
-                    "MCHManagedCollisionModule; eval() looks up on CPU too"
-                )
-
 
 class _AllRows:
-    """Which stored row each row of every rank is, while that is gathered."""
+    """The stored row of each row of every rank, while that is gathered."""
 
     def __init__(self, names: Sequence[str], inverse: Tensor, group: dist.ProcessGroup) -> None:
         self._place = {name: index for index, name in enumerate(names)}
@@ -169,7 +141,7 @@ class _AllRows:
         self._work = dist.all_gather(self._inverse, sent, group, async_op=True)
 
     def of(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        """All rows, in the order of ranks, of what stored rows have here."""
+        """Return all rows, in the order of ranks, from the stored ones that are here."""
         self._work.wait()
         rows, first = [], 0
         for name, strides in zip(features.keys(), features.stride_per_key_per_rank(), strict=True):
@@ -206,8 +178,6 @@ def mend_managed_collision(
 
     sharded.input_dist = aligned
     if device is None or device.type == "cpu":
-        # Private, torchrec 1.6 to 1.9: FBGEMM's kernels and which of their tables.
-        require_attributes(sharded, "_table_to_tbe_and_index")
         for kernel, _ in sharded._table_to_tbe_and_index.values():
             kernel.reset_embedding_weight_momentum = partial(reset_rows, kernel)
 
@@ -219,10 +189,10 @@ def reset_rows(
     logical_table_ids: Tensor,
     buffer_ids: Tensor,
 ) -> None:
-    """FBGEMM's ``reset_weight_momentum``, which it has for CUDA alone.
+    """Do as FBGEMM's ``reset_weight_momentum``, which it has for CUDA alone.
 
-    It zeroes rows and their momentum where the optimizer is row-wise Adagrad, and nothing of any
-    other; TorchRec draws the rows anew afterwards, whatever the optimizer.
+    It zeroes rows and momentum of row-wise Adagrad, and nothing of other optimizers. TorchRec
+    draws the rows anew afterwards.
     """
     if kernel.optimizer != EmbOptimType.EXACT_ROWWISE_ADAGRAD:
         return

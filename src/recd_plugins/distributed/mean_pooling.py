@@ -1,11 +1,10 @@
-"""Mean pooling of row-wise tables, mended.
+"""Mean pooling of row-wise tables.
 
-Each rank has a part of a bag's rows, so TorchRec sums them and divides by the bag's length when the
-sums are together, in one callback over all features of the EmbeddingBagCollection. In torchrec
-1.6 to 1.9 that callback goes wrong, silently, in four ways:
+Each rank has a part of a bag's rows, so TorchRec sums them and divides by the bag's length in one
+callback over all features of the EmbeddingBagCollection. In torchrec 1.6 to 1.9 that callback goes
+wrong, silently, in four ways:
 
-- features of tables that are sharded otherwise are divided too, although their kernels have done
-  what their pooling asks for;
+- features of tables that are sharded otherwise are divided too, although their kernels have pooled;
 - a feature that several tables look up counts as not to be divided for the first of them only;
 - with a variable batch (VBE) and features that TorchRec reorders by sharding, the lengths are
   expanded by the inverse indices of another feature;
@@ -25,60 +24,41 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.feature_names import refuse_at_signs
-from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.distributed.coalesced.groups import refuse_at_signs
 from recd_plugins.errors import ExactnessError
 
 _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
 
 
 def mean_pooled(module: EmbeddingBagCollection | FusedEmbeddingBagCollection) -> list[str]:
-    """Names of the tables with mean pooling."""
+    """Return names of the tables with mean pooling."""
     return [c.name for c in module.embedding_bag_configs() if c.pooling == PoolingType.MEAN]
 
 
-def refuse_weighted_mean(tables: Sequence[str], otherwise: str = "") -> None:
-    """Refuse mean pooling of bags whose ids have weights: no two of its makers agree.
+def refuse_weighted_mean(tables: Sequence[str]) -> None:
+    """Refuse mean pooling of bags whose ids have weights.
 
     An unsharded EmbeddingBagCollection has none. FBGEMM's kernels (1.6 to 1.9) divide by the number
-    of ids in the forward pass, and in the backward pass neither the gradients of the rows nor those
-    of the weights; row-wise tables are divided by the sum of the weights, in both.
-
-    Args:
-        tables: with mean pooling of such bags.
-        otherwise: what can be done besides, for the message.
-
-    Raises:
-        ExactnessError: there are some; names them.
+    of ids in the forward pass and not in the backward pass; TorchRec divides row-wise tables by the
+    sum of the weights.
     """
     if tables:
         raise ExactnessError(
             f"tables {', '.join(tables)} have mean pooling of weighted ids, which FBGEMM divides "
-            "in its forward pass and not in its backward pass, and which TorchRec divides by the "
-            "sum of the weights in row-wise tables alone: use sum pooling, with weights that are "
-            "divided already, by the number of ids of their bag or by the sum of its weights"
-            f"{otherwise}"
+            "in its forward pass alone, and TorchRec in row-wise tables otherwise: use sum "
+            "pooling, with weights that are divided already, or give the ids no weights"
         )
 
 
 def refuse_means_in_grids(
     tables: Sequence[str], shardings: Mapping[str, ParameterSharding]
 ) -> None:
-    """Refuse mean pooling of tables in grids, whose kernels sum and which nobody divides.
-
-    Args:
-        tables: with mean pooling.
-        shardings: by name.
-
-    Raises:
-        ExactnessError: there are some; names them.
-    """
+    """Refuse mean pooling of tables in grids, whose kernels sum and which nobody divides."""
     grids = [t for t in tables if shardings[t].sharding_type == ShardingType.GRID_SHARD.value]
     if grids:
         raise ExactnessError(
             f"tables {', '.join(grids)} have mean pooling and are sharded grid_shard, of which "
-            "TorchRec gives the sums: shard them row_wise, column_wise or as a whole, or use sum "
-            "pooling, with weights that are divided already"
+            "TorchRec gives the sums: shard them otherwise, or use sum pooling"
         )
 
 
@@ -87,7 +67,7 @@ def divide_row_wise_tables_only(
     configs: list[EmbeddingBagConfig],
     shardings: Mapping[str, ParameterSharding],
 ) -> Tensor | None:
-    """Which columns of the output are to be divided, bool; None where there is no callback.
+    """Return which columns of the output are to be divided, bool; None if there is no callback.
 
     Raises:
         ExactnessError: a feature looks up a table that is divided and one that is not; the callback
@@ -109,10 +89,6 @@ def divide_row_wise_tables_only(
             "table in one EmbeddingBagCollection, and TorchRec would divide both or neither: give "
             "the tables the same pooling and sharding, or an EmbeddingBagCollection each"
         )
-    # Private, torchrec 1.6 to 1.9: features that are to be summed, and columns of the output.
-    require_attributes(
-        sharded, "_pooling_type_to_rs_features", "_embedding_names", "_embedding_dims", "_device"
-    )
     sharded._pooling_type_to_rs_features[PoolingType.SUM.value] = sorted(whole)
     names, dims = sharded._embedding_names, sharded._embedding_dims
     is_divided = torch.tensor([name.partition("@")[0] in divided for name in names])
@@ -122,9 +98,7 @@ def divide_row_wise_tables_only(
 def align_inverse_indices(
     sharded: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
 ) -> KeyedJaggedTensor:
-    """``features`` with its inverse indices in the order in which TorchRec will put its keys."""
-    # Private, torchrec 1.6 to 1.9: what the order of the features is made of.
-    require_attributes(sharded, "_embedding_shardings")
+    """Put the inverse indices into the order in which TorchRec will put the keys."""
     order = [name for sharding in sharded._embedding_shardings for name in sharding.feature_names()]
     # With a feature in several shardings TorchRec looks its indices up by name.
     if len(order) != len(features.inverse_indices()[0]):
@@ -133,7 +107,7 @@ def align_inverse_indices(
 
 
 def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -> KeyedJaggedTensor:
-    """``features`` with the inverse indices of its features in another order."""
+    """Return ``features`` with the inverse indices of its features in another order."""
     names, indices = features.inverse_indices()
     if list(order) == names:
         return features
@@ -150,12 +124,10 @@ def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -
 
 
 def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:
-    """1 in columns that are not to be divided, in the others the lengths without the 1e-6.
-
-    An empty bag, whose sum is zero, has 1.
+    """Return TorchRec's ``[B, columns]`` without the 1e-6, and 1 for empty bags and other columns.
 
     Args:
-        divisor: TorchRec's, ``[B, columns]``.
+        divisor: TorchRec's.
         is_divided: of ``divide_row_wise_tables_only``.
     """
     return torch.where(is_divided, divisor.round().clamp(min=1), 1.0)

@@ -1,4 +1,8 @@
-"""TorchRec's sharders of the module types that this package does not shard."""
+"""TorchRec's sharders of the module types that this package does not shard itself.
+
+Without them ``DistributedModelParallel`` would shard the EmbeddingBagCollection *inside* of, say, a
+ManagedCollisionEmbeddingBagCollection, and leave each rank a collision map of its own.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,6 @@ from torchrec.distributed.types import (
     ModuleSharder,
     ShardedModule,
     ShardingEnv,
-    ShardingType,
 )
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -60,28 +63,33 @@ from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
 )
 
-from recd_plugins.distributed.batch_form import BatchForm, fit_batches
+from recd_plugins.distributed.batch_form import BatchForm, IdWeights, fit_batches
 from recd_plugins.distributed.clipped_gradients import clips, why_clipped
-from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.feature_processors import (
     keep_batches,
     keep_form,
     why_all_rows_processed,
 )
-from recd_plugins.distributed.id_weights import IdWeights
-from recd_plugins.distributed.int8 import why_plain_codecs
-from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.managed_collision import (
     ExactManagedCollisionCollectionSharder,
     mend_managed_collision,
     why_all_rows_remapped,
 )
 from recd_plugins.distributed.mean_pooling import mean_pooled
-from recd_plugins.distributed.plain_kernels import plain_updates, why_plain_kernels
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
-from recd_plugins.distributed.row_updates import check_update_of_fused
-from recd_plugins.distributed.sharding_agreement import refuse_two_dimensions
-from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.distributed.row_updates import (
+    check_update_of_fused,
+    plain_updates,
+    why_plain_kernels,
+)
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+    left_uncompiled,
+    refuse_two_dimensions,
+)
+from recd_plugins.distributed.wire import ADDED_ON_THE_WAY as _ROW_WISE
+from recd_plugins.distributed.wire import Codecs, why_plain_codecs
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
 
@@ -101,33 +109,24 @@ _WITHOUT_ROWS = (
 )
 _PRUNED = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection)
 _PRIORITIZED = "PECEmbeddingCollection"  # since TorchRec 1.8
-_ROW_WISE = {
-    ShardingType.ROW_WISE.value,
-    ShardingType.TABLE_ROW_WISE.value,
-    ShardingType.GRID_SHARD.value,
-}
 
 
 def other_sharders(
     base: Sequence[ModuleSharder[nn.Module]],
-    bags: EmbeddingBagCollectionSharder,
-    sequences: EmbeddingCollectionSharder,
-    with_said: Callable[[Lent], Lent],
+    bags: ExactEmbeddingBagCollectionSharder,
+    sequences: ExactEmbeddingCollectionSharder,
+    arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> list[ModuleSharder[nn.Module]]:
-    """TorchRec's default sharders but for its EmbeddingBagCollection and EmbeddingCollection.
-
-    Without them ``DistributedModelParallel`` would shard the EmbeddingBagCollection *inside* of,
-    say, a ManagedCollisionEmbeddingBagCollection, and leave the collision map of each rank to
-    itself.
+    """Return TorchRec's default sharders of the other module types.
 
     Args:
-        base: sharders that a trainer has; they go before TorchRec's of the same module type.
+        base: sharders of a trainer, which go before TorchRec's of the same module type.
         bags: shards the EmbeddingBagCollection inside a module.
         sequences: shards the EmbeddingCollection inside a module.
-        with_said: adds to the arguments of one in ``base`` what was said apart from it.
+        arguments: fused_params and codecs in place of those of a sharder inside of one in ``base``.
     """
     codecs = bags.qcomm_codecs_registry
-    around: list[ModuleSharder[nn.Module]] = [
+    around: list[Any] = [
         FeatureProcessedEmbeddingBagCollectionSharder(bags, codecs),
         ManagedCollisionEmbeddingBagCollectionSharder(bags, qcomm_codecs_registry=codecs),
         ManagedCollisionEmbeddingCollectionSharder(sequences, qcomm_codecs_registry=codecs),
@@ -137,10 +136,8 @@ def other_sharders(
     for sharder in default:
         if type(sharder).__name__ == "PECEmbeddingCollectionSharder":  # default since 1.9
             around.append(type(sharder)(sequences, qcomm_codecs_registry=codecs))
-    own = [_with_exact(sharder, bags, sequences, with_said) for sharder in base]
-    by_type: dict[type[nn.Module], Any] = {
-        sharder.module_type: sharder for sharder in (*default, *around, *own)
-    }
+    own = [_with_exact(sharder, arguments) for sharder in base]
+    by_type = {sharder.module_type: sharder for sharder in (*default, *around, *own)}
     return [
         _fitting(sharder)
         for module_type, sharder in by_type.items()
@@ -150,39 +147,34 @@ def other_sharders(
 
 def _with_exact(
     sharder: ModuleSharder[nn.Module],
-    bags: EmbeddingBagCollectionSharder,
-    sequences: EmbeddingCollectionSharder,
-    with_said: Callable[[Lent], Lent],
+    arguments: Callable[[Any], tuple[dict[str, Any], Codecs | None]],
 ) -> Any:
-    """A copy of a trainer's sharder, with exact ones inside, and with what was said."""
+    """Return a copy of a trainer's sharder with exact ones inside."""
     found: Any = copy.copy(sharder)
-    # Private, torchrec 1.6 to 1.9: the sharders of what is inside, and the codecs.
     for name in ("_ebc_sharder", "_e_sharder", "_embedding_collection_sharder"):
-        inner = getattr(found, name, None)
-        if type(inner) not in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
-            continue
-        lent = with_said(Lent.of(inner))
-        params, codecs = dict(lent.fused_params or {}), lent.qcomm_codecs_registry
-        exact: Any = (
-            type(bags)(params, codecs)
-            if type(inner) is EmbeddingBagCollectionSharder
-            else type(sequences)(params, codecs, lent.use_index_dedup)
-        )
-        setattr(found, name, exact)
-        found._qcomm_codecs_registry = codecs
+        inner: Any = getattr(found, name, None)
+        if type(inner) in (EmbeddingBagCollectionSharder, EmbeddingCollectionSharder):
+            params, found._qcomm_codecs_registry = arguments(inner)
+            if type(inner) is EmbeddingBagCollectionSharder:
+                exact: Any = ExactEmbeddingBagCollectionSharder
+                setattr(found, name, exact(params, found._qcomm_codecs_registry))
+            else:
+                exact = ExactEmbeddingCollectionSharder
+                dedup = inner._use_index_dedup
+                setattr(found, name, exact(params, found._qcomm_codecs_registry, dedup))
     if type(found) is FusedEmbeddingBagCollectionSharder:  # its modules bring their optimizer
-        codecs = with_said(Lent(None, found.qcomm_codecs_registry)).qcomm_codecs_registry
-        found._qcomm_codecs_registry = codecs
+        _, found._qcomm_codecs_registry = arguments(found)
     return found
 
 
-def _fitting(sharder: ModuleSharder[nn.Module]) -> ModuleSharder[nn.Module]:
-    """A copy whose modules get batches of one form."""
-    fitting: Any = copy.copy(sharder)
+def _fitting(sharder: Any) -> ModuleSharder[nn.Module]:
+    """Return a copy whose modules get batches of one form."""
+    fitting = copy.copy(sharder)
     if type(getattr(fitting, "_mc_sharder", None)) is ManagedCollisionCollectionSharder:
         fitting._mc_sharder = ExactManagedCollisionCollectionSharder()
     fitting.shard = partial(_shard, copy.copy(fitting))
-    return fitting
+    found: ModuleSharder[nn.Module] = fitting
+    return found
 
 
 def _shard(
@@ -195,22 +187,12 @@ def _shard(
 ) -> ShardedModule[Any, Any, Any, Any]:
     name = module_fqn or type(module).__name__
     refuse_two_dimensions(name, env)
-    if isinstance(module, FeatureProcessedEmbeddingBagCollection):
-        _refuse_row_wise_means(name, module, params)
-    if isinstance(module, _PRUNED) and not hasattr(torch.ops.fbgemm, "init_address_lookup"):
-        raise SetupError(
-            f"{name} is a {type(module).__name__}, and the installed FBGEMM lacks the operators of "
-            "in-training pruning, which its builds for CUDA alone have: train it there, or give "
-            "the tables as many rows as there are ids"
-        )
     on_cpu = device is None or device.type == "cpu"
-    if isinstance(module, FusedEmbeddingBagCollection):
-        _refuse_rows_of_fused_bags(name, module, params, on_cpu=on_cpu)
+    _refuse_row_wise_means(name, module, params)
     if isinstance(module, FusedEmbeddingBagCollection | FusedEmbeddingCollection):
         check_update_of_fused(name, module, params, device)
     sharded = sharder.shard(module, params, env, device, module_fqn)
     if isinstance(sharded, ShardedFusedEmbeddingBagCollection) and on_cpu:
-        require_attributes(sharded, "_lookups")  # private, torchrec 1.6 to 1.9
         use_portable_lookups(sharded._lookups)
     if isinstance(sharded, ShardedFeatureProcessedEmbeddingBagCollection):
         keep_form(sharded)
@@ -220,7 +202,6 @@ def _shard(
         mend_managed_collision(sharded, device)
     if isinstance(sharded, _OF_KJTS):
         tables = [table for inside in embedding_modules(module) for table in inside.tables]
-        features = (feature for table in tables for feature in table.features)
         why = why_plain(module) or why_clipped(sharded)
         if isinstance(module, FusedEmbeddingBagCollection | ManagedCollisionEmbeddingBagCollection):
             why = why or why_plain_codecs(getattr(sharder, "qcomm_codecs_registry", None))
@@ -228,7 +209,9 @@ def _shard(
             why = _why_plain_kernels(module, sharded, params)
         fit_batches(
             sharded,
-            BatchForm(name, why, features, env.process_group),
+            BatchForm(
+                name, why, (f for table in tables for f in table.features), env.process_group
+            ),
             remaps=isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection),
             needs_rows=not isinstance(sharded, _WITHOUT_ROWS),
             weights=IdWeights(name, weighted=module.is_weighted(), means=mean_pooled(module))
@@ -239,58 +222,38 @@ def _shard(
 
 
 def _refuse_row_wise_means(
-    name: str,
-    module: FeatureProcessedEmbeddingBagCollection,
-    params: EmbeddingModuleShardingPlan,
+    name: str, module: nn.Module, params: EmbeddingModuleShardingPlan
 ) -> None:
-    """Refuse tables whose divisor is made before there are weights to make it from."""
-    bags = module._embedding_bag_collection  # private, torchrec 1.6 to 1.9, as in its sharder
+    """Refuse means of row-wise tables that TorchRec (1.6 to 1.9) divides wrongly.
+
+    A FusedEmbeddingBagCollection divides those of other tables too. Of a
+    FeatureProcessedEmbeddingBagCollection the divisor is made before there are weights.
+    """
+    if isinstance(module, FeatureProcessedEmbeddingBagCollection):
+        configs = module._embedding_bag_collection.embedding_bag_configs()
+    elif isinstance(module, FusedEmbeddingBagCollection):
+        configs = module.embedding_bag_configs()
+    else:
+        return
     tables = [
         config.name
-        for config in bags.embedding_bag_configs()
+        for config in configs
         if config.pooling == PoolingType.MEAN and params[config.name].sharding_type in _ROW_WISE
     ]
     if tables:
         raise SetupError(
-            f"{name}: tables {', '.join(tables)} of a FeatureProcessedEmbeddingBagCollection are "
-            "split by rows and pooled by weighted means, whose weights come too late for TorchRec: "
-            "leave their sharding to the planner, or pool by sums"
+            f"{name}: tables {', '.join(tables)} of a {type(module).__name__} are split by rows "
+            "and pooled by means, which TorchRec divides wrongly: shard them by tables or columns, "
+            "or pool by sums"
         )
-
-
-def _refuse_rows_of_fused_bags(
-    name: str,
-    module: FusedEmbeddingBagCollection,
-    params: EmbeddingModuleShardingPlan,
-    *,
-    on_cpu: bool,
-) -> None:
-    """Refuse shardings by rows that TorchRec does not offer, or in which it divides too much."""
-    by_rows = {table for table, each in params.items() if each.sharding_type in _ROW_WISE}
-    means = [
-        config.name
-        for config in module.embedding_bag_configs()
-        if config.name in by_rows and config.pooling == PoolingType.MEAN
-    ]
-    for tables, why in (
-        (sorted(by_rows) if on_cpu else [], "for CUDA alone"),
-        (means, "wrong where bags are means: it divides those of other tables, too"),
-    ):
-        if tables:
-            raise SetupError(
-                f"{name}: tables {', '.join(tables)} of a FusedEmbeddingBagCollection are split by "
-                f"rows, which is {why}. Shard them by tables or columns, or make the module an "
-                "EmbeddingBagCollection"
-            )
 
 
 def _why_plain_kernels(
     module: nn.Module, sharded: nn.Module, params: EmbeddingModuleShardingPlan
 ) -> str:
-    """Why kernels on CUDA take plain batches alone; empty where they take others."""
+    """Return why kernels on CUDA take plain batches alone; empty if they take others."""
     if isinstance(module, FusedEmbeddingBagCollection):
-        updates = plain_updates(module, None, "cuda")
-        return why_plain_kernels(params, updates, on_cpu=False)
+        return why_plain_kernels(params, plain_updates(module, None, "cuda"), on_cpu=False)
     if not isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
         return ""
     # Of the module inside, whose own input dist is not called.
@@ -299,7 +262,7 @@ def _why_plain_kernels(
 
 
 def why_plain(module: nn.Module) -> str:
-    """Why a module's batches have to be plain; empty where they need not be."""
+    """Return why a module's batches have to be plain; empty if they need not be."""
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         return why_all_rows_processed(module)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):

@@ -1,50 +1,91 @@
-"""The training loop: TorchRec's with checks, with overlap, or with lookahead; or a plugin's."""
+"""Training loops: TorchRec's, with overlap, or with lookahead; or a plugin's."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
+from weakref import WeakMethod, finalize
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.profiler import record_function
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPipelineContext
-from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DMPCollection
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.pipeline_context import (
+    PrefetchTrainPipelineContext,
+    TrainPipelineContext,
+)
+from torchrec.distributed.train_pipeline.runtime_forwards import (
+    BaseForward,
+    PipelinedForward,
+    PrefetchPipelinedForward,
+)
+from torchrec.distributed.types import (
+    Awaitable,
+    EmbeddingModuleShardingPlan,
+    LazyAwaitable,
+    LazyNoWait,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
+from recd_plugins.distributed.byte_counter import tracker_of
 from recd_plugins.distributed.guards import (
     check_every_parameter_is_trained,
     check_sharded_as_wholes,
 )
 from recd_plugins.distributed.lookup_kernels import plan_prefetches, prefetches
-from recd_plugins.distributed.overlapped_pipeline import (
-    OverlappedTrainPipeline,
-    overlaps,
-    plan_overlaps,
-)
-from recd_plugins.errors import ExactnessError, PluginError
-from recd_plugins.interfaces import Pipeline, TrainPipeline
+from recd_plugins.distributed.overlap import DeferredAllReduce, JoinedIds, LookupAhead
+from recd_plugins.distributed.rank_agreement import crosses_links
+from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
+from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
+from recd_plugins.distributed.table_report import outermost_sharded
+from recd_plugins.errors import ExactnessError
+from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import RunConfig, at_entry
 
 logger = logging.getLogger(__name__)
 
-# Pipelines of TorchRec (1.6 to 1.9) that do not train as a plain loop does.
-_INEXACT = {
-    "TrainPipelineSemiSync": "looks up the rows of a batch before the step before has updated "
-    "them: their gradients are stale, which is another training",
-    "EvalPipelineSparseDist": "computes forward passes alone, and trains nothing",
-    "EvalPipelineFusedSparseDist": "computes forward passes alone, and trains nothing",
-}
+
+class SparseDistTrainPipeline(TrainPipelineSparseDist):
+    """TorchRec's TrainPipelineSparseDist, without CUDA streams on CPU."""
+
+    _pipelined_forward_type: type[BaseForward[Any]] = PipelinedForward
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, device: torch.device, **arguments: Any
+    ) -> None:
+        super().__init__(model, optimizer, device, **arguments)
+        if device.type == "cpu":
+            # TorchRec (1.6 to 1.9) enters CUDA streams there, which starts CUDA beside a GPU.
+            self._stream_context = nullcontext
+            forward = self._pipelined_forward_type
+            self._pipelined_forward_type = type(
+                forward.__name__, (forward,), {"_use_main_stream_for_dist_init": True}
+            )
+
+    def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
+        """Attach as the base class does, but keep the ids that came for batches in flight.
+
+        TorchRec (1.6 to 1.9) sends the ids of the first batch again and waits for none of them,
+        so that its module does not know the batch sizes of the other ranks.
+        """
+        super().attach(model, sparse_dist and not self._pipelined_modules)
 
 
-class LookaheadTrainPipeline(CheckedTrainPipeline):
+class LookaheadTrainPipeline(SparseDistTrainPipeline):
     """Caches fetch the rows of batch i+1 while batch i is computed: forward and backward.
 
     TorchRec's PrefetchTrainPipelineSparseDist with three differences. It runs without CUDA too,
@@ -71,7 +112,7 @@ class LookaheadTrainPipeline(CheckedTrainPipeline):
         )
 
     def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
-        """Have two batches whose ids travel, where the iterator has as many."""
+        """Send ids of two batches, if the iterator has as many."""
         while len(self.batches) < 2 and self.enqueue_batch(dataloader_iter):
             batch, context = self.batches[-1], self.contexts[-1]
             if len(self.batches) == 1:
@@ -80,7 +121,8 @@ class LookaheadTrainPipeline(CheckedTrainPipeline):
                 self.start_sparse_data_dist(batch, context)
             self.wait_sparse_data_dist(context)
 
-    def _progress(self, dataloader_iter: Iterator[Any]) -> Any:
+    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        """Train one batch."""
         if not self._model_attached:
             self.attach(self._model)
         self.fill_pipeline(dataloader_iter)
@@ -118,7 +160,7 @@ class LookaheadTrainPipeline(CheckedTrainPipeline):
             self.batches[0].record_stream(current)
 
     def _prefetch(self, context: PrefetchTrainPipelineContext) -> None:
-        """Take the ids of a batch, and have its rows fetched; nothing where that is done."""
+        """Take the ids of a batch, and have its rows fetched, once."""
         requests = context.input_dist_tensors_requests
         if not requests:
             return
@@ -144,39 +186,225 @@ class LookaheadTrainPipeline(CheckedTrainPipeline):
                 context.module_contexts_post_prefetch[name] = module_context
 
 
+@dataclass
+class _RowsAheadContext(TrainPipelineContext):
+    """Also how far the ids of the batch are, and its rows, by module, that are on their way."""
+
+    has_sizes: bool = False
+    rows: dict[str, Awaitable[Any]] = field(default_factory=dict)
+
+
+class _RowsAhead(PipelinedForward):
+    """Takes the rows that were looked up ahead; those of other modules are looked up now."""
+
+    def look_up(self, context: _RowsAheadContext) -> None:
+        now = self.get_context()
+        self.set_context(context)
+        with _before_the_step(self._module):
+            context.rows[self.name] = super().__call__()
+        self.set_context(now)
+
+    def __call__(self, *input: Any, **kwargs: Any) -> Awaitable[Any]:
+        context = self.get_context()
+        assert isinstance(context, _RowsAheadContext)
+        if self.name in context.rows:
+            rows = context.rows.pop(self.name)
+            # Where the model looks up without gradients, its tables are not to learn.
+            return rows if torch.is_grad_enabled() else LazyNoWait(_detached(rows.wait()))
+        return super().__call__(*input, **kwargs)
+
+
+def _detached(rows: Any) -> KeyedTensor | dict[str, JaggedTensor]:
+    """What comes out of a module, of which no table learns."""
+    if isinstance(rows, KeyedTensor):
+        return KeyedTensor(rows.keys(), rows.length_per_key(), rows.values().detach())
+    return {
+        name: JaggedTensor(
+            each.values().detach(), weights=each.weights_or_none(), lengths=each.lengths()
+        )
+        for name, each in rows.items()
+    }
+
+
+class _LateCopies(LazyAwaitable[Tensor]):
+    """Rows of data-parallel tables, read when they are waited for.
+
+    Args:
+        lookup: of the tables.
+    """
+
+    def __init__(self, lookup: nn.Module) -> None:
+        super().__init__()
+        self._lookup = lookup
+        self._features: Any = None
+        self._columns: list[int] = []
+
+    def look_up(self, features: Any) -> Tensor:
+        """In place of the lookup: keep what to read."""
+        self._features = features
+        return torch.empty(0)
+
+    def sent(self, rows: Tensor, _context: Any = None) -> Awaitable[Tensor]:
+        """In place of the output dist, which sends nothing of such tables."""
+        self._columns = list(rows.shape[1:])  # a module without pooling has given it some
+        return self
+
+    def _wait_impl(self) -> Tensor:
+        rows: Tensor = self._lookup(self._features)
+        return rows.view(-1, *self._columns) if self._columns else rows
+
+
+@contextmanager
+def _before_the_step(module: Any) -> Iterator[None]:
+    """While it is open, the module looks up what another step is for.
+
+    Data-parallel tables learn in the optimizer's step, and are read later; the others learn by the
+    rates of that step.
+    """
+    own = vars(module)  # of lists, which an assignment to a module takes long to look at
+    lookups, dists = own["_lookups"], own["_output_dists"]
+    late = {n: _LateCopies(each) for n, each in enumerate(lookups) if _is_replicated(each)}
+    own["_lookups"] = [
+        late[n].look_up if n in late else LookupAhead(each) for n, each in enumerate(lookups)
+    ]
+    own["_output_dists"] = [late[n].sent if n in late else each for n, each in enumerate(dists)]
+    try:
+        yield
+    finally:
+        own["_lookups"], own["_output_dists"] = lookups, dists
+
+
+def _is_replicated(lookup: nn.Module) -> bool:
+    return isinstance(lookup, DistributedDataParallel)
+
+
+class OverlappedTrainPipeline(SparseDistTrainPipeline):
+    """A SparseDistTrainPipeline that sends something while ranks compute.
+
+    Tables have learned when the backward pass is over, and gradients of dense layers are wanted in
+    the optimizer's step alone: these are summed while tables learn, and while rows of the next
+    batch are looked up and sent. Ids of the batch after it travel during its forward and backward
+    pass. What is computed and the order in which it is summed are the same: so are losses, bit for
+    bit.
+
+    Rows of the next batch are on their way between two calls of ``progress``: weights of tables
+    that are set there come too late for that batch. ``load_state_dict`` raises ExactnessError then.
+    """
+
+    _pipelined_forward_type = _RowsAhead
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        super().__init__(
+            model, optimizer, device, execute_all_batches=True, context_type=_RowsAheadContext
+        )
+        self._deferred: DeferredAllReduce | None = None
+        sharded = [module for _, module in outermost_sharded(model)]
+        self._is_ahead = all(map(_looks_up_ahead, sharded))
+        # Of a pipeline that is there: who has let go of one cannot train its batches to the end.
+        refuse_loading = WeakMethod(self._refuse_loading)
+
+        def loaded(module: nn.Module, keys: Any) -> None:
+            if (refuse := refuse_loading()) is not None:
+                refuse(module, keys)
+
+        for module in _ahead(sharded):
+            finalize(self, module.register_load_state_dict_post_hook(loaded).remove)
+        for child in model.children():
+            # Else gradients are copied from the buckets before they are summed.
+            if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:
+                self._deferred = deferred = DeferredAllReduce.of(child)
+                # The first to be looked up is the last that learns.
+                for module in _ahead(sharded)[:1]:
+                    for lookup in module._lookups:
+                        if deferred is not None and not _is_replicated(lookup):
+                            deferred.start_after(lookup)
+
+    def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
+        """As the base class; where the sizes of a batch's ids are sent already, sends the ids."""
+        assert isinstance(context, _RowsAheadContext)
+        if context.has_sizes:
+            self.wait_sparse_data_dist(context)
+        else:
+            super().start_sparse_data_dist(batch, context)
+            context.has_sizes = True
+            if self._device.type == "cpu":
+                context.fused_splits_awaitables = [
+                    (names, JoinedIds(sizes)) for names, sizes in context.fused_splits_awaitables
+                ]
+
+    def _refuse_loading(self, module: nn.Module, _: Any) -> None:
+        if any(isinstance(each, _RowsAheadContext) and each.rows for each in self.contexts):
+            raise ExactnessError(
+                f"weights of a {type(module).__name__} were loaded when rows of the next batch had "
+                "been looked up: train until no batch is left, or reset() the pipeline, or say "
+                "training.overlap: false"
+            )
+
+    def _backward(self, losses: Tensor) -> None:
+        with nullcontext() if self._deferred is None else self._deferred.later():
+            super()._backward(losses)
+            if self._deferred is not None:
+                self._deferred.start()
+            if len(self.batches) > 1:
+                self._look_up(self.contexts[1])
+            if len(self.batches) > 2 and self._is_ahead:
+                self.start_sparse_data_dist(self.batches[2], self.contexts[2])
+            if len(self.batches) > 1:
+                self._take(self.contexts[1])
+
+    def _look_up(self, context: TrainPipelineContext) -> None:
+        with record_function(f"## look_up {context.index} ##"):
+            for module in _ahead(self._pipelined_modules):
+                module.forward.look_up(context)
+
+    def _take(self, context: TrainPipelineContext) -> None:
+        """Have the rows in the form that the model takes, while sums are still under way."""
+        assert isinstance(context, _RowsAheadContext)
+        with record_function(f"## take {context.index} ##"):
+            for module in _ahead(self._pipelined_modules):
+                if not any(map(_is_replicated, module._lookups)):
+                    name = module.forward.name
+                    context.rows[name] = LazyNoWait(context.rows[name].wait())
+
+
 def build_train_pipeline(
     dmp: nn.Module,
     optimizer: Optimizer,
     device: torch.device,
     registry: RunConfig | None = None,
 ) -> TrainPipeline:
-    """A pipeline over ``dmp``: the one that ``registry`` names.
+    """Return a pipeline over ``dmp``: the one that ``registry`` names, if it does.
 
-    Without any, one that overlaps input dist and device copies with compute; where a table has a
-    cache with lookahead, it overlaps fetching its rows as well (``LookaheadTrainPipeline``).
+    Else one that overlaps input dist and device copies with compute; if a table has a cache with
+    lookahead, it overlaps fetching its rows as well (``LookaheadTrainPipeline``).
 
     Raises:
         ExactnessError: there are parameters that neither the backward pass nor ``optimizer``
             updates, or a module of which only the tables are sharded.
-        RegistryError: a plugin makes the pipeline, and it is known to train another way.
-        PluginError: a plugin fails or makes something else.
     """
     check_sharded_as_wholes(dmp)
     check_every_parameter_is_trained(dmp, optimizer)
+    overlapped = is_overlapped(dmp, device, registry)
     if registry is not None:
-        _say_what_does_not_overlap(dmp, device, registry)
+        if registry.training.overlap and not overlapped:
+            logger.warning(
+                "%s: training.overlap does nothing beside a pipeline entry or a cache that looks "
+                "ahead, or without a module whose rows can be looked up ahead",
+                registry.path,
+            )
         for entry in registry.entries("pipeline"):
-            with at_entry(registry.path, entry):
-                return pipeline_of(entry.plugin, dmp, optimizer, device)
+            with at_entry(registry.path, entry), plugin_call(entry.plugin, "build"):
+                pipeline: TrainPipeline = entry.plugin.build(dmp, optimizer, device)
+                return pipeline
     if prefetches(dmp):
         return LookaheadTrainPipeline(dmp, optimizer, device)
-    if is_overlapped(dmp, device, registry):
+    if overlapped:
         return OverlappedTrainPipeline(dmp, optimizer, device)
-    return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
+    return SparseDistTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
 
 
 def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | None) -> bool:
-    """Whether the pipeline is one whose ranks send while they compute."""
+    """Return whether the pipeline is one whose ranks send while they compute."""
     if registry is not None and any(registry.entries("pipeline")):
         return False
     asked = None if registry is None else registry.training.overlap
@@ -184,7 +412,7 @@ def is_overlapped(dmp: nn.Module, device: torch.device, registry: RunConfig | No
 
 
 def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, nodes: int) -> bool:
-    """The same of a model that is not sharded yet, by its plan for so many nodes."""
+    """Return the same of a model that is not sharded yet, by its plan for so many nodes."""
     training = prepared.registry.training
     if any(prepared.registry.entries("pipeline")) or not training.overlaps(device_type, nodes):
         return False
@@ -194,42 +422,54 @@ def will_overlap(prepared: PreparedModel, plan: ShardingPlan, device_type: str, 
     return not ahead and plan_overlaps(plan, training.overlap)
 
 
-def _say_what_does_not_overlap(dmp: nn.Module, device: torch.device, registry: RunConfig) -> None:
-    """Warn on the first rank where overlap was asked for and there is none."""
-    asked = registry.training.overlap
-    if not asked or is_overlapped(dmp, device, registry):
-        return
-    if any(registry.entries("pipeline")):
-        why = "the section pipeline says how steps overlap; leave one of the two out"
-    elif prefetches(dmp):
-        why = "a cache looks ahead, whose pipeline fetches rows; leave one of the two out"
-    else:
-        why = "no module has only tables whose rows can be looked up ahead; leave it out"
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        logger.warning("%s: training.overlap is true and does nothing: %s", registry.path, why)
+def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
+    """Whether a model trains so; where nobody has asked, on CPUs of several nodes that send rows.
 
-
-def pipeline_of(
-    plugin: Pipeline, dmp: nn.Module, optimizer: Optimizer, device: torch.device
-) -> TrainPipeline:
-    """What a plugin makes.
-
-    Raises:
-        PluginError: it fails, or makes no pipeline.
-        ExactnessError: what it makes is known to train another way.
+    Not without a module whose rows can be looked up ahead.
     """
-    with plugin_call(plugin, "build"):
-        pipeline = plugin.build(dmp, optimizer, device)
-    if not callable(getattr(pipeline, "progress", None)):
-        raise PluginError(
-            f"{plugin.title}: build returned {pipeline!r}; expected a pipeline with a method "
-            "progress(dataloader_iter)"
-        )
-    for base in type(pipeline).__mro__:
-        why = _INEXACT.get(base.__name__) if base.__module__.startswith("torchrec.") else None
-        if why is not None:
-            raise ExactnessError(
-                f"{plugin.title}: TorchRec's {base.__name__} {why}; leave out the section "
-                "pipeline, or take another"
-            )
-    return pipeline
+    if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
+        return False
+    ahead = _ahead([module for _, module in outermost_sharded(model)])
+    if asked or not ahead:
+        return bool(ahead)
+    plans = [module.module_sharding_plan for module in ahead]
+    return device.type == "cpu" and crosses_links() and any(map(_sends_rows, plans))
+
+
+def plan_overlaps(plan: ShardingPlan, asked: bool | None) -> bool:
+    """Whether a plan has a module whose rows can be looked up ahead, and are sent if not asked."""
+    modules = [m for m in plan.plan.values() if isinstance(m, EmbeddingModuleShardingPlan)]
+    return any(_is_final_early(each) and (asked or _sends_rows(each)) for each in modules)
+
+
+def _ahead(modules: Sequence[Any]) -> list[Any]:
+    """Those that are looked up ahead; of sequences first, which have more to send."""
+    chosen = [module for module in modules if _looks_up_ahead(module)]
+    return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
+
+
+def _sends_rows(plan: Mapping[str, ParameterSharding]) -> bool:
+    return any(
+        sharding.sharding_type != ShardingType.DATA_PARALLEL.value for sharding in plan.values()
+    )
+
+
+def _is_final_early(plan: Mapping[str, ParameterSharding]) -> bool:
+    return all(
+        sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
+        or sharding.sharding_type == ShardingType.DATA_PARALLEL.value
+        for sharding in plan.values()
+    )
+
+
+def _looks_up_ahead(module: Any) -> bool:
+    """Whether rows of the next batch are final when the backward pass of this one is over.
+
+    Those of data-parallel tables are read later. Rows of other kernels learn in the optimizer's
+    step, or move by steps, and trackers of lookups may go by steps; what counts ids does not.
+    """
+    return (
+        isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))
+        and tracker_of(module) is None
+        and _is_final_early(module.module_sharding_plan)
+    )

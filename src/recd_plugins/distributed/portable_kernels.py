@@ -1,14 +1,20 @@
-"""Lookups that TorchRec has on CUDA only, or that are wrong or slow on CPU, for CPU."""
+"""Lookups for CPU that TorchRec and FBGEMM (1.6 to 1.9) have for CUDA only, or wrong or slow.
+
+Tables of a kernel that are equally wide stand in one piece of memory, and so does their optimizer
+state. Looked up as one table, they take any number of bags and need no padding.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.distributed.batched_embedding_kernel import (
@@ -20,9 +26,11 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.one_table import fits_one_table, look_up_bags, refuse_outside
 from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
-from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import DataError
+
+# FBGEMM's kernel for bags counts the rows of a table in 32 bits.
+_MOST_ROWS = 2**31 - 2
 
 
 class PortableDenseEmbedding(BatchedDenseEmbedding):
@@ -263,8 +271,6 @@ _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
     BatchedFusedEmbeddingBag: EmptyEmbeddingBag,
     BatchedFusedEmbedding: EmptyEmbedding,
 }
-# Private, torchrec 1.6 to 1.9: a kernel's tables, their sizes and which feature is whose.
-_KERNEL_SIZES = ("_config", "_local_rows", "_local_cols", "_feature_table_map", "_emb_module")
 
 
 def _part_tables(kernel: Any) -> None:
@@ -287,32 +293,19 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
 
     The class is changed and not the object: optimizers, DDP and state dicts already hold its
     parameters, and TorchRec has no public way to make a kernel of one's own.
-
-    Raises:
-        SetupError: TorchRec has other internals than 1.6 to 1.9.
     """
+    module: Any
     for module in (module for lookup in lookups for module in lookup.modules()):
         if type(module) is GroupedPooledEmbeddingsLookup:
-            # Private, torchrec 1.6 to 1.9: the one place that differs by device.
-            require_attributes(
-                module,
-                "_forward",
-                "_forward_with_vbe_merging",
-            )
             module.__class__ = PortablePooledLookup
         elif type(module) is BatchedDenseEmbedding:
-            require_attributes(module, *_KERNEL_SIZES)
-            widths = set(vars(module)["_local_cols"])
-            assert len(widths) == 1, "tables of one EmbeddingCollection are equally wide"
             module.__class__ = PortableDenseEmbedding
         elif type(module) is BatchedDenseEmbeddingBag:
-            require_attributes(module, *_KERNEL_SIZES)
             _part_tables(module)
             module.__class__ = PortableDenseEmbeddingBag
         elif type(module) in _EMPTY:
-            require_attributes(module, *_KERNEL_SIZES)
             _part_tables(module)
-            if sum(vars(module)["_local_rows"]) == 0:
+            if sum(module._local_rows) == 0:
                 module.__class__ = _EMPTY[type(module)]
                 continue
             use_row_wise_adagrad(module.emb_module)
@@ -320,3 +313,100 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
                 module.__class__ = PortableEmbeddingBag
             elif fits_one_table(module.emb_module):
                 module.__class__ = PortableEmbedding
+
+
+def fits_one_table(kernel: Any) -> bool:
+    """Return whether the tables of an FBGEMM kernel are equally wide and on CPU."""
+    return kernel.use_cpu and len(set(kernel.dims)) == 1 and kernel.total_hash_size <= _MOST_ROWS
+
+
+def look_up_bags(
+    kernel: Any, features: KeyedJaggedTensor, offsets: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """Look up bags of ids, whatever feature each is of.
+
+    Weights, optimizer state and update rule are those of the kernel.
+
+    Args:
+        kernel: an FBGEMM kernel that ``fits_one_table``; one without pooling sums.
+        features: ids of its features, in its order.
+        offsets: of the bags in the ids, ``[num_bags + 1]``; no bag has ids of two features.
+        weights: of the ids; those of ``features`` do not count.
+
+    Returns:
+        ``[num_bags, embedding_dim]``.
+
+    Raises:
+        DataError: an id is outside of its table and FBGEMM does not replace it.
+    """
+    # Bounds are those of each table: checked with a bag a feature.
+    ids, _, weights, _ = kernel.prepare_inputs(
+        features.values().to(kernel.embedding_table_index_type),
+        torch.tensor(features.offset_per_key()),
+        weights,
+    )
+    refuse_outside(
+        ids,
+        features,
+        kernel.rows_per_table.tolist(),
+        lambda number: kernel.table_names[kernel.feature_table_map[number]],
+    )
+    if len(kernel.dims) > 1:
+        first_rows = (kernel.weights_offsets // kernel.dims[0]).to(ids.dtype)
+        ids_per_feature = torch.tensor(features.length_per_key())
+        ids = first_rows.repeat_interleave(ids_per_feature, output_size=len(ids)).add_(ids)
+    output: Tensor = _one_table(kernel)(ids, offsets, weights)
+    return output
+
+
+def refuse_outside(
+    ids: Tensor, features: KeyedJaggedTensor, rows: Sequence[int], table: Callable[[int], str]
+) -> None:
+    """Refuse ids outside of their table, which would be rows of another one below it.
+
+    FBGEMM's check of bounds lets -1 pass, and everything if it is off; its own CPU kernels raise.
+
+    Args:
+        ids: as they are looked up, in the order of ``features``, in CPU memory.
+        features: whose ids they are.
+        rows: of the table, or of its shard here, of each feature.
+        table: the name of a feature's, by the number of the feature.
+
+    Raises:
+        DataError: names table, feature and id.
+    """
+    if not len(ids):
+        return
+    least, most = ids.aminmax()
+    if least >= 0 and most < min(rows):
+        return
+    of_features = torch.split(ids, features.length_per_key())
+    for number, (feature, limit, own) in enumerate(
+        zip(features.keys(), rows, of_features, strict=True)
+    ):
+        outside = own[(own < 0) | (own >= limit)]
+        if len(outside):
+            here = f"its shard here has rows 0 to {limit - 1}" if limit else "it has no row here"
+            raise DataError(
+                f"table {table(number)}: id {int(outside[0])} of feature {feature} was looked up, "
+                f"and {here}"
+            )
+
+
+def _one_table(kernel: Any) -> Any:
+    """Return the kernel with one table of all rows; parameters are the kernel's own."""
+    one = copy.copy(kernel)
+    one._buffers = {
+        # Of weights and of optimizer state, by feature.
+        name: buffer[:1] if name.endswith(("_offsets", "_placements")) else buffer
+        for name, buffer in kernel._buffers.items()
+    }
+    width, num_rows = kernel.dims[0], kernel.total_hash_size
+    one.total_D = width
+    one.D_offsets = kernel.D_offsets.new_tensor([0, width])
+    one.hash_size_cumsum = kernel.hash_size_cumsum.new_tensor([0, num_rows])
+    one.rows_per_table = kernel.rows_per_table.new_tensor([num_rows])
+    one.bounds_check_mode_int = BoundsCheckMode.NONE.value
+    if kernel.is_nobag:
+        one.pooling_mode, one.is_nobag = PoolingMode.SUM, False
+    return one

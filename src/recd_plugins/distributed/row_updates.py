@@ -1,10 +1,14 @@
-"""Updates of rows that FBGEMM has kernels of, by the names of TorchRec."""
+"""Updates of rows in the backward pass, as FBGEMM's kernels make them.
+
+FBGEMM (1.6 to 1.9) silently does nothing with some arguments of optimizers, and TorchRec with the
+default learning rate of a class. Kernels of some updates take no variable batches on CUDA.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,8 +18,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
@@ -26,113 +31,74 @@ from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
-_ARGUMENTS = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
-
-# As FBGEMM (1.6 to 1.9) asserts when a kernel is made on CPU.
-_ON_CPU = {
+_RATE = (
+    inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__)
+    .parameters["learning_rate"]
+    .default
+)
+#: Updates that FBGEMM has kernels of on CPU.
+ON_CPU = {
     EmbOptimType.EXACT_SGD,
     EmbOptimType.EXACT_ADAGRAD,
     EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
 }
-# Arguments that FBGEMM (1.6 to 1.9) takes of every kind, and heeds of these alone, on CUDA alone.
-_MOMENTS = {
-    EmbOptimType.ADAM,
-    EmbOptimType.LAMB,
-    EmbOptimType.PARTIAL_ROWWISE_ADAM,
-    EmbOptimType.PARTIAL_ROWWISE_LAMB,
-}
-_HEEDED_BY = {
-    "weight_decay": {EmbOptimType.EXACT_ROWWISE_ADAGRAD, *_MOMENTS},
-    "max_norm": {EmbOptimType.EXACT_ROWWISE_ADAGRAD},
-    "momentum": set[EmbOptimType](),
-}
-# As its get_optimizer_state has them (1.6 to 1.9), which TorchRec calls of every kernel.
-_WITH_STATE = {
-    EmbOptimType.SGD,
-    EmbOptimType.EXACT_SGD,
-    EmbOptimType.EXACT_ADAGRAD,
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD,
-    EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
-    *_MOMENTS,
-}
-# Those of FBGEMM's tables. On CPU a part has kernels of its own for the last one.
-_FUSED = {
-    "cpu": {EmbeddingComputeKernel.FUSED.value},
-    "cuda": {
-        EmbeddingComputeKernel.FUSED.value,
-        EmbeddingComputeKernel.FUSED_UVM.value,
-        EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
-    },
-}
-
-#: Those that update each number by its own gradients; others have sums or norms of a row.
+#: Updates of each number by its own gradients; others have sums or norms of a row.
 ELEMENTWISE = {
     EmbOptimType.SGD,
     EmbOptimType.EXACT_SGD,
     EmbOptimType.EXACT_ADAGRAD,
     EmbOptimType.ADAM,
 }
+# Arguments that FBGEMM takes of every kind, and heeds of these alone, on CUDA alone.
+_HEEDED_BY = {
+    "weight_decay": {
+        EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        EmbOptimType.ADAM,
+        EmbOptimType.LAMB,
+        EmbOptimType.PARTIAL_ROWWISE_ADAM,
+        EmbOptimType.PARTIAL_ROWWISE_LAMB,
+    },
+    "max_norm": {EmbOptimType.EXACT_ROWWISE_ADAGRAD},
+    "momentum": set[EmbOptimType](),
+}
+# Others assert at the first variable batch on CUDA.
+_VARIABLE_ON_CUDA = {
+    EmbOptimType.SGD,
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.ENSEMBLE_ROWWISE_ADAGRAD,
+    EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
+    EmbOptimType.ADAM,
+}
+# Kernels of FBGEMM's tables. On CPU a plugin has kernels of its own for the cached ones.
+_FUSED = {EmbeddingComputeKernel.FUSED.value}
+_FUSED_ON_CUDA = _FUSED | {
+    EmbeddingComputeKernel.FUSED_UVM.value,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+}
 
 
 def kind_of_update(
     optimizer: type[torch.optim.Optimizer], arguments: Mapping[str, Any]
 ) -> EmbOptimType:
-    """FBGEMM's name of the update that a parameter brings.
+    """Return FBGEMM's name of the update that a parameter brings.
 
     Args:
         optimizer: as ``apply_optimizer_in_backward`` takes it.
         arguments: likewise; an ``optimizer`` among them goes before the class.
 
     Raises:
-        ValueError: FBGEMM has none; names what was given.
+        ValueError: FBGEMM has none.
     """
-    if (given := arguments.get("optimizer")) is not None:
-        if isinstance(given, EmbOptimType):
-            return given
-        raise ValueError(f"the argument optimizer {given!r}, which is no EmbOptimType of FBGEMM's")
-    try:
-        found = optimizer_type_to_emb_opt_type(optimizer)
-    except ValueError:
-        found = None
-    if found is None:
-        raise ValueError(
-            f"{optimizer.__module__}.{optimizer.__qualname__}, which FBGEMM has no kernel of; it "
-            "has those of torchrec.optim, and SGD, Adagrad and Adam of torch.optim"
-        )
-    return found
-
-
-def why_not(kind: EmbOptimType, device_type: str | None) -> str:
-    """Why tables cannot be trained so, and what to do; empty where they can, or nobody knows yet.
-
-    Args:
-        kind: of the update.
-        device_type: that it runs on; None where nobody knows yet.
-    """
-    if device_type == "cpu" and kind not in _ON_CPU:
-        return (
-            f"FBGEMM has {kind.value} for CUDA alone, and this table is trained on the CPU; train "
-            "on a GPU, or take SGD, Adagrad or row-wise Adagrad"
-        )
-    if kind not in _WITH_STATE:
-        return (
-            f"FBGEMM shows no state of {kind.value}, which TorchRec asks its kernels for; take "
-            "SGD, Adagrad, Adam or LAMB, or one of their row-wise forms"
-        )
-    return ""
-
-
-def unknown_arguments(arguments: Iterable[str]) -> list[str]:
-    """Those that no kernel of FBGEMM takes, by name."""
-    return [name for name in arguments if name not in {"lr", *_ARGUMENTS}]
+    kind: EmbOptimType = arguments.get("optimizer") or optimizer_type_to_emb_opt_type(optimizer)
+    return kind
 
 
 def unheeded_argument(
     kind: EmbOptimType, arguments: Mapping[str, Any], device_type: str | None
 ) -> str:
-    """What is wrong with an argument that FBGEMM takes and does nothing with; empty without one."""
+    """Return what is wrong with an argument that FBGEMM takes and does nothing with, or nothing."""
     for name, kinds in _HEEDED_BY.items():
         if not arguments.get(name):
             continue
@@ -152,7 +118,7 @@ def check_updates(
     fused_params: Mapping[str, Any] | None,
     device: torch.device | None,
 ) -> None:
-    """Refuse updates in the backward pass that the device of a module has no kernel of.
+    """Refuse arguments that FBGEMM does nothing with, and warn of updates that are other ones.
 
     Args:
         params: how each table is sharded.
@@ -161,37 +127,25 @@ def check_updates(
         device: of the module.
 
     Raises:
-        SetupError: names the table, and what to take; of arguments that FBGEMM does not take, or
-            does nothing with, too.
+        SetupError: names the table and the argument.
     """
     device_type = "cpu" if device is None else device.type
     without_rate: dict[str, list[str]] = {}
     split: list[str] = []
     for table, sharding in params.items():
-        if sharding.compute_kernel not in _FUSED.get(device_type, _FUSED["cpu"]):
-            continue  # a dense one, and those of plugins, which say it
-        # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
-        classes = getattr(parameters.get(table), "_optimizer_classes", [])
-        kwargs = getattr(parameters.get(table), "_optimizer_kwargs", [])
-        given = dict(fused_params or {})
-        try:
-            kind = kind_of_update(torch.optim.SGD, given)
-            for optimizer, arguments in zip(classes, kwargs, strict=True):
-                kind = kind_of_update(optimizer, arguments)
-                _refuse_unknown(table, optimizer, arguments)
-                given |= arguments
-                if other_rate(optimizer, given):
-                    without_rate.setdefault(optimizer.__name__, []).append(table)
-        except ValueError as error:
-            raise SetupError(f"table {table} has {error}") from None
-        if why := why_not(kind, device_type) or unheeded_argument(kind, given, device_type):
+        if sharding.compute_kernel not in _fused_on(device_type):
+            continue
+        parameter = parameters.get(table)
+        kind, given = kind_of_update(torch.optim.SGD, fused_params or {}), dict(fused_params or {})
+        for optimizer, arguments in _brought(parameter):
+            kind, given = kind_of_update(optimizer, arguments), {**given, **arguments}
+            if _has_other_rate(optimizer, given):
+                without_rate.setdefault(optimizer.__name__, []).append(table)
+        if why := unheeded_argument(kind, given, device_type):
             raise SetupError(f"table {table}: {why}")
-        shards = {
-            tuple(shard.shard_sizes) for shard in getattr(sharding.sharding_spec, "shards", [])
-        }
-        width = max((size[1] for size in shards), default=0)
-        whole = getattr(parameters.get(table), "shape", (0, width))[1]
-        if width < whole and kind not in ELEMENTWISE:
+        shards = getattr(sharding.sharding_spec, "shards", None) or ()
+        width = max((shard.shard_sizes[1] for shard in shards), default=0)
+        if width < getattr(parameter, "shape", (0, width))[1] and kind not in ELEMENTWISE:
             split.append(table)
     if split:
         logger.warning(
@@ -204,26 +158,8 @@ def check_updates(
         logger.warning(
             "%s: %s was given no lr, and FBGEMM's default of %g counts, not that of the class: "
             "give it one",
-            shortened(tables),
-            name,
-            _ARGUMENTS["learning_rate"].default,
+            *(shortened(tables), name, _RATE),
         )
-
-
-def part_arguments(parameters: Iterable[nn.Parameter]) -> None:
-    """Give parameters arguments of their own for the optimizers that they bring.
-
-    TorchRec (1.6 to 1.9) writes the update of a table into them, and goes by what stands there.
-    Of one dict that a trainer gives to two optimizers, tables of the second would train by the
-    first.
-
-    Args:
-        parameters: of tables, before they are sharded.
-    """
-    for parameter in parameters:
-        # Set by torch.distributed.optim._apply_optimizer_in_backward.
-        if given := getattr(parameter, "_optimizer_kwargs", None):
-            parameter._optimizer_kwargs = [dict(each) for each in given]  # type: ignore[attr-defined]
 
 
 def check_update_of_fused(
@@ -232,44 +168,93 @@ def check_update_of_fused(
     params: Mapping[str, ParameterSharding],
     device: torch.device | None,
 ) -> None:
-    """As ``check_updates``, of a module that brings one optimizer for its tables.
+    """Check the one optimizer that a module brings for its tables, as ``check_updates`` does."""
+    device_type = "cpu" if device is None else device.type
+    if any(each.compute_kernel in _fused_on(device_type) for each in params.values()):
+        given = module.optimizer_kwargs()
+        kind = kind_of_update(module.optimizer_type(), given)
+        if why := unheeded_argument(kind, given, device_type):
+            raise SetupError(f"{name}: {why}")
+
+
+def copy_optimizer_arguments(parameters: Iterable[nn.Parameter]) -> None:
+    """Give parameters of tables arguments of their own for the optimizers that they bring.
+
+    TorchRec (1.6 to 1.9) writes the update of a table into them. Tables of a second optimizer that
+    was given the same dict would silently train by the first.
+    """
+    for parameter in parameters:
+        # Set by torch.distributed.optim._apply_optimizer_in_backward.
+        if given := getattr(parameter, "_optimizer_kwargs", None):
+            parameter._optimizer_kwargs = [dict(each) for each in given]  # type: ignore[attr-defined]
+
+
+def plain_updates(
+    module: EmbeddingBagCollection | FusedEmbeddingBagCollection,
+    fused_params: Mapping[str, Any] | None,
+    device_type: str,
+) -> dict[str, str]:
+    """Return tables whose kernels take no variable (deduplicated) batches, with their updates.
 
     Args:
-        name: of the module.
-        module: not sharded.
-        params: how each table is sharded.
-        device: of the module.
-
-    Raises:
-        SetupError: names the module, and what to take.
+        module: not sharded, with the optimizers that its parameters or it itself bring.
+        fused_params: of its sharder.
+        device_type: of the module.
     """
-    device_type = "cpu" if device is None else device.type
-    fused = _FUSED.get(device_type, _FUSED["cpu"])
-    if all(sharding.compute_kernel not in fused for sharding in params.values()):
-        return  # a dense one, whose optimizer is that of torch
-    given = module.optimizer_kwargs()
-    kind = kind_of_update(module.optimizer_type(), given)
-    if why := why_not(kind, device_type) or unheeded_argument(kind, given, device_type):
-        raise SetupError(f"{name}: {why}")
+    found: dict[str, str] = {}
+    for config in module.embedding_bag_configs() if device_type != "cpu" else ():
+        kind = kind_of_update(torch.optim.SGD, fused_params or {})
+        if isinstance(module, FusedEmbeddingBagCollection):
+            kind = kind_of_update(module.optimizer_type(), module.optimizer_kwargs())
+        else:
+            for optimizer, arguments in _brought(module.embedding_bags[config.name].weight):
+                kind = kind_of_update(optimizer, arguments)
+        if kind not in _VARIABLE_ON_CUDA:
+            found[config.name] = kind.value
+    return found
 
 
-def other_rate(optimizer: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> bool:
-    """Whether nobody says the learning rate, and that of the class is not FBGEMM's."""
+def why_plain_kernels(
+    shardings: Mapping[str, ParameterSharding], updates: Mapping[str, str], *, on_cpu: bool
+) -> str:
+    """Return why batches of bags have to be plain by their kernels; empty if they need not be.
+
+    Args:
+        shardings: of the tables of a module, by name.
+        updates: of ``plain_updates``.
+        on_cpu: whether they are there, where data-parallel ones take variable batches.
+    """
+    replicated, dense = ShardingType.DATA_PARALLEL.value, EmbeddingComputeKernel.DENSE.value
+    plain = [
+        name
+        for name, sharding in shardings.items()
+        if (
+            not on_cpu if sharding.sharding_type == replicated else sharding.compute_kernel == dense
+        )
+    ]
+    if plain:
+        return f"as dense kernels, those of tables {', '.join(plain)}, take no other"
+    if updates:
+        kinds, names = " and ".join(sorted({*updates.values()})), shortened([*updates])
+        return f"as kernels of {kinds} for CUDA, those of tables {names}, take no other"
+    return ""
+
+
+def _fused_on(device_type: str) -> set[str]:
+    return _FUSED_ON_CUDA if device_type == "cuda" else _FUSED
+
+
+def _brought(parameter: Any) -> Iterator[tuple[type[torch.optim.Optimizer], Mapping[str, Any]]]:
+    """Yield optimizers and arguments that _apply_optimizer_in_backward gave to a parameter."""
+    classes = getattr(parameter, "_optimizer_classes", ())
+    yield from zip(classes, getattr(parameter, "_optimizer_kwargs", ()), strict=True)
+
+
+def _has_other_rate(optimizer: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> bool:
+    """Return whether no learning rate is given, and that of the class is not FBGEMM's."""
     of_class = inspect.signature(optimizer).parameters.get("lr")
     return (
         given.keys().isdisjoint({"lr", "learning_rate"})
         and of_class is not None
-        and of_class.default != _ARGUMENTS["learning_rate"].default
+        and of_class.default != _RATE
     )
-
-
-def _refuse_unknown(
-    table: str, optimizer: type[torch.optim.Optimizer], arguments: Mapping[str, Any]
-) -> None:
-    """Refuse what FBGEMM's kernels would answer with a TypeError that names no table."""
-    if unknown := unknown_arguments(arguments):
-        raise SetupError(
-            f"table {table}: {optimizer.__name__} was given {', '.join(unknown)}, which FBGEMM's "
-            "kernels do not take: leave that out, or give the table to the dense optimizer "
-            "(data-parallel)"
-        )

@@ -15,34 +15,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from recd_plugins.distributed.coalesced.unique import unique_ids
+from recd_plugins.distributed.coalesced.input_dist import unique_ids
 from recd_plugins.distributed.row_wise_kernels import bags_by_row, learn_rows
-from recd_plugins.distributed.torchrec_internals import require_attributes
 
 # Rows that a further thread is worth its start for.
 _ROWS_PER_THREAD = 16384
-# What a kernel knows of itself (fbgemm 1.6 to 1.9; none is documented).
-_OF_KERNEL = (
-    "optimizer",
-    "optimizer_args",
-    "weights_precision",
-    "output_dtype",
-    "use_cpu",
-    "is_nobag",
-    "pooling_mode",
-    "weights_host",
-    "weights_offsets",
-    "momentum1_host",
-    "momentum1_offsets",
-    "D_offsets",
-    "hash_size_cumsum",
-    "learning_rate_tensor",
-    "placeholder_autograd_tensor",
-    "_used_rowwise_adagrad_with_counter",
-    "_used_rowwise_adagrad_with_global_weight_decay",
-    "_indices",
-    "_offsets",
-)
 
 
 class RowWiseAdagrad(SplitTableBatchedEmbeddingBagsCodegen):
@@ -144,7 +121,6 @@ def learns_by_fbgemm(model: nn.Module) -> bool:
     return any(
         type(each) is SplitTableBatchedEmbeddingBagsCodegen and _is_row_wise(each)
         for part in model.modules()
-        # A private list (torchrec 1.6 to 1.9), which modules() does not go through.
         for lookup in getattr(part, "_lookups", ())
         for each in lookup.modules()
     )
@@ -157,15 +133,11 @@ def _is_row_wise(kernel: Any) -> bool:
 def use_row_wise_adagrad(kernel: Any) -> None:
     """Let an FBGEMM kernel of row-wise Adagrad on CPU learn by our loops, in place.
 
-    One whose update has more to it (a weight decay, clipping, counters) stays as it is, and so does
-    one of other types than float32.
-
-    Raises:
-        SetupError: FBGEMM has other internals than 1.6 to 1.9.
+    A kernel with a weight decay, clipping or counters, or of other types than float32, stays as it
+    is.
     """
     if type(kernel) is not SplitTableBatchedEmbeddingBagsCodegen or not _is_row_wise(kernel):
         return
-    require_attributes(kernel, *_OF_KERNEL)
     arguments = kernel.optimizer_args
     if (
         {kernel.weights_precision, SparseType.from_int(kernel.output_dtype)} == {SparseType.FP32}

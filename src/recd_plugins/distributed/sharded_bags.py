@@ -26,22 +26,18 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.distributed.batch_form import (
-    BatchForm,
-    keep_inverse_indices,
-)
+from recd_plugins.distributed.batch_form import BatchForm, IdWeights, keep_inverse_indices
 from recd_plugins.distributed.clipped_gradients import ClippedGradients
-from recd_plugins.distributed.coalesced.bags import BagLayout, CoalescedBags
 from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
-from recd_plugins.distributed.coalesced.input_dist import (
-    coalesce_bags,
-)
-from recd_plugins.distributed.exact_contexts import (
+from recd_plugins.distributed.coalesced.input_dist import coalesce_bags
+from recd_plugins.distributed.coalesced.outputs import BagLayout, CoalescedBags
+from recd_plugins.distributed.contexts import (
     ExactBagContext,
+    num_rows,
+    pooled_without_rows,
     set_stored_rows,
+    with_an_empty_row,
 )
-from recd_plugins.distributed.id_weights import IdWeights
-from recd_plugins.distributed.int8 import why_plain_codecs
 from recd_plugins.distributed.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
@@ -55,20 +51,10 @@ from recd_plugins.distributed.mean_pooling import (
     mean_pooled,
     refuse_means_in_grids,
 )
-from recd_plugins.distributed.no_rows import (
-    num_rows,
-    pooled_without_rows,
-    with_an_empty_row,
-)
-from recd_plugins.distributed.plain_kernels import (
-    plain_updates,
-    refuse_coalesced_updates,
-    why_plain_kernels,
-)
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.process_groups import gathers_equal_sizes
-from recd_plugins.distributed.sharding_agreement import check_sharding
-from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.distributed.row_updates import plain_updates, why_plain_kernels
+from recd_plugins.distributed.wire import why_plain_codecs
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
@@ -101,39 +87,25 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
-        check_sharding(module, table_name_to_parameter_sharding, env, fused_params, arguments)
-        self._weighted = module.is_weighted()
+        plan = table_name_to_parameter_sharding
         name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
         means = mean_pooled(module)
-        refuse_means_in_grids(means, table_name_to_parameter_sharding)
+        refuse_means_in_grids(means, plan)
+        self._weighted = module.is_weighted()
         self._id_weights = IdWeights(name, weighted=self._weighted, means=means)
-        check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
-        self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
-        self.clipped.check_coalesced(coalesced)
+        check_coalesced(coalesced, plan, pooled=True)
+        self.clipped = ClippedGradients(module, plan, fused_params, coalesced)
         device_type = "cpu" if device is None else device.type
-        updates = plain_updates(module, fused_params, device_type)
-        names = [config.name for config in module.embedding_bag_configs()]
-        unique = [name for name in names if name in coalesced]
-        refuse_coalesced_updates(updates, unique)
         self._in_blocks = why_plain_codecs(arguments.get("qcomm_codecs_registry"))
-        if unique and self._in_blocks:
-            raise SetupError(
-                f"tables {shortened(unique)} are to be coalesced, and their batches have to be "
-                f"plain, {self._in_blocks}: leave coalesce out, or send FP16 or BF16"
-            )
         self.fused_params = fused_params
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
-        super().__init__(
-            module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
-        )
+        super().__init__(module, plan, env, fused_params, device, **arguments)
         self._gathers_equal_sizes = gathers_equal_sizes(env.process_group, device_type)
         if device_type == "cpu":
-            # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
-            require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
         follow_state_dicts(self)
         configs = module.embedding_bag_configs()
-        shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
+        shardings = {c.name: plan[c.name] for c in configs}
         self._groups = feature_groups(configs, coalesced)
         self._layout: BagLayout | None = None
         if self._groups is None:
@@ -141,14 +113,12 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         else:
             self._layout = BagLayout(self, configs, shardings, self._groups)
             self._divided_columns = None
-            # The layout divides. Private, torchrec 1.6 to 1.9.
-            require_attributes(self, "_has_mean_pooling_callback")
-            self._has_mean_pooling_callback = False
+            self._has_mean_pooling_callback = False  # the layout divides
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
-        on_cpu = device_type == "cpu"
+        updates = plain_updates(module, fused_params, device_type)
         self.form = BatchForm(
             name,
-            why_plain_kernels(shardings, updates, on_cpu=on_cpu)
+            why_plain_kernels(shardings, updates, on_cpu=device_type == "cpu")
             or self._in_blocks
             or self.clipped.why_plain,
             (name for config in configs for name in config.feature_names),
@@ -156,17 +126,17 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         )
 
     def _create_lookups(self) -> None:
-        """As the base class, with kernels of their own for the tables that have some."""
+        """Create the base class's lookups, with plugins' kernels for the tables that have some."""
         with lookups_with(self.lookup_kernels):
             super()._create_lookups()
 
     def reset_parameters(self) -> None:
-        """As the base class; row kernels read their rows again before they use them."""
+        """Reset tables; row kernels read their rows again before they use them."""
         flush_kernels(self)
         super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""
+        """Move tables (``to``, ``half``), but for those whose rows are elsewhere."""
         with tables_of_row_kernels_stay(self, self.embedding_bags):
             return super()._apply(fn, recurse)
 
@@ -176,10 +146,10 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         env: ShardingEnv,  # noqa: ARG002
         device: torch.device | None,  # noqa: ARG002
     ) -> None:
-        """Not here, as TorchRec makes lookups and output dists anew, and nothing of what is exact.
+        """Refuse ``DistributedModelParallel.reshard``, which makes lookups and output dists anew.
 
         Raises:
-            SetupError: ``DistributedModelParallel.reshard`` was called.
+            SetupError: always.
         """
         raise SetupError(
             f"{self.form.name} is sharded exactly, which DistributedModelParallel.reshard would "
@@ -187,45 +157,21 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         )
 
     def create_context(self) -> ExactBagContext:
-        """One for each batch."""
+        """Return the context of a batch."""
         return ExactBagContext()
 
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """As the base class; of coalesced tables, unique ids are sent.
+        """Send ids; of coalesced tables, unique ids.
 
         Raises:
-            ExactnessError: a feature or inverse indices are missing, or inverse indices would be
-                ignored, or weights would not learn, come later than ids are made unique, or are
-                of ids that are pooled by means.
+            ExactnessError: a feature or inverse indices are missing, or inverse indices or weights
+                would be ignored or not learn.
         """
-        self.form.require(features)
-        features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
+        features = maybe_td_to_kjt(features)
         if isinstance(features, KeyedJaggedTensor):
-            if self.form.takes_unique_rows:
-                features = unique_rows(features)
-            keep_inverse_indices(features)
-            features = self.form.ordered(features)
-            self._id_weights.check_batch(features)
-            variable = features.variable_stride_per_key()
-            if not variable and features.inverse_indices_or_none() is not None:
-                raise ExactnessError(
-                    "the input of an EmbeddingBagCollection has inverse_indices, but no "
-                    "stride_per_key_per_rank, without which TorchRec ignores them: pass "
-                    "stride_per_key_per_rank=[[unique rows], ...]"
-                )
-            # Of one row no whole block may be made.
-            if not (num_rows(features) or self._in_blocks) and isinstance(ctx, ExactBagContext):
-                ctx.no_rows, features = True, with_an_empty_row(features)
-            # Coalescing looks for those of each feature.
-            if variable and self._groups is None and features.inverse_indices_or_none() is None:
-                raise ExactnessError(
-                    f"{self.form.name}: the batch has stride_per_key_per_rank but no "
-                    f"inverse_indices for {shortened(features.keys())}; pass both, or neither"
-                )
-            if variable and self._divided_columns is not None:
-                features = align_inverse_indices(self, features)
+            features = self._checked(ctx, features)
         if self._groups is not None:
             if self._weighted and features.weights_or_none() is None:
                 raise ExactnessError(
@@ -243,16 +189,40 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns)
         return awaitable
 
+    def _checked(
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
+    ) -> KeyedJaggedTensor:
+        if self.form.takes_unique_rows:
+            features = unique_rows(features)
+        keep_inverse_indices(features)
+        features = self.form.ordered(features)
+        self._id_weights.check_batch(features)
+        variable = features.variable_stride_per_key()
+        has_inverse = features.inverse_indices_or_none() is not None
+        # Coalescing looks for those of each feature.
+        if variable != has_inverse and (has_inverse or self._groups is None):
+            raise ExactnessError(
+                f"{self.form.name}: the batch has only one of stride_per_key_per_rank and "
+                f"inverse_indices, for {shortened(features.keys())}, and TorchRec would ignore it: "
+                "pass both, or neither"
+            )
+        # Of one row no whole block may be made.
+        if not (num_rows(features) or self._in_blocks) and isinstance(ctx, ExactBagContext):
+            ctx.no_rows, features = True, with_an_empty_row(features)
+        if variable and self._divided_columns is not None:
+            features = align_inverse_indices(self, features)
+        return features
+
     def distribute(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """The input dist of ids, which are unique where tables are coalesced."""
+        """Send ids, which are unique where tables are coalesced."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
-        """As the base class; what train pipelines call too."""
+        """Look up and send vectors; train pipelines call it too."""
         if self._groups is None:  # weights of coalesced tables stay on their rank
             self._id_weights.check_sent(input)
         set_stored_rows(ctx, input)
@@ -262,30 +232,28 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def look_up(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
-        """Lookup and output dist of the ids that ``distribute`` sent."""
+        """Look up the ids that ``distribute`` sent, and send vectors."""
         return super().compute_and_output_dist(ctx, input)
 
     def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
-        """The first half of ``compute_and_output_dist``."""
+        """Look up: the first half of ``compute_and_output_dist``."""
         set_stored_rows(ctx, dist_input)
         return super().compute(ctx, dist_input)
 
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
     ) -> LazyAwaitable[KeyedTensor]:
-        """The second half of ``compute_and_output_dist``, after ``compute``."""
+        """Send vectors: the second half of ``compute_and_output_dist``."""
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
             return self._pooled(ctx, super().output_dist(ctx, output))
 
     def _pooled(
         self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
     ) -> LazyAwaitable[KeyedTensor]:
-        """What TorchRec returns for a coalesced batch, unique rows, becomes bags."""
+        """Make bags of the unique rows of a coalesced batch, and take out an empty row."""
         if self._layout is not None:
             assert isinstance(ctx, ExactBagContext)
             assert ctx.coalesced is not None
-            # Private, torchrec 1.6 to 1.9: the rows before they are expanded, and how many.
-            require_attributes(rows, "_awaitables", "_batch_size_per_feature_pre_a2a")
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
             )
@@ -294,7 +262,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return rows
 
     def _needs_sync_collectives(self, ctx: EmbeddingBagCollectionContext) -> bool:
-        """The same on all ranks, as all know all batch sizes after the input dist."""
+        """Return the same on all ranks, as all know all batch sizes after the input dist."""
         if not (self._gathers_equal_sizes and self._any_row_wise):
             return False
         return ctx.variable_batch_per_feature or any(
@@ -306,7 +274,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
 @contextmanager
 def _sync_collectives() -> Iterator[None]:
-    """TorchRec's torchrec_use_sync_collectives, which stays on after an exception (1.8)."""
+    """Do as TorchRec's torchrec_use_sync_collectives, which stays on after an exception (1.8)."""
     before = comm_ops.get_use_sync_collectives()
     comm_ops.set_use_sync_collectives(True)
     try:

@@ -10,45 +10,35 @@ from torch import Tensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import KJTList
-from torchrec.distributed.types import (
-    Awaitable,
-    LazyAwaitable,
-    ParameterSharding,
-    ShardingEnv,
-)
+from torchrec.distributed.types import Awaitable, LazyAwaitable, ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.distributed.batch_form import (
     BatchForm,
+    StoredRows,
     refuse_inverse_indices,
+    takes_stored_rows,
 )
 from recd_plugins.distributed.clipped_gradients import ClippedGradients
 from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
-from recd_plugins.distributed.coalesced.input_dist import (
-    coalesce_sequences,
-)
-from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
-from recd_plugins.distributed.equal_gradients import send_equal_gradients_once
-from recd_plugins.distributed.exact_contexts import (
+from recd_plugins.distributed.coalesced.input_dist import coalesce_sequences
+from recd_plugins.distributed.coalesced.outputs import CoalescedSequences
+from recd_plugins.distributed.contexts import (
     ExactSequenceContext,
+    num_rows,
+    with_an_empty_row,
+    without_rows,
 )
+from recd_plugins.distributed.gradient_dedup import dedup_gradients
 from recd_plugins.distributed.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
     lookups_with,
     tables_of_row_kernels_stay,
 )
-from recd_plugins.distributed.no_rows import (
-    num_rows,
-    with_an_empty_row,
-    without_rows,
-)
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
-from recd_plugins.distributed.sharding_agreement import check_sharding
-from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
-from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
@@ -57,11 +47,10 @@ from recd_plugins.sparse.deduplicated_kjt import unique_rows
 class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """Dense (data-parallel) tables are right on CPU; input that loses its gradient is refused.
 
-    Of coalesced tables ``distribute`` and ``look_up`` see unique ids; what a subclass does with ids
-    belongs there.
+    Of coalesced tables ``distribute`` and ``look_up`` see unique ids; a subclass changes ids there.
 
     Attributes:
-        sends_equal_gradients_once: whether ``EqualGradientsOnce`` sends those of its rows.
+        dedups_gradients: whether ``DedupGradientAllToAll`` sends those of its rows.
     """
 
     def __init__(
@@ -76,16 +65,13 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
-        check_sharding(module, table_name_to_parameter_sharding, env, fused_params, arguments)
-        check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=False)
-        self.clipped = ClippedGradients(module, table_name_to_parameter_sharding, fused_params)
-        self.clipped.check_coalesced(coalesced)
+        plan = table_name_to_parameter_sharding
+        check_coalesced(coalesced, plan, pooled=False)
+        self.clipped = ClippedGradients(module, plan, fused_params, coalesced)
         self.fused_params = fused_params
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         self._groups = feature_groups(module.embedding_configs(), coalesced)
-        super().__init__(
-            module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
-        )
+        super().__init__(module, plan, env, fused_params, device, **arguments)
         self._on_cpu = device is None or device.type == "cpu"
         form = StoredRows if takes_stored_rows(module) else BatchForm
         self.form = form(
@@ -94,11 +80,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             (name for config in module.embedding_configs() for name in config.feature_names),
             env.process_group,
         )
-        # Private, torchrec 1.6 to 1.9.
-        require_attributes(self, "_lookups", "_output_dists", "_need_indices", "_use_index_dedup")
-        self.sends_equal_gradients_once = self._on_cpu and send_equal_gradients_once(
-            self._output_dists
-        )
+        self.dedups_gradients = self._on_cpu and dedup_gradients(self._output_dists)
         if self._on_cpu:
             use_portable_lookups(self._lookups)
         follow_state_dicts(self)
@@ -109,34 +91,33 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             )
 
     def reset_parameters(self) -> None:
-        """As the base class; row kernels read their rows again before they use them."""
+        """Reset tables; row kernels read their rows again before they use them."""
         flush_kernels(self)
         super().reset_parameters()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """As the base class (``to``, ``half``), but for tables whose rows are elsewhere."""
+        """Move tables (``to``, ``half``), but for those whose rows are elsewhere."""
         with tables_of_row_kernels_stay(self, self.embeddings):
             return super()._apply(fn, recurse)
 
     def _create_lookups(self) -> None:
-        """As the base class, with kernels of their own for the tables that have some."""
+        """Create the base class's lookups, with plugins' kernels for the tables that have some."""
         with lookups_with(self.lookup_kernels):
             super()._create_lookups()
 
     def create_context(self) -> ExactSequenceContext:
-        """One for each batch."""
+        """Return the context of a batch."""
         return ExactSequenceContext()
 
     def input_dist(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """As the base class; of coalesced tables, unique ids are sent.
+        """Send ids; of coalesced tables, unique ids.
 
         Raises:
             ExactnessError: a feature is missing, or inverse indices are, or would be ignored.
         """
-        self.form.require(features)
-        features = maybe_td_to_kjt(features)  # what TensorDicts have in their order, too
+        features = maybe_td_to_kjt(features)
         if isinstance(features, KeyedJaggedTensor):
             features = unique_rows(features)
             refuse_inverse_indices(features, allow_variable_batch=True)
@@ -148,8 +129,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             with torch.no_grad():
-                unique = coalesce_sequences(features, self._groups)
-                features, ctx.coalesced = unique
+                features, ctx.coalesced = coalesce_sequences(features, self._groups)
         return self.distribute(ctx, features)
 
     def _why_plain(self) -> str:
@@ -162,13 +142,13 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """The input dist of ids, which are unique where tables are coalesced."""
+        """Send ids, which are unique where tables are coalesced."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """As the base class.
+        """Look up and send vectors.
 
         Raises:
             ExactnessError: TorchRec's synchronous collectives are on.
@@ -185,13 +165,13 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def output_dist(
         self, ctx: EmbeddingCollectionContext, output: list[Tensor]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """The second half of ``compute_and_output_dist``, after ``compute``."""
+        """Send vectors: the second half of ``compute_and_output_dist``."""
         return self._expanded(ctx, super().output_dist(ctx, output))
 
     def _expanded(
         self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """What TorchRec returns for a coalesced batch, unique rows, becomes that of all ids."""
+        """Make rows of all ids from those of a coalesced batch, and take out an empty row."""
         if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             assert ctx.coalesced is not None
@@ -205,5 +185,5 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     def look_up(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
-        """Lookup and output dist of the ids that ``distribute`` sent."""
+        """Look up the ids that ``distribute`` sent, and send vectors."""
         return super().compute_and_output_dist(ctx, input)

@@ -3,59 +3,42 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from pydantic import BaseModel
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import (
     ModuleSharder,
     ParameterSharding,
     QuantizedCommCodecs,
     ShardingEnv,
+    ShardingEnv2D,
     ShardingType,
 )
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.compiled import left_uncompiled
-from recd_plugins.distributed.entry_constraints import (
-    EntryConstraints,
-    check_plan,
-    entries_of_tables,
-    entry_constraints,
-)
-from recd_plugins.distributed.int8 import ADDED_ON_THE_WAY, check_chosen, check_int8, int8_of
-from recd_plugins.distributed.lent import Lent, check_base
+from recd_plugins.distributed.gradient_dedup import sends_once
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
-from recd_plugins.distributed.other_sharders import other_sharders
-from recd_plugins.distributed.rank_agreement import entries_named
-from recd_plugins.distributed.row_updates import check_updates, part_arguments
+from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.distributed.row_updates import check_updates, copy_optimizer_arguments
 from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
-from recd_plugins.distributed.wire import wire_codecs
-from recd_plugins.errors import PluginError, SetupError
-from recd_plugins.interfaces import SharderArguments
+from recd_plugins.distributed.wire import ADDED_ON_THE_WAY, check_int8, int8_of
+from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
-from recd_plugins.model_tables import embedding_modules, refuse_frozen, tables_of
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import at_entry
+from recd_plugins.model_tables import refuse_frozen
 from recd_plugins.registry.training_spec import TrainingSpec
-from recd_plugins.words import shortened
+from recd_plugins.versions import installed_set
 
 logger = logging.getLogger(__name__)
 
-_PLAIN = (str, int, float, BaseModel)
+Codecs = dict[str, QuantizedCommCodecs]
+M = TypeVar("M", bound=nn.Module)
+
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
@@ -63,7 +46,7 @@ _OPTIMIZERS = {
 
 
 class _OnlyIfConstrained(str):
-    """A sharding type that TorchRec's planner takes only where constraints name it.
+    """A sharding type that TorchRec's planner takes only if constraints name it.
 
     Its enumerator drops types that are not ``!=`` ``grid_shard``, unless the ``sharding_types`` of
     a table's ParameterConstraints have them (torchrec 1.6 to 1.9). A copy is a plain string.
@@ -81,34 +64,25 @@ class _OnlyIfConstrained(str):
 class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included.
 
-    ``shard`` raises SetupError where a coalesced table is data-parallel, shares a feature with one
-    that is not coalesced, or a module with a data-parallel one.
-
     Args:
         fused_params: FBGEMM's, as TorchRec takes them.
         qcomm_codecs_registry: TorchRec's.
-        kernels: of tables that TorchRec's kernels are not to look up. Those of other modules'
-            tables do no harm.
+        kernels: lookup kernels of plugins. Kernels of other modules' tables do no harm.
         coalesced: tables whose ids are made unique before they are sent. Names of other modules'
             tables do no harm.
-        asked: says what entries of a registry ask of the plan, when there is one.
-        entries: says which entries have which table, for ranks that shard it differently.
     """
 
     def __init__(
         self,
         fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        qcomm_codecs_registry: Codecs | None = None,
         *,
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
-        asked: Callable[[], Sequence[EntryConstraints]] = tuple,
-        entries: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
-        self._asked, self._entries = asked, entries
 
     def shard(
         self,
@@ -121,39 +95,28 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of, or is frozen; an entry asks for
-                something else; or the plan is for another kind of device.
+            SetupError: a table is frozen, or its optimizer, kernel or coalescing would silently
+                train otherwise than asked; or ranks shard the module differently.
         """
-        tables = self.shardable_parameters(module)
-        refuse_frozen(module_fqn or type(module).__name__, tables.items())
-        _check_parameters(params, tables)
-        _check_device(params, device)
-        part_arguments(tables.values())
-        check_updates(params, tables, self.fused_params, device)
-        check_kernels(self._kernels, params, device)
-        check_plan(self._asked(), params)
-        check_int8(self.qcomm_codecs_registry, params, pooled=True)
-        with _known_to_fbgemm(self.fused_params), entries_named(self._entries):
-            sharded = self.sharded_module_type(
-                module,
-                params,
-                env,
-                self.fused_params,
-                device,
-                qcomm_codecs_registry=self.qcomm_codecs_registry,
-                module_fqn=module_fqn,
-                kernels=_as_planned(self._kernels, params, module.embedding_bag_configs()),
-                coalesced=self._coalesced,
-            )
+        _check(self, self._kernels, module, params, env, device, module_fqn, pooled=True)
+        configs = module.embedding_bag_configs()
+        sharded = self.sharded_module_type(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+            kernels=[each.as_planned(params, configs) for each in self._kernels],
+            coalesced=self._coalesced,
+        )
         return left_uncompiled(sharded)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Return TorchRec's types, and on CPU row-wise ones for tables whose constraints name them.
 
-        TorchRec leaves those out on CPU although they run. Its planner's choice stays the same:
-        it overrates row-wise tables there. With ``training.wire: int8``, types that add up sums on
-        their way are left out.
+        With ``training.wire: int8``, types that add up sums on their way are left out.
         """
         types = super().sharding_types(compute_device_type)
         if compute_device_type == "cpu":
@@ -164,47 +127,39 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         return types
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """TorchRec's, and those of ``kernels`` on CPU too."""
+        """Return TorchRec's kernels and those of plugins."""
         offered = super().compute_kernels(sharding_type, compute_device_type)
         return offered_kernels(self._kernels, sharding_type, offered)
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingBagCollection]:
-        """What ``shard`` returns."""
+        """The type that ``shard`` returns."""
         return ExactShardedEmbeddingBagCollection
 
 
 class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
     """Shards an EmbeddingCollection; data-parallel is right on CPU too.
 
-    ``shard`` raises SetupError where a coalesced table is data-parallel or shares a feature with
-    one that is not coalesced.
-
     Args:
         fused_params: FBGEMM's, as TorchRec takes them.
         qcomm_codecs_registry: TorchRec's.
         use_index_dedup: TorchRec's own, on CUDA only.
-        kernels: as ExactEmbeddingBagCollectionSharder has it.
-        coalesced: the same.
-        asked: the same.
-        entries: the same.
+        kernels: as in ExactEmbeddingBagCollectionSharder.
+        coalesced: likewise.
     """
 
     def __init__(
         self,
         fused_params: dict[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        qcomm_codecs_registry: Codecs | None = None,
         use_index_dedup: bool = False,
         *,
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
-        asked: Callable[[], Sequence[EntryConstraints]] = tuple,
-        entries: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
-        self._asked, self._entries = asked, entries
 
     def shard(
         self,
@@ -217,179 +172,113 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of, or is frozen; an entry asks for
-                something else; or the plan is for another kind of device.
+            SetupError: as ExactEmbeddingBagCollectionSharder.
         """
-        tables = self.shardable_parameters(module)
-        refuse_frozen(module_fqn or type(module).__name__, tables.items())
-        _check_parameters(params, tables)
-        _check_device(params, device)
-        part_arguments(tables.values())
-        check_updates(params, tables, self.fused_params, device)
-        check_kernels(self._kernels, params, device)
-        check_plan(self._asked(), params)
-        check_int8(self.qcomm_codecs_registry, params, pooled=False)
-        with _known_to_fbgemm(self.fused_params), entries_named(self._entries):
-            sharded = self.sharded_module_type(
-                module,
-                params,
-                env,
-                self.fused_params,
-                device,
-                qcomm_codecs_registry=self.qcomm_codecs_registry,
-                use_index_dedup=self._use_index_dedup,
-                module_fqn=module_fqn,
-                kernels=_as_planned(self._kernels, params, module.embedding_configs()),
-                coalesced=self._coalesced,
-            )
+        _check(self, self._kernels, module, params, env, device, module_fqn, pooled=False)
+        configs = module.embedding_configs()
+        sharded = self.sharded_module_type(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            use_index_dedup=self._use_index_dedup,
+            module_fqn=module_fqn,
+            kernels=[each.as_planned(params, configs) for each in self._kernels],
+            coalesced=self._coalesced,
+        )
         return left_uncompiled(sharded)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """TorchRec's, and those of ``kernels`` on CPU too."""
+        """Return TorchRec's kernels and those of plugins."""
         offered = super().compute_kernels(sharding_type, compute_device_type)
         return offered_kernels(self._kernels, sharding_type, offered)
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingCollection]:
-        """What ``shard`` returns."""
+        """The type that ``shard`` returns."""
         return ExactShardedEmbeddingCollection
 
 
-def build_sharders(
-    prepared: PreparedModel,
-    base: Sequence[ModuleSharder[nn.Module]] = (),
+def _check(
+    sharder: Any,
+    kernels: Sequence[LookupKernels],
+    module: nn.Module,
+    params: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    device: torch.device | None,
+    module_fqn: str | None,
     *,
-    fused_params: Mapping[str, Any] | None = None,
-    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> list[ModuleSharder[nn.Module]]:
-    """Return exact sharders, those of the registry's plugins, and TorchRec's for other modules.
-
-    With ``base`` only its module types are sharded, besides those of plugins.
-    ``Prepared.sharders`` describes the arguments and errors.
-    ``defaults`` are FBGEMM's parameters in place of those of ``training:``.
-    """
-    check_base(base)
-    of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
-    of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
-    registry, kernels = prepared.registry, prepared.lookup_kernels
-    for lent in (of_bags, of_sequences):
-        lent.check_optimizer(registry, file_counts=bool(defaults))
-    of_training = _of_training(registry.training) if defaults is None else defaults
-    asked = partial(entry_constraints, prepared, tables_of(prepared.model))
-    entries = partial(entries_of_tables, prepared)
-    params = of_sequences.over(of_training)
-    codecs = wire_codecs(registry.training, of_sequences.qcomm_codecs_registry, prepared.tables)
-    bags = ExactEmbeddingBagCollectionSharder(
-        of_bags.over(of_training),
-        wire_codecs(registry.training, of_bags.qcomm_codecs_registry, prepared.tables),
-        kernels=kernels,
-        coalesced=prepared.coalesced,
-        asked=asked,
-        entries=entries,
-    )
-    sequences = ExactEmbeddingCollectionSharder(
-        dict(params),
-        codecs,
-        of_sequences.use_index_dedup,
-        kernels=kernels,
-        coalesced=prepared.coalesced,
-        asked=asked,
-        entries=entries,
-    )
-    params_said = Lent(fused_params, qcomm_codecs_registry).over(of_training)
-
-    def with_said(own: Lent) -> Lent:
-        own.check_optimizer(registry, file_counts=bool(defaults))
-        lent = own.or_else(params_said, qcomm_codecs_registry)
-        codecs = wire_codecs(registry.training, lent.qcomm_codecs_registry, prepared.tables)
-        return replace(lent, qcomm_codecs_registry=codecs)
-
-    unique_bags = [t.name for t in prepared.tables if t.pooled and t.name in prepared.coalesced]
-    check_chosen(prepared.chosen, unique_bags, bags.qcomm_codecs_registry)
-    types = {sharder.module_type for sharder in base}
-    every = (bags, sequences, *other_sharders(base, bags, sequences, with_said))
-    sharders: list[ModuleSharder[nn.Module]] = [
-        sharder for sharder in every if not base or sharder.module_type in types
+    pooled: bool,
+) -> None:
+    """Refuse what would silently train otherwise; a collective call, as ranks have to agree."""
+    name = module_fqn or type(module).__name__
+    tables: dict[str, nn.Parameter] = sharder.shardable_parameters(module)
+    refuse_two_dimensions(name, env)
+    refuse_frozen(name, tables.items())
+    copy_optimizer_arguments(tables.values())
+    # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+    brought = {
+        table: [each.__name__ for each in getattr(weight, "_optimizer_classes", ())]
+        for table, weight in tables.items()
+    }
+    lost = [
+        table
+        for table, sharding in params.items()
+        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value and brought.get(table)
     ]
-    made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
-    for entry in registry.sharding:
-        given = SharderArguments(dict(params), kernels, prepared.coalesced, codecs)
-        where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
-        with at_entry(registry.path, entry), plugin_call(entry.plugin, "sharders"):
-            of_entry = entry.plugin.sharders(given)
-        is_list = isinstance(of_entry, Sequence) and not isinstance(of_entry, str)
-        if not (is_list and all(isinstance(each, ModuleSharder) for each in of_entry)):
-            raise PluginError(
-                f"{where}: sharders returned {of_entry!r:.80}; expected a list of ModuleSharders"
-            )
-        for sharder in of_entry:
-            name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
-            if first is sharder:
-                if codecs and sharder.qcomm_codecs_registry is not codecs:
-                    raise SetupError(
-                        f"{where} shards {sharder.module_type.__name__} by a sharder of its own, "
-                        "which takes no qcomm_codecs_registry (training.wire, or the trainer's): "
-                        "leave one of the two away"
-                    )
-                sharders.append(sharder)
-            elif type(first) is not type(sharder):
-                raise SetupError(
-                    f"{where} and {name} both shard {sharder.module_type.__name__}; a plugin gives "
-                    "a module type of its own"
-                )
-            elif name == entry.plugin.name and (unlike := _unlike(first, sharder)):
-                raise SetupError(
-                    f"{where} and an entry of it before shard {sharder.module_type.__name__} by "
-                    f"sharders of other {', '.join(unlike)}, and one shards all modules of a type: "
-                    "let the modules that rewrite puts in have what is an entry's own"
-                )
-    if base:
-        _warn_of_unsharded(prepared, set(made_by))
-    return sharders
+    if lost:
+        logger.warning(
+            "data-parallel tables lose the optimizer of their backward pass (%s) and train with "
+            "the dense optimizer, if at all: %s",
+            ", ".join(sorted({name for table in lost for name in brought[table]})),
+            ", ".join(lost),
+        )
+    check_updates(params, tables, sharder.fused_params, device)
+    check_kernels(kernels, params)
+    check_int8(sharder.qcomm_codecs_registry, params, pooled=pooled)
+    decided = {
+        "the versions": installed_set(),
+        "the plan": params,
+        "the optimizers": {
+            table: [getattr(weight, "_optimizer_kwargs", None), brought[table]]
+            for table, weight in tables.items()
+        },
+        "fused_params": sharder.fused_params,
+        "whether there are several nodes (LOCAL_WORLD_SIZE)": sends_once(),
+    }
+    check_agreement(f"sharding {name}", decided, env.process_group)
 
 
-def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:
-    """Warn of entries, and of collision maps and processors, for which ``base`` has no sharder."""
-    entries = entries_of_tables(prepared)
-    for module in embedding_modules(prepared.model):
-        kind = type(module.shardable)
-        if kind in types:
-            continue
-        path = module.path or "the model"
-        named = [table.name for table in module.tables if table.name in entries]
-        if module.ours and named:
-            logger.warning(
-                "registry entries name tables %s, but %s stays unsharded; add a sharder of %s to "
-                "base",
-                *(shortened(named), path, kind.__name__),
-            )
-        if not module.ours and any(type(child) in types for child in module.shardable.modules()):
-            logger.warning(
-                "base shards only the tables inside %s (%s), so each rank keeps its own id map or "
-                "weights; add a sharder of %s to base",
-                *(path, kind.__name__, kind.__name__),
-            )
+def refuse_two_dimensions(name: str, env: ShardingEnv) -> None:
+    """Raise SetupError if DMPCollection shards the module: its copies would train apart."""
+    if isinstance(env, ShardingEnv2D):
+        raise SetupError(
+            f"{name} is to be sharded by DMPCollection, whose copies of tables these sharders do "
+            "not know: take DistributedModelParallel"
+        )
 
 
-def _unlike(first: object, second: object) -> list[str]:
-    """Names of values, such as options are, that two sharders do not share."""
-    one, other = (
-        {name: value for name, value in vars(each).items() if isinstance(value, _PLAIN)}
-        for each in (first, second)
-    )
-    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
+def left_uncompiled(sharded: M) -> M:
+    """Have torch.compile leave a sharded module as it is.
+
+    Compiled with torch 2.11, its tables never learn on CPU. With any version, deduplicated batches
+    of row-wise tables, coalesced and cached tables fail.
+    """
+    reason = "recd-plugins leaves sharded modules uncompiled: docs/exactness.md"
+    sharded.forward = torch.compiler.disable(sharded.forward, reason=reason)  # type: ignore[no-untyped-call]
+    return sharded
 
 
 def stock_sharders(training: TrainingSpec) -> list[ModuleSharder[nn.Module]]:
-    """TorchRec's own sharders with the same optimizer: the baseline of a comparison."""
+    """Return TorchRec's own sharders with the same optimizer: the baseline of a comparison."""
     params = fused_params(training)
     return [EmbeddingBagCollectionSharder(dict(params)), EmbeddingCollectionSharder(dict(params))]
 
 
 def fused_params(training: TrainingSpec) -> dict[str, Any]:
-    """FBGEMM's parameters for the optimizer that ``training:`` names."""
+    """Return FBGEMM's parameters for the optimizer that ``training:`` names."""
     params = {
         "optimizer": _OPTIMIZERS[training.optimizer],
         "learning_rate": training.learning_rate,
@@ -397,70 +286,3 @@ def fused_params(training: TrainingSpec) -> dict[str, Any]:
     if training.optimizer == "rowwise_adagrad":
         params["eps"] = training.eps
     return params
-
-
-@contextmanager
-def _known_to_fbgemm(fused_params: Mapping[str, Any] | None) -> Iterator[None]:
-    """Name a parameter that FBGEMM's kernels do not take; they say so by a TypeError."""
-    try:
-        yield
-    except TypeError as error:
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unknown is None or unknown[1] not in (fused_params or {}):
-            raise
-        raise SetupError(
-            f"fused_params have {unknown[1]}, which FBGEMM's kernels do not take; see its "
-            "SplitTableBatchedEmbeddingBagsCodegen for those that they do"
-        ) from error
-
-
-def _as_planned(
-    kernels: Iterable[LookupKernels],
-    params: Mapping[str, ParameterSharding],
-    configs: Sequence[BaseEmbeddingConfig],
-) -> tuple[LookupKernels, ...]:
-    return tuple(each.as_planned(params, configs) for each in kernels)
-
-
-def _of_training(training: TrainingSpec) -> dict[str, Any]:
-    return fused_params(training)  # not the argument of that name
-
-
-def _check_device(params: Mapping[str, ParameterSharding], device: torch.device | None) -> None:
-    """Refuse a plan for another kind of device, of which torch says that shards do not match."""
-    kind = "cpu" if device is None else device.type
-    for name, sharding in params.items():
-        shards = getattr(sharding.sharding_spec, "shards", None) or ()
-        placed = {shard.placement.device().type for shard in shards if shard.placement is not None}
-        if placed - {kind} and kind != "meta":
-            raise SetupError(
-                f"the plan has table {name} on {', '.join(sorted(placed - {kind}))}, and it is "
-                f"sharded on {kind}: plan for that, as planner(device=...) of what is prepared and "
-                "Topology(compute_device=...) of TorchRec do"
-            )
-
-
-def _check_parameters(
-    params: Mapping[str, ParameterSharding], parameters: Mapping[str, nn.Parameter]
-) -> None:
-    """Refuse kernels that cannot train, and warn of optimizers that TorchRec drops."""
-    lost = {
-        name: brought[0].__name__
-        for name, sharding in params.items()
-        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value
-        # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
-        and (brought := getattr(parameters.get(name), "_optimizer_classes", None))
-    }
-    if lost:
-        logger.warning(
-            "data-parallel tables lose the optimizer of their backward pass (%s) and train with "
-            "the dense optimizer, if at all: %s",
-            ", ".join(sorted(set(lost.values()))),
-            ", ".join(lost),
-        )
-    for name, sharding in params.items():
-        if sharding.compute_kernel == EmbeddingComputeKernel.QUANT.value:
-            raise SetupError(
-                f"table {name} has the kernel quant, which cannot train; TorchRec's "
-                "row_wise((sizes, device)) chooses it: use row_wise() with even shards"
-            )

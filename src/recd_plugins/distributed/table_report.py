@@ -1,4 +1,4 @@
-"""Which tables are sharded by whom and trained by what, and which are left alone and why."""
+"""A table of the embedding tables of a model: how they are sharded and trained, and by whom."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import get_unwrapped_module
 from torchrec.distributed.types import QuantizedCommCodecs, ShardedModule
 
-from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.model_tables import EmbeddingModule, embedding_modules
 
 DENSE = "the dense optimizer"
@@ -33,11 +32,11 @@ class TableLine:
 
     Attributes:
         name: of the table.
-        rows: all that it has.
-        dim: scalars a row.
-        sharding: TorchRec's sharding type; empty where nobody shards it.
+        rows: ``num_embeddings``.
+        dim: ``embedding_dim``.
+        sharding: TorchRec's sharding type; empty if nobody shards it.
         kernel: TorchRec's compute kernel; empty likewise.
-        optimizer: what updates it, with its learning rate where that is the kernel's.
+        optimizer: its name, with the learning rate of the kernel.
         sharded_by: type and path of the sharded module, or why it is left alone.
     """
 
@@ -49,18 +48,12 @@ class TableLine:
     optimizer: str
     sharded_by: str
 
-    @property
-    def _shared(self) -> tuple[Any, ...]:
-        """What tables of one printed line have in common."""
-        return astuple(self)[2:]
-
 
 @dataclass(frozen=True)
 class ShardedTables:
     """All tables of a sharded model.
 
-    ``str`` makes a table of it, with a line for all tables that share all but name and rows, which
-    are added up, and the notes below it.
+    ``str`` prints them, tables that differ in name and rows alone in one line, and the notes below.
     """
 
     lines: tuple[TableLine, ...]
@@ -70,7 +63,7 @@ class ShardedTables:
         rows: list[tuple[str, ...]] = [_TITLES]
         groups: dict[tuple[Any, ...], list[TableLine]] = {}
         for line in self.lines:
-            groups.setdefault(line._shared, []).append(line)
+            groups.setdefault(astuple(line)[2:], []).append(line)
         for shared, alike in groups.items():
             names = ", ".join(line.name for line in alike)
             if len(alike) > _MAX_NAMES:
@@ -89,26 +82,24 @@ class ShardedTables:
 
 
 def describe_tables(dmp: nn.Module) -> ShardedTables:
-    """Who shards which table of a model, and what trains it. No collective call.
-
-    Optimizers are those that the modules gave their kernels, on whichever rank these are.
+    """Return who shards which table of a model, and with which optimizer. No collective call.
 
     Args:
         dmp: a DistributedModelParallel.
     """
     model = get_unwrapped_module(dmp)
-    lines = [line for path, module in outermost_sharded(model) for line in _lines(path, module)]
+    lines: list[TableLine] = []
+    notes = []
+    for path, module in outermost_sharded(model):
+        lines += _lines(path, module)
+        notes.append(_note_of_codecs(path, getattr(module, "qcomm_codecs_registry", None)))
     for left in embedding_modules(model):
         lines += left_alone(left)
-    notes = [
-        note_of_codecs(path, getattr(module, "qcomm_codecs_registry", None))
-        for path, module in outermost_sharded(model)
-    ]
-    return ShardedTables(tuple(lines), tuple(note for note in notes if note))
+    return ShardedTables(tuple(lines), tuple(filter(None, notes)))
 
 
 def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Sharded modules with their paths; not those that others have inside, and call."""
+    """Yield sharded modules with their paths, without those inside of others."""
     if isinstance(module, ShardedModule):
         yield path, module
         return
@@ -119,38 +110,33 @@ def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, 
 def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
     by = f"{type(outermost).__name__} {path}".rstrip()
     for module in outermost.modules():
-        # Private, torchrec 1.6 to 1.9: what a module makes its kernels from, for every rank.
         if isinstance(module, ShardedEmbeddingBagCollection):
-            require_attributes(module, "_embedding_shardings")
             shardings = module._embedding_shardings
         elif isinstance(module, ShardedEmbeddingCollection):
-            require_attributes(module, "_sharding_type_to_sharding")
             shardings = list(module._sharding_type_to_sharding.values())
         else:
             continue
-        found: dict[str, TableLine] = {}
-        for sharding in shardings:
-            require_attributes(sharding, "_grouped_embedding_configs_per_rank")
-            for group in (g for rank in sharding._grouped_embedding_configs_per_rank for g in rank):
-                for table in group.embedding_tables:
-                    # TorchRec groups tables whose rows are cached with fused ones.
-                    planned = module.module_sharding_plan[table.name]
-                    found[table.name] = TableLine(
-                        table.name,
-                        table.num_embeddings,
-                        table.embedding_dim,
-                        planned.sharding_type,
-                        planned.compute_kernel,
-                        DENSE
-                        if group.compute_kernel == EmbeddingComputeKernel.DENSE
-                        else optimizer_in_words(group.fused_params or {}),
-                        by,
-                    )
-        yield from (found[name] for name in module.module_sharding_plan if name in found)
+        ranks = (rank for each in shardings for rank in each._grouped_embedding_configs_per_rank)
+        groups = [group for rank in ranks for group in rank]
+        found = {table.name: (group, table) for group in groups for table in group.embedding_tables}
+        for name, planned in module.module_sharding_plan.items():
+            if name not in found:
+                continue
+            group, table = found[name]
+            dense = group.compute_kernel == EmbeddingComputeKernel.DENSE
+            yield TableLine(
+                name,
+                table.num_embeddings,
+                table.embedding_dim,
+                planned.sharding_type,
+                planned.compute_kernel,
+                DENSE if dense else optimizer_in_words(group.fused_params or {}),
+                by,
+            )
 
 
-def note_of_codecs(path: str, codecs: Mapping[str, QuantizedCommCodecs] | None) -> str:
-    """What a module's quantised gradients mean for deduplicated batches; empty without them."""
+def _note_of_codecs(path: str, codecs: Mapping[str, QuantizedCommCodecs] | None) -> str:
+    """Return what a module's quantized gradients mean for deduplicated batches, if it has any."""
     types = {each.backward.quantized_dtype for each in (codecs or {}).values()}
     # TorchRec's codec that does nothing has a method there.
     bits = {8 * each.itemsize for each in types if isinstance(each, torch.dtype)} - {32}
@@ -164,7 +150,7 @@ def note_of_codecs(path: str, codecs: Mapping[str, QuantizedCommCodecs] | None) 
 
 
 def optimizer_in_words(params: Mapping[str, Any]) -> str:
-    """FBGEMM's optimizer with its learning rate, its own defaults where nothing is said."""
+    """Return FBGEMM's optimizer with its learning rate, or its defaults."""
     defaults = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     optimizer, rate = (
         params.get(name, defaults[name].default) for name in ("optimizer", "learning_rate")
@@ -174,7 +160,7 @@ def optimizer_in_words(params: Mapping[str, Any]) -> str:
 
 
 def left_alone(left: EmbeddingModule) -> Iterator[TableLine]:
-    """The tables of a module that nobody shards, and why."""
+    """Yield the tables of a module that nobody shards, with the reason."""
     why = f"{left.path or 'the model'} is not in the plan" if left.ours else left.why_left
     brought = {
         optimizer.__name__

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import get_worker_info
 from torchrec.distributed.types import ShardedModule, ShardingEnv
+from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.batch_form import BatchForm
+from recd_plugins.distributed.batch_form import BatchForm, takes_stored_rows
+from recd_plugins.distributed.other_sharders import why_plain
 from recd_plugins.distributed.rank_agreement import tell_all
-from recd_plugins.drop_in.batch_fields import replace_kjts
-from recd_plugins.drop_in.pooled_features import PooledFeatures
-from recd_plugins.drop_in.stored import Stored, check_lengths
+from recd_plugins.drop_in.batches import Stored, check_lengths, replace_kjts
 from recd_plugins.errors import SetupError
+from recd_plugins.model_tables import embedding_modules
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.unique_groups import deduplicate
 from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
-#: Ids over ids that are stored, below which looking for duplicates costs more than it saves.
+#: Ids per stored id, below which looking for duplicates costs more than it saves.
 WORTHWHILE = 1.25
-
 
 # The cost of deduplication on a CPU, in lookups of ids. Measured with 3 to 80 ids a row, vectors of
 # 8 to 128 numbers, batches of 4,000 to 33,000 rows over all features, on 1 and 2 ranks. A unique id
@@ -40,6 +40,54 @@ _IDS_PER_ROW = 6
 _IDS_PER_BATCH = 60_000
 # Part of all lookups that has to be saved; below it machines differ in which way is faster.
 _MARGIN = 0.15
+
+
+@dataclass(frozen=True)
+class PooledFeatures:
+    """Which features have rows that are pooled by a module that takes unique ones.
+
+    Attributes:
+        features: such features of each module, by its path.
+        names: of those.
+        sequences: those of them that a PooledSequences looks up.
+        others: features that are looked up as they come, with the reason.
+    """
+
+    features: dict[str, frozenset[str]]
+    names: frozenset[str]
+    sequences: frozenset[str]
+    others: dict[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Return those of a model that is not sharded.
+
+        Raises:
+            SetupError: it has no embedding module, as one has that is sharded already.
+        """
+        sequences, others, by_path = set[str](), dict[str, str](), dict[str, frozenset[str]]()
+        modules = list(embedding_modules(model))
+        if not modules:
+            raise SetupError(
+                "the model has no EmbeddingBagCollection or EmbeddingCollection: take the model "
+                "before DistributedModelParallel has sharded it"
+            )
+        for module in modules:
+            features = {feature for table in module.tables for feature in table.features}
+            if module.is_subclass:
+                why = module.why_left
+            elif takes_stored_rows(module.shardable):
+                why, sequences = "", sequences | features
+            elif isinstance(module.shardable, EmbeddingCollection):
+                why = "as an EmbeddingCollection has rows for ids; PooledSequences pools them"
+            else:
+                why = why_plain(module.shardable)
+            if why:
+                others |= dict.fromkeys(features, why)
+            else:
+                by_path[module.path] = frozenset(features)
+        names = frozenset[str]().union(*by_path.values())
+        return cls(by_path, names, frozenset(sequences), others)
 
 
 @dataclass(frozen=True)
@@ -57,12 +105,12 @@ class Counted:
     rows: int
 
     def __add__(self, other: Counted) -> Counted:
-        """Of both."""
+        """Return the sums of both."""
         return Counted(self.ids + other.ids, self.stored + other.stored, self.rows + other.rows)
 
     @property
     def factor(self) -> float:
-        """Ids for one that is stored; 1.0 without any."""
+        """Ids per stored id; 1.0 without any."""
         return self.ids / self.stored if self.stored else 1.0
 
 
@@ -74,10 +122,10 @@ class Decision:
     """What is deduplicated, the same on all ranks.
 
     Attributes:
-        features: of each KeyedJaggedTensor that changes, by its place in the batch: those in which
-            equal rows are looked for.
-        counted: of each KeyedJaggedTensor, its features that could be deduplicated.
-        left: of each KeyedJaggedTensor that stays as it is: why.
+        features: by the path of each KeyedJaggedTensor that changes, those in which equal rows are
+            looked for.
+        counted: by path, the features that could be deduplicated.
+        left: by path, why a KeyedJaggedTensor stays as it is.
     """
 
     features: Mapping[str, frozenset[str]]
@@ -90,8 +138,7 @@ class Decision:
             total = sum((self.counted[path][name] for name in sorted(features)), _NONE)
             names = shortened(sorted(features))
             lines.append(f"{path}: {total.factor:.1f} ids per stored id, in {names}")
-            rest = self.counted[path].keys() - features
-            if rest:
+            if rest := self.counted[path].keys() - features:
                 lines.append(f"{path}: hardly any duplicates in {shortened(sorted(rest))}")
         lines += [f"{path}: left alone, as {why}" for path, why in self.left.items()]
         if not lines:
@@ -109,12 +156,12 @@ class Dedup:
     KeyedJaggedTensors carry the unique rows of pooled features. Sharded modules look those up, and
     return all rows in their order. Any other code sees all rows, as in the plain batch.
     At the first batch the ranks decide together, for all batches, which features to deduplicate,
-    and rank 0 logs it. Where that would not pay, batches stay as they are.
+    and rank 0 logs it. If that would not pay, batches stay as they are.
 
     Args:
         model: before it is sharded by sharders of ``Prepared.sharders``.
         process_group: the ranks that train it; by default those that the model is sharded over
-            when the first batch comes, or the default group where it is not sharded.
+            when the first batch comes, or the default group if it is not sharded.
 
     Raises:
         SetupError: the model has no embedding module.
@@ -128,16 +175,7 @@ class Dedup:
         self._idle: list[Stored] = []  # each is used by one thread at a time
 
     def __call__(self, loader: Iterable[Any]) -> DedupLoader | DedupIterator:
-        """Return a loader of the same batches, deduplicated; an iterator if one is given.
-
-        Raises:
-            SetupError: ``loader`` cannot be iterated over.
-        """
-        if not isinstance(loader, Iterable):
-            raise SetupError(
-                f"dedup takes a loader of batches, not a {type(loader).__name__}; one batch is for "
-                "dedup.batch"
-            )
+        """Return a loader of the same batches, deduplicated; an iterator if one is given."""
         if isinstance(loader, Iterator):
             return DedupIterator(loader, self)
         return DedupLoader(loader, self)
@@ -160,14 +198,52 @@ class Dedup:
         return batch
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy for a worker of a DataLoader, which needs no model."""
+        """Pickle for a worker of a DataLoader, which needs no model."""
         return {**vars(self), "_model": None}
+
+    def decide(self, batch: Any) -> Decision | None:
+        """Decide by the first batch of every rank, ``None`` if a rank has none; collective.
+
+        Returns:
+            None if no rank has a batch, so that a later one decides.
+
+        Raises:
+            SetupError: this is a worker of a DataLoader, where ranks cannot talk to each other; or
+                as ``batch``.
+        """
+        if get_worker_info() is not None:
+            raise SetupError(
+                "dedup is in a worker of a DataLoader and the ranks have not decided yet what to "
+                "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
+                "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
+            )
+        looked_up = self.pooled.names - self.pooled.sequences
+        look = _Look(
+            self.pooled.names, self._takes_plain(), looked_up if _on_one_machine() else frozenset()
+        )
+        replace_kjts(batch, look)
+        group = self._group or self._sharded_over()
+        told = tell_all(
+            "the first batch of dedup(loader)",
+            (batch is not None, look.counted, look.left, look.looked_up),
+            group,
+        )
+        has_batch, counted, left, of_ranks = zip(*told, strict=True)
+        if not any(has_batch):
+            return None
+        self.decision = _decide(
+            list(zip(counted, left, strict=True)), frozenset.intersection(*of_ranks)
+        )
+        self._model = None
+        if not dist.is_initialized() or dist.get_rank(group) == 0:
+            logger.warning("%s", self.decision)
+        return self.decision
 
     def _takes_plain(self) -> dict[str, str]:
         """Return features whose module cannot use unique rows, each with the reason."""
         modules = {} if self._model is None else dict(self._model.named_modules())
         if not any(isinstance(module, ShardedModule) for module in modules.values()):
-            return {}  # what becomes of them is not known
+            return {}  # it may still be sharded
         found: dict[str, str] = {}
         used: set[str] = set()
         for path, features in self.pooled.features.items():
@@ -177,79 +253,18 @@ class Dedup:
             if module is None or any(form.takes_unique_rows for form in forms):
                 used |= features
                 continue
-            why = f"{path or 'the model'} is not sharded"
+            why = f"{path or 'the model'} is not sharded by ready.sharders()"
             if forms:
                 why = f"{path or 'the model'}: {forms[0].plain_only}"
-            elif isinstance(module, ShardedModule):
-                why = (
-                    f"{path or 'the model'} is TorchRec's own {type(module).__name__}; shard it by "
-                    "ready.sharders()"
-                )
             found |= dict.fromkeys(features, why)
         return {name: why for name, why in found.items() if name not in used}
 
     def _sharded_over(self) -> dist.ProcessGroup | None:
-        """The ranks over which the model is sharded, which may be a part of all."""
+        """Return the ranks over which the model is sharded, which may be a part of all."""
         modules = () if self._model is None else self._model.modules()
         envs = (getattr(module, "_env", None) for module in modules)
         found = {env.process_group for env in envs if isinstance(env, ShardingEnv)}
         return found.pop() if len(found) == 1 else None
-
-    def give_up(self, error: Exception) -> None:
-        """Tell ranks that wait for the first batch of this one why there is none; collective."""
-        if self.decision is None:
-            with suppress(SetupError):
-                self.decide(None, f"{type(error).__name__}: {error}")
-
-    def decide(self, batch: Any, failed: str = "") -> Decision | None:
-        """Decide by the first batch of every rank, ``None`` if a rank has none; collective.
-
-        Args:
-            batch: the first one of this rank.
-            failed: the error that kept this rank from making one.
-
-        Returns:
-            None if no rank has a batch, so that a later one decides.
-
-        Raises:
-            SetupError: this is a worker of a DataLoader, where ranks cannot talk to each other; a
-                rank could not make a batch; or as ``batch``.
-        """
-        if get_worker_info() is not None:
-            raise SetupError(
-                "dedup is in a worker of a DataLoader and the ranks have not decided yet what to "
-                "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
-                "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
-            )
-        alone = _on_one_machine()
-        look = _Look(
-            self.pooled,
-            self._takes_plain(),
-            self.pooled.names - self.pooled.sequences if alone else frozenset(),
-        )
-        try:
-            replace_kjts(batch, look)
-        except Exception as error:
-            self.give_up(error)
-            raise
-        step, group = "the first batch of dedup(loader)", self._group or self._sharded_over()
-        told = tell_all(
-            step, (failed, batch is not None, look.counted, look.left, look.looked_up), group
-        )
-        failures, has_batch, counted, left, looked_up = zip(*told, strict=True)
-        for rank, failure in enumerate(failures):
-            if failure:
-                raise SetupError(f"rank {rank} has no first batch: {failure}")
-        if not any(has_batch):
-            return None
-        self.decision = _decide(
-            list(zip(counted, left, strict=True)),
-            frozenset.intersection(*looked_up),
-        )
-        self._model = None
-        if not dist.is_initialized() or dist.get_rank(group) == 0:
-            logger.warning("%s", self.decision)
-        return self.decision
 
 
 class _Wrapper:
@@ -284,17 +299,14 @@ class DedupLoader(_Wrapper):
     def __iter__(self) -> Iterator[Any]:
         batches = iter(self._inner)
         decision = self._dedup.decision
-        # Where nothing is deduplicated the loader's own iterator goes on, at no cost.
+        # If nothing is deduplicated the loader's own iterator goes on, at no cost.
         if decision is not None and not decision.features:
             return batches
         return DedupIterator(batches, self._dedup)
 
 
 class DedupIterator(_Wrapper):
-    """An iterator over deduplicated batches, which may be read in pieces.
-
-    It never closes the iterator inside.
-    """
+    """An iterator over deduplicated batches, which never closes the iterator inside."""
 
     def __init__(self, inner: Iterator[Any], dedup: Dedup) -> None:
         super().__init__(inner, dedup)
@@ -311,9 +323,6 @@ class DedupIterator(_Wrapper):
                 self._told = True
                 self._dedup.decide(None)  # the other ranks wait for this one
             raise
-        except Exception as error:
-            self._dedup.give_up(error)
-            raise
         return self._dedup.batch(batch)
 
 
@@ -321,58 +330,52 @@ class DedupIterator(_Wrapper):
 class _Look:
     """A look at the KeyedJaggedTensors of a batch, which changes none."""
 
-    pooled: PooledFeatures
+    pooled: frozenset[str]
     takes_plain: Mapping[str, str]
     looked_up: frozenset[str]
     counted: dict[str, dict[str, Counted]] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        if unique_rows(kjt).inverse_indices_or_none() is not None or kjt.variable_stride_per_key():
-            self.left[path] = "it is deduplicated already"
-        elif _weights_learn(kjt):
-            self.left[path] = "its weights require a gradient, of which equal rows would share one"
-        elif _half_weights(kjt):
-            self.left[path] = "its weights are float16, which no CPU kernel permutes by rows"
-        elif type(kjt) is not KeyedJaggedTensor:
-            self.left[path] = f"it is a {type(kjt).__name__}, not a KeyedJaggedTensor itself"
-        elif why := self.pooled.why_not(kjt.keys()):
+        keys = kjt.keys()
+        if why := self._why_left(kjt, keys):
             self.left[path] = why
-        elif not (names := self._names(kjt)):
-            reasons = [self.takes_plain[key] for key in kjt.keys() if key in self.takes_plain]  # noqa: SIM118
-            self.left[path] = "; ".join(dict.fromkeys(reasons))
-        else:
-            check_lengths(path, kjt)
-            num_ids = dict(zip(kjt.keys(), kjt.length_per_key(), strict=True))
-            plain = {name: Counted(num_ids[name], num_ids[name], kjt.stride()) for name in names}
-            # Kernels that count unique rows take seconds to compile when they are first used.
-            if self.looked_up.issuperset(names) and not _may_pay(sum(plain.values(), _NONE), 1):
-                self.counted[path] = plain
-                return kjt
-            found = deduplicate(kjt, [[name] for name in names])
-            self.counted[path] = {
-                name: replace(plain[name], stored=unique.values.numel())
-                for name, unique in zip(names, found, strict=True)
-            }
+            return kjt
+        check_lengths(path, kjt)
+        names = [key for key in keys if key in self.pooled and key not in self.takes_plain]
+        num_ids = dict(zip(keys, kjt.length_per_key(), strict=True))
+        plain = {name: Counted(num_ids[name], num_ids[name], kjt.stride()) for name in names}
+        # Kernels that count unique rows take seconds to compile when they are first used.
+        if self.looked_up.issuperset(names) and not _may_pay(sum(plain.values(), _NONE), 1):
+            self.counted[path] = plain
+            return kjt
+        found = deduplicate(kjt, [[name] for name in names])
+        self.counted[path] = {
+            name: replace(plain[name], stored=unique.values.numel())
+            for name, unique in zip(names, found, strict=True)
+        }
         return kjt
 
-    def _names(self, kjt: KeyedJaggedTensor) -> list[str]:
-        wanted = self.pooled.names - self.takes_plain.keys()
-        return [key for key in kjt.keys() if key in wanted]  # noqa: SIM118
-
-
-def _weights_learn(kjt: KeyedJaggedTensor) -> bool:
-    weights = kjt.weights_or_none()
-    return weights is not None and weights.requires_grad
-
-
-def _half_weights(kjt: KeyedJaggedTensor) -> bool:
-    weights = kjt.weights_or_none()
-    return weights is not None and weights.dtype == torch.float16 and weights.device.type == "cpu"
+    def _why_left(self, kjt: KeyedJaggedTensor, keys: Sequence[str]) -> str:
+        weights = kjt.weights_or_none()
+        if unique_rows(kjt).inverse_indices_or_none() is not None or kjt.variable_stride_per_key():
+            return "it is deduplicated already"
+        if weights is not None and weights.requires_grad:
+            return "its weights require a gradient, of which equal rows would share one"
+        if weights is not None and weights.dtype == torch.float16 and weights.device.type == "cpu":
+            return "its weights are float16, which no CPU kernel permutes by rows"
+        if type(kjt) is not KeyedJaggedTensor:
+            return f"it is a {type(kjt).__name__}, not a KeyedJaggedTensor itself"
+        if self.pooled.isdisjoint(keys):
+            return "none of its features is pooled by an EmbeddingBagCollection or PooledSequences"
+        if twice := [key for key, count in Counter(keys).items() if count > 1]:
+            return f"its feature {twice[0]} is there twice"
+        reasons = [self.takes_plain.get(key, "") for key in keys if key in self.pooled]
+        return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
 
 def _on_one_machine() -> bool:
-    """Whether no vector goes over a network, and processors look it up."""
+    """Return whether no vector goes over a network, and processors look it up."""
     if torch.cuda.is_available():
         return False
     ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -380,21 +383,14 @@ def _on_one_machine() -> bool:
 
 
 def _pays(whole: Counted, ranks: int) -> bool:
-    """Return whether deduplication saves more CPU work than it costs.
-
-    For ranks that are all on one machine.
-    """
+    """Return whether deduplication saves more CPU work than it costs, on one machine."""
     cost = _IDS_PER_UNIQUE_ID * whole.stored + _IDS_PER_ROW * whole.rows + _IDS_PER_BATCH * ranks
     return whole.ids - cost > _MARGIN * whole.ids
 
 
 def _may_pay(whole: Counted, ranks: int) -> bool:
-    """Whether it would pay if all rows were equal."""
+    """Return whether it would pay if all rows were equal."""
     return _pays(replace(whole, stored=0), ranks)
-
-
-def _ids_a_row(whole: Counted) -> str:
-    return f"{whole.ids / whole.rows if whole.rows else 0:.1f} ids per row and feature"
 
 
 def _decide(
@@ -425,15 +421,14 @@ def _decide(
     left, chosen = dict(left), dict[str, frozenset[str]]()
     for path, features in total.items():
         whole = sum(features.values(), _NONE)
-        costs_more = "on CPUs of one machine, deduplication costs more than it saves"
-        here = features.keys() <= looked_up
-        if here and not _may_pay(whole, len(seen)):
-            left[path] = f"it has {_ids_a_row(whole)}: {costs_more}"
-        elif whole.factor < WORTHWHILE:
+        here, ranks = features.keys() <= looked_up, len(seen)
+        if whole.factor < WORTHWHILE and not (here and not _may_pay(whole, ranks)):
             left[path] = f"it has {whole.factor:.2f} ids per stored id"
-        elif here and not _pays(whole, len(seen)):
+        elif here and not _pays(whole, ranks):
+            per_row = whole.ids / whole.rows if whole.rows else 0
             left[path] = (
-                f"it has {_ids_a_row(whole)}, {whole.factor:.1f} ids per stored id: " + costs_more
+                f"it has {per_row:.1f} ids per row and feature, {whole.factor:.1f} ids per stored "
+                "id: on CPUs of one machine, deduplication costs more than it saves"
             )
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)

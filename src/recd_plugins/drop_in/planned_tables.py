@@ -1,9 +1,13 @@
-"""What would become of the tables of a trainer's model, without training it."""
+"""The tables of a trainer's model as they would be sharded, without training it."""
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from dataclasses import dataclass
 
+from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
 from recd_plugins.distributed.table_report import (
@@ -14,9 +18,10 @@ from recd_plugins.distributed.table_report import (
     optimizer_in_words,
 )
 from recd_plugins.drop_in.wrap import Wrapped
+from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.table_optimizers import TableOptimizer, table_optimizers
-from recd_plugins.words import shortened
+from recd_plugins.words import did_you_mean, shortened
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,9 @@ class PlannedTables:
     """The tables of a model as they would be sharded, and its features as they would come.
 
     Attributes:
-        tables: as ``describe_tables`` has them of a sharded model.
+        tables: as ``describe_tables`` returns them of a sharded model.
         deduplicated: features whose equal rows ``Wrapped.dedup`` stores once.
-        plain: features that are looked up as they come, with why.
+        plain: features that are looked up as they come, with the reason.
     """
 
     tables: ShardedTables
@@ -42,11 +47,7 @@ class PlannedTables:
 
 
 def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
-    """What the planner makes of a model on so many ranks of machines like this one.
-
-    Raises:
-        SetupError: there is no plan, or sharders and model do not go together.
-    """
+    """Plan a model for so many ranks of machines like this one."""
     sharders = ready.sharders()
     plan = ready.planner(world_size=world_size).plan(ready.model, sharders)
     by_type = {sharder.module_type: sharder for sharder in sharders}
@@ -69,7 +70,7 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
                     table.embedding_dim,
                     sharding.sharding_type,
                     sharding.compute_kernel,
-                    DENSE if dense else _in_words(optimizers[table.name]),
+                    DENSE if dense else _optimizer(optimizers[table.name]),
                     by,
                 )
             )
@@ -77,15 +78,35 @@ def planned_tables(ready: Wrapped, world_size: int) -> PlannedTables:
     return PlannedTables(
         ShardedTables(tuple(lines)),
         tuple(sorted(pooled.names)),
-        {
-            name: why
-            for name, why in {**pooled.expanded, **pooled.unsharded}.items()
-            if name not in pooled.names
-        },
+        {name: why for name, why in pooled.others.items() if name not in pooled.names},
     )
 
 
-def _in_words(optimizer: TableOptimizer) -> str:
+def _optimizer(optimizer: TableOptimizer) -> str:
     if optimizer.in_backward:
         return f"{optimizer.in_backward}, in backward"
     return optimizer_in_words(optimizer.fused_params)
+
+
+def model_of(name: str) -> nn.Module:
+    """Return the model that ``module:function`` makes; modules of the current directory are found.
+
+    Raises:
+        SetupError: there is no such function, or it returns something else.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not function_name:
+        raise SetupError(f"--model {name}: expected MODULE:FACTORY, as in trainer:build_model")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+        model = getattr(module, function_name)()
+    except Exception as error:
+        names = vars(sys.modules.get(module_name, object)) if module_name in sys.modules else ()
+        raise SetupError(
+            f"--model {name}: {type(error).__name__}: {error}{did_you_mean(function_name, names)}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise SetupError(f"--model {name}: {function_name}() returned {model!r:.200}, no module")
+    return model

@@ -1,4 +1,4 @@
-"""An EmbeddingCollection and what pools its sequences, over unique rows."""
+"""An EmbeddingCollection and the pooling of its sequences, over unique rows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.distributed.batch_form import keep_inverse_indices
-from recd_plugins.distributed.stored_rows import (
+from recd_plugins.distributed.batch_form import (
     gives_stored_rows,
+    keep_inverse_indices,
     set_takes_stored_rows,
     takes_stored_rows,
 )
@@ -48,11 +48,10 @@ class PooledSequences(nn.Module):
 
     Args:
         sequences: not sharded; it is to have no other users.
-        poolings: for each feature, or tuple of features, what pools it: a module that is called
-            with the JaggedTensor of each of its features, embeddings ``[num_values,
-            embedding_dim]`` of any number of rows, and returns a tensor ``[num_rows, ...]`` whose
-            rows depend on their own sequences alone; or a pooling plugin, or the name of an
-            installed one, as registry files have it.
+        poolings: for each feature, or tuple of features, the module that pools it: called with the
+            JaggedTensor of each of its features, embeddings ``[num_values, embedding_dim]`` of any
+            number of rows, it returns a tensor ``[num_rows, ...]`` whose rows depend on their own
+            sequences alone. Or a pooling plugin, or the name of an installed one.
 
     Raises:
         SetupError: ``sequences`` is of another type, or a feature is not pooled, unknown, or looked
@@ -77,17 +76,24 @@ class PooledSequences(nn.Module):
                 f"PooledSequences takes an EmbeddingCollection that is not sharded, not a "
                 f"{type(sequences).__name__}"
             )
-        _check_features(sequences, poolings)
+        looked_up = [name for c in sequences.embedding_configs() for name in c.feature_names]
+        pooled = {name for each in poolings for name in ([each] if isinstance(each, str) else each)}
+        if {*looked_up} != pooled or len({*looked_up}) < len(looked_up):
+            raise SetupError(
+                f"PooledSequences pools {shortened(sorted(pooled))}, and the EmbeddingCollection "
+                f"looks up {shortened(looked_up)}: pool each feature of it, and look each up in "
+                "one table; give others an EmbeddingCollection of their own"
+            )
         set_takes_stored_rows(sequences)
         self.sequences = sequences
         dims = {f: c.embedding_dim for c in sequences.embedding_configs() for f in c.feature_names}
-        # A module of its own: train pipelines trace what calls the tables.
+        # A module of its own: train pipelines trace the module that calls the tables.
         self.pooling = _RowsPooled(
             {each: _module(each, pooling, dims) for each, pooling in poolings.items()}
         )
 
     def forward(self, features: KeyedJaggedTensor) -> dict[Pooled, Tensor]:
-        """What each pooling gives, for all rows.
+        """Return what each pooling gives, for all rows.
 
         Raises:
             ExactnessError: ``features`` is deduplicated, and the sharder of ``sequences`` or the
@@ -143,18 +149,16 @@ class _RowsPooled(nn.Module):
                     jagged_index_select(of_name, unique)
                     for of_name, unique in zip(rows, together, strict=True)
                 ]
-            pooled = self._pooled(each, rows)
-            found[each] = index_select(pooled, of_all)
+            found[each] = index_select(self._pooled(each, rows), of_all)
         return found
 
     def _pooled(self, each: Pooled, rows: Sequence[JaggedTensor]) -> Tensor:
-        pooled = self.poolings[_key(each)](*rows)
+        pooled: Tensor = self.poolings[_key(each)](*rows)
         num_rows = rows[0].lengths().numel()
-        if not isinstance(pooled, Tensor) or pooled.dim() < 2 or pooled.shape[0] != num_rows:
-            shape = list(getattr(pooled, "shape", ())) or type(pooled).__name__
+        if pooled.dim() < 2 or pooled.shape[0] != num_rows:
             raise ExactnessError(
-                f"the pooling of {each} gave {shape} for {num_rows} rows; expected [{num_rows}, "
-                "...], one vector or more a row"
+                f"the pooling of {each} gave {list(pooled.shape)} for {num_rows} rows; expected "
+                f"[{num_rows}, ...], one vector or more a row"
             )
         return pooled
 
@@ -165,13 +169,9 @@ def _inverse_of(
     indices = features.inverse_indices_or_none()
     if not stored or indices is None:
         raise ExactnessError(
-            "PooledSequences got a deduplicated batch "
-            + (
-                "without inverse_indices, which say what its rows are"
-                if stored
-                else "whose EmbeddingCollection another sharder has, which gives no unique rows: "
-                "shard it by ready.sharders(...)"
-            )
+            "PooledSequences got a deduplicated batch without inverse_indices, or its "
+            "EmbeddingCollection is sharded by another sharder, which gives no unique rows: shard "
+            "it by ready.sharders(...)"
         )
     keep_inverse_indices(features)
     return (
@@ -181,7 +181,7 @@ def _inverse_of(
 
 
 def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """Of rows that are equal in all features, the stored one in each; and which each row is."""
+    """Return stored rows in each feature of rows equal in all, and which of them each row is."""
     of_all = inverse[0]
     num_rows = num_stored[0]
     for each, stored in zip(inverse[1:], num_stored[1:], strict=True):
@@ -190,64 +190,31 @@ def _joined(inverse: Sequence[Tensor], num_stored: Sequence[int]) -> tuple[list[
     return [each.new_empty(num_rows).scatter_(0, of_all, each) for each in inverse], of_all
 
 
-def _check_features(sequences: EmbeddingCollection, poolings: Mapping[Pooled, object]) -> None:
-    looked_up = [name for c in sequences.embedding_configs() for name in c.feature_names]
-    pooled = {name for each in poolings for name in ([each] if isinstance(each, str) else each)}
-    if unknown := pooled.difference(looked_up):
-        raise SetupError(
-            f"PooledSequences: {shortened(sorted(unknown))} is no feature of the "
-            f"EmbeddingCollection, which has {shortened(looked_up)}"
-        )
-    if left := sorted(set(looked_up) - pooled):
-        raise SetupError(
-            f"PooledSequences: nothing pools {shortened(left)}: name what does, or look it up in "
-            "an EmbeddingCollection of its own"
-        )
-    if len(set(looked_up)) < len(looked_up):
-        twice = sorted({name for name in looked_up if looked_up.count(name) > 1})
-        raise SetupError(
-            f"PooledSequences: {shortened(twice)} is looked up in several tables: give each an "
-            "EmbeddingCollection"
-        )
-
-
 def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str, int]) -> nn.Module:
     if isinstance(pooling, nn.Module):
         for name, module in pooling.named_modules():
-            if what := _by_rows(module):
+            dropout = (
+                getattr(module, "dropout", 0)
+                if isinstance(module, nn.MultiheadAttention | nn.RNNBase)
+                else 0
+            )
+            if isinstance(module, _BY_ROWS) or dropout:
                 logger.warning(
                     "the pooling of %s has %s, a %s: of a deduplicated batch it sees equal rows "
                     "once, which is another training; put it behind PooledSequences, or drop it",
-                    each,
-                    name or "itself",
-                    what,
+                    *(each, name or "itself", type(module).__name__),
                 )
         return pooling
-    if not isinstance(pooling, (Pooling, str)):
-        instance = f"; did you mean {pooling.__name__}()?" if isinstance(pooling, type) else ""
-        raise SetupError(
-            f"PooledSequences: {each} is pooled by {pooling!r}; expected an nn.Module, a pooling "
-            f"plugin or the name of one{instance}"
-        )
     found = installed_class("pooling", pooling) if isinstance(pooling, str) else type(pooling)
     if issubclass(found, TargetPooling) or not isinstance(each, str):
-        needs = "needs the item of each row" if isinstance(each, str) else "pools one feature"
         raise PluginError(
-            f"{found.name} {needs}, and cannot pool {each} here: use SequencePooling, or a module "
-            "of your own"
+            f"{found.name} pools one feature, or needs the item of each row, and cannot pool "
+            f"{each} here: use SequencePooling, or a module of your own"
         )
     plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
     assert isinstance(plugin, Pooling)
     with plugin_call(plugin, f"build for feature {each}"):
         return plugin.build(dims[each])
-
-
-def _by_rows(module: nn.Module) -> str:
-    """What looks at all rows of a batch, or draws numbers for each; empty of any other module."""
-    kind = type(module).__name__
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout:
-        return f"{kind} with dropout"
-    return kind if isinstance(module, _BY_ROWS) else ""
 
 
 def _key(each: Pooled) -> str:

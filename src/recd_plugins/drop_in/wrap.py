@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.distributed.build import build_sharders
+from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
@@ -34,10 +34,10 @@ _COUNTS_OF_TRAINING = _OF_OPTIMIZER | {"batch_size", "topology", "wire"}
 
 @dataclass(frozen=True)
 class Wrapped(Prepared):
-    """What ``wrap`` returns: the model, its sharders and planner, and deduplication.
+    """The model, its sharders and planner, and deduplication of a loader's batches.
 
     Attributes:
-        dedup: called with a loader of the trainer's, it gives one of deduplicated batches.
+        dedup: called with a loader of the trainer's, it returns one of deduplicated batches.
     """
 
     dedup: Dedup = field(kw_only=True)
@@ -49,11 +49,11 @@ class Wrapped(Prepared):
         fused_params: Mapping[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> list[ModuleSharder[nn.Module]]:
-        """The trainer's sharders, with exact ones in place of TorchRec's two.
+        """Return the trainer's sharders, with exact ones in place of TorchRec's two.
 
-        As ``Prepared.sharders`` has it, but that the tables' optimizer is the trainer's, as
+        Arguments are those of ``Prepared.sharders``. The tables' optimizer is the trainer's, as
         TorchRec takes it: brought by their parameters, by ``fused_params`` or by those of ``base``,
-        or FBGEMM's default. The one of a registry file counts where the file names it.
+        or FBGEMM's default. The one of a registry file counts if the file names it.
 
         Raises:
             SetupError: two sharders are for one module type, or cannot be joined.
@@ -81,7 +81,7 @@ def wrap(
     topology: str | Path | None = None,
     device: torch.device | None = None,
 ) -> Wrapped:
-    """A model of a trainer that has all else: loader, optimizer, sharders, pipeline.
+    """Make a trainer's model ready for exact sharders and deduplicated batches.
 
     Args:
         model: not sharded. Its modules stay as they are, but for what a registry names.
@@ -112,9 +112,6 @@ def wrap(
         if registry is None
         else load_registry(registry, plugins_dir=plugins_dir, needs_data=False)
     )
-    if not isinstance(model, nn.Module):
-        what = "what wrap returned" if isinstance(model, Prepared) else f"{model!r:.80}"
-        raise SetupError(f"wrap takes the model, an nn.Module, not {what}")
     if parsed.training.schedule is not None:
         raise SetupError(
             f"{registry}: training.schedule is followed by recd run alone: leave it out, and set "
@@ -157,10 +154,10 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
         if name not in _COUNTS and parsed.entries(name)
     ]
     sections += ["model"] if parsed.model is not None else []
-    # Of a device that is the CPU entries decide for that, whatever ranks talk by.
+    # Entries decide for the CPU, whatever ranks talk by, if the file names it.
     counts = _COUNTS_OF_TRAINING | ({"device"} if parsed.training.device == "cpu" else set())
-    fields = [each for each in parsed.training.model_fields_set if each not in counts]
-    unused = [*dict.fromkeys(sections), *(f"training.{each}" for each in sorted(fields))]
+    fields = sorted(parsed.training.model_fields_set - counts)
+    unused = [*dict.fromkeys(sections), *(f"training.{each}" for each in fields)]
     if unused and _speaks():
         logger.warning(
             "%s: %s: for recd run, or for ready.dataloader and ready.train_pipeline; they change "
@@ -170,19 +167,15 @@ def _tell_what_does_not_count(parsed: RunConfig) -> None:
 
 
 def _warn_of_subclasses(model: nn.Module) -> None:
-    """Say what stays whole on every rank, and cannot train there on CPU."""
-    for left in embedding_modules(model):
-        if left.ours or not isinstance(
-            left.shardable, EmbeddingBagCollection | EmbeddingCollection
-        ):
-            continue
+    """Warn of modules that stay whole on every rank, and cannot train there on CPU."""
+    for module in embedding_modules(model):
         # Set by torch.distributed.optim._apply_optimizer_in_backward.
-        if any(
-            hasattr(parameter, "_optimizer_classes") for parameter in left.shardable.parameters()
+        if module.is_subclass and any(
+            hasattr(parameter, "_optimizer_classes") for parameter in module.shardable.parameters()
         ):
             logger.warning(
                 "%s, so it is whole on every rank. Its tables bring an optimizer for the backward "
                 "pass, with which torch's DistributedDataParallel fails on CPU (Cannot access "
                 "accelerator device): give them to the dense optimizer, or make it a plain one",
-                left.why_left,
+                module.why_left,
             )

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.distributed.equal_gradients import all_are_sent
+from recd_plugins.distributed.gradient_dedup import all_are_sent
 from recd_plugins.interfaces import Setting, Table
 from recd_plugins.registry import RunConfig
 from recd_plugins.values.batch import Batch

@@ -10,7 +10,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder
 
-from recd_plugins.distributed.int8 import int8_of
+from recd_plugins.distributed.wire import int8_of
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import sharded_modules
 

@@ -11,12 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.distributed.row_updates import (
-    kind_of_update,
-    unheeded_argument,
-    unknown_arguments,
-    why_not,
-)
+from recd_plugins.distributed.row_updates import kind_of_update, unheeded_argument
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
 from recd_plugins.model_tables import embedding_modules
@@ -114,12 +109,7 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:
         raise PluginError(f"{plugin.title}: {what} returned {error}") from None
-    if unknown := unknown_arguments(update.arguments):
-        raise PluginError(
-            f"{plugin.title}: {what} returned {', '.join(unknown)}, which FBGEMM's kernels do not "
-            "take: leave that out"
-        )
-    if why := why_not(kind, device_type) or unheeded_argument(kind, update.arguments, device_type):
+    if why := unheeded_argument(kind, update.arguments, device_type):
         raise SetupError(f"table {table.name}: {why}")
     return update
 

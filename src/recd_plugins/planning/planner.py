@@ -25,12 +25,12 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.data.prepared import PreparedModel
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.distributed.entry_constraints import entries_of_tables
 from recd_plugins.distributed.rank_agreement import check_agreement, entries_named
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
-    build_sharders,
 )
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.imports import without_collections

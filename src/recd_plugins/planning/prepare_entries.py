@@ -12,12 +12,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.data.fitted_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
-from recd_plugins.distributed.clipped_gradients import clipping_tables, refuse_coalesced
+from recd_plugins.distributed.batch_form import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.distributed.coalesced.groups import feature_groups
 from recd_plugins.distributed.guards import guard
-from recd_plugins.distributed.plain_kernels import plain_updates, refuse_coalesced_updates
-from recd_plugins.distributed.sharders import fused_params
-from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.model.poolings import put_poolings
@@ -72,7 +69,6 @@ def prepare_entries(
         model = _rewritten(registry.path, model, entry, claimed, setting)
     parts = prepare_parts(registry, tables, setting)
     apply_optimizers(registry, model, tables, device_type, parts)
-    _refuse_coalesced(registry, model, device_type)
     put_poolings(registry, model)
     guard(model)
     return Prepared(
@@ -116,28 +112,6 @@ def prepare_parts(
             parts[cache.field] = part
             _check_kernels(registry.path, cache, part, sharded, why)
     return parts
-
-
-def _refuse_coalesced(registry: RunConfig, model: nn.Module, device_type: str | None) -> None:
-    """Refuse entries that coalesce what may not be, before a plan is made with it."""
-    modules = [module.shardable for module in embedding_modules(model)]
-    clipping = [
-        table.name
-        for module in modules
-        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
-        for table in clipping_tables(module)
-    ]
-    on = device_type or "cpu"
-    bags = [module for module in modules if isinstance(module, EmbeddingBagCollection)]
-    for entry in registry.sharding:
-        if not entry.plugin.coalesces:
-            continue
-        with at_entry(registry.path, entry):
-            refuse_coalesced([name for name in clipping if entry.matches(name)])
-            for module in bags:
-                updates = plain_updates(module, fused_params(registry.training), on)
-                names = [config.name for config in module.embedding_bag_configs()]
-                refuse_coalesced_updates(updates, [name for name in names if entry.matches(name)])
 
 
 def _refuse_split_features(

@@ -116,7 +116,7 @@ class Prepared(PreparedModel):
             SetupError: sharders of two types are for one module type, one of ``base`` cannot be
                 joined with the exact one, or an argument is there twice.
         """
-        from recd_plugins.distributed.sharders import build_sharders
+        from recd_plugins.distributed.build import build_sharders
 
         return build_sharders(
             self, base, fused_params=fused_params, qcomm_codecs_registry=qcomm_codecs_registry

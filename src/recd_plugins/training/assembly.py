@@ -16,7 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.distributed.equal_gradients import all_gradients_sent
+from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.distributed.pipeline import is_overlapped
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.distributed.row_wise_adagrad import learns_by_fbgemm
@@ -187,7 +187,7 @@ def _as_sent(profile: DataProfile, dmp: DistributedModelParallel) -> DataProfile
     tables = {
         name
         for module in dmp.modules()
-        if isinstance(module, ExactShardedEmbeddingCollection) and module.sends_equal_gradients_once
+        if isinstance(module, ExactShardedEmbeddingCollection) and module.dedups_gradients
         for name in module.module_sharding_plan
     }
     gradients = {name: known for name, known in profile.gradients.items() if name in tables}

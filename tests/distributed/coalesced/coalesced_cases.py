@@ -242,7 +242,6 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: shard(sequences(), "table_wise", ["t1", "t2"], use_index_dedup=True),
         lambda: shard(_clipping(bags()), "table_wise", ["t3"]),
         lambda: shard(_clipping(sequences()), "table_wise", ["t3"]),
-        lambda: shard(bags(), "table_wise", ["t3"], qcomm_codecs_registry=_codecs()),
     ]
     found = []
     for attempt in attempts:

@@ -21,7 +21,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.distributed import id_weights
+from recd_plugins.distributed import batch_form
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -135,7 +135,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
 
 def warnings_of_weights(rank: int, world_size: int) -> list[int]:
     """How many there are where batches have the weights of the module, and where they do not."""
-    with patch.object(id_weights.logger, "warning") as warning:
+    with patch.object(batch_form.logger, "warning") as warning:
         found = []
         for weighted in (True, False):
             dmp = shard(bags(weighted=weighted), True)

@@ -104,10 +104,9 @@ def test_embeddings_come_once_for_each_distinct_id(kind: str) -> None:
 
 def test_refusals() -> None:
     (found,) = run_on_ranks(cases.refusals, 1)
-    expected = ["t0 is to be coalesced and data-par", "t3 is to be coal", "feature s looks up t1"]
+    expected = ["table t0 is data-parallel or", "table t3 is data-par", "feature s looks up tables"]
     expected += ["leave use_index_dedup away"]
     expected += ["tables t3 are to be coalesced and have gradient_clipping, which"] * 2
-    expected += ["as codecs of INT8 send whole blocks of 32 numbers alone: leave coalesce out"]
     for words, message in zip(expected, found, strict=True):
         assert words in message
 

@@ -23,7 +23,7 @@ def test_refusals() -> None:
         "inverse indices of feature b are from -1 to 2, and it has 3 rows",
         "without inverse indices of features a, b",
         "got a batch without weights",
-        "table t_a is to be coalesced and has feature a twice",
+        "feature a looks up tables t_a, t_a",
     ]
     for words, message in zip(expected, found, strict=True):
         assert words in message

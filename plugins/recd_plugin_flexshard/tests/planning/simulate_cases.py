@@ -23,9 +23,9 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
     tier_groups,
 )
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.equal_gradients import all_gradients_sent
-from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.registry.training_spec import TrainingSpec
 
 STEPS = 3

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-from recd_plugins.distributed.feature_names import refuse_at_signs
 from recd_plugins.errors import SetupError
+from recd_plugins.words import shortened
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FeatureGroups:
 def feature_groups(
     configs: Sequence[BaseEmbeddingConfig], coalesced: Collection[str]
 ) -> FeatureGroups | None:
-    """The groups of a module; None where none of its tables is coalesced.
+    """Return the groups of a module; None if none of its tables is coalesced.
 
     Raises:
         SetupError: a feature looks up a coalesced table and one that is not, or one of them twice;
@@ -54,21 +54,16 @@ def feature_groups(
     tables: dict[str, list[str]] = {}
     for config in configs:
         for feature in config.feature_names:
-            if config.name in coalesced and config.feature_names.count(feature) > 1:
-                raise SetupError(
-                    f"table {config.name} is to be coalesced and has feature {feature} twice: name "
-                    "it once in feature_names, or leave the table out"
-                )
             tables.setdefault(feature, []).append(config.name)
     groups: dict[tuple[str, ...], list[str]] = {}
     others = []
     for feature, names in tables.items():
         chosen = [name for name in names if name in coalesced]
-        if chosen and len(chosen) < len(names):
-            left = ", ".join(name for name in names if name not in coalesced)
+        if chosen and (len(chosen) < len(names) or len({*chosen}) < len(chosen)):
             raise SetupError(
-                f"feature {feature} looks up {', '.join(chosen)}, to be coalesced, and {left}, "
-                "which is not: coalesce all tables of a feature or none"
+                f"feature {feature} looks up tables {', '.join(names)}, of which "
+                f"{', '.join(chosen)} are coalesced: coalesce all tables of a feature or none, and "
+                "name a feature once in a table"
             )
         if chosen:
             groups.setdefault(tuple(names), []).append(feature)
@@ -83,27 +78,31 @@ def feature_groups(
 def check_coalesced(
     coalesced: Collection[str], shardings: Mapping[str, ParameterSharding], *, pooled: bool
 ) -> None:
-    """Refuse tables whose ids are not sent.
+    """Refuse dense kernels of coalesced tables, and of bags beside them.
 
-    Raises:
-        SetupError: a coalesced table is data-parallel or has a dense kernel, or, of an
-            EmbeddingBagCollection, another table of the module is or does.
+    Ids of data-parallel tables are not sent, and dense kernels take no variable batch.
     """
-    if not (names := [name for name in shardings if name in coalesced]):
-        return
+    names = [name for name in shardings if name in coalesced]
     for name, sharding in shardings.items():
-        replicated = sharding.sharding_type == ShardingType.DATA_PARALLEL.value
-        if not replicated and sharding.compute_kernel != EmbeddingComputeKernel.DENSE.value:
-            continue
-        kind = "data-parallel" if replicated else "planned with the kernel dense"
-        if name in coalesced:
+        dense = (
+            sharding.sharding_type == ShardingType.DATA_PARALLEL.value
+            or sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value
+        )
+        if names and dense and (pooled or name in coalesced):
             raise SetupError(
-                f"table {name} is to be coalesced and {kind}: ids of such a table are not sent, so "
-                "leave it out, or shard it in another way with the kernel fused"
+                f"table {name} is data-parallel or has a dense kernel, and is coalesced or in one "
+                f"EmbeddingBagCollection with {names[0]}, which is: leave coalesce out, or shard "
+                "the table in another way with the kernel fused"
             )
-        if pooled:
-            raise SetupError(
-                f"table {name} is {kind}, in one EmbeddingBagCollection with {names[0]}, which is "
-                "to be coalesced: dense kernels take no variable batch, so give it an "
-                "EmbeddingBagCollection of its own"
-            )
+
+
+def refuse_at_signs(features: Iterable[str], what: str) -> None:
+    """Refuse an @ in names of features if outputs are told apart as ``feature@table``.
+
+    TorchRec (1.6 to 1.9) takes the text before the first @ for the name of a feature.
+    """
+    if found := sorted({name for name in features if "@" in name}):
+        raise SetupError(
+            f"features {shortened(found)} have an @ in their names, and {what}, for which TorchRec "
+            "takes what stands before an @ for the name of a feature: rename them"
+        )

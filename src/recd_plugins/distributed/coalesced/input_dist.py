@@ -1,17 +1,82 @@
-"""A batch with unique ids in place of its own."""
+"""Unique ids of a batch, with inverse, and the batch that has them in place of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.coalesced.groups import FeatureGroups
-from recd_plugins.distributed.coalesced.unique import unique_ids
+from recd_plugins.distributed.coalesced.kernels import number_ids
 from recd_plugins.errors import ExactnessError
+
+
+class Unique(NamedTuple):
+    """The distinct ids of segments.
+
+    Attributes:
+        ids: distinct ids, segment after segment; on CPU in the order in which they occur, elsewhere
+            sorted.
+        counts: how many each segment has.
+        inverse: int64 ``[n]``, the place of each id among the distinct ones of its segment.
+    """
+
+    ids: Tensor
+    counts: list[int]
+    inverse: Tensor
+
+
+def unique_ids(ids: Tensor, sizes: Sequence[int]) -> Unique:
+    """The distinct ids of each segment of ``ids``.
+
+    Any integer may be an id: whether a table has that row is not looked at.
+
+    Args:
+        ids: int32 or int64 ``[n]``.
+        sizes: of the segments; their sum is n.
+    """
+    if ids.device.type == "cpu":
+        return _by_hash(ids, sizes)
+    return by_sorting(ids, sizes)
+
+
+def _by_hash(ids: Tensor, sizes: Sequence[int]) -> Unique:
+    unique, inverse = torch.empty_like(ids), torch.empty(len(ids), dtype=torch.int64)
+    counts = np.empty(len(sizes), np.int64)
+    largest = max(1, *sizes)
+    slots = np.empty(1 << (2 * largest - 1).bit_length(), np.int32)
+    number_ids(
+        ids.contiguous().numpy(),
+        np.asarray(sizes, np.int64),
+        slots,
+        unique.numpy(),
+        inverse.numpy(),
+        counts,
+    )
+    return Unique(unique[: int(counts.sum())], counts.tolist(), inverse)
+
+
+def by_sorting(ids: Tensor, sizes: Sequence[int]) -> Unique:
+    """The same on any device, by two stable sorts; waits for the device once."""
+    segments = torch.arange(len(sizes), device=ids.device).repeat_interleave(
+        torch.tensor(sizes, device=ids.device), output_size=len(ids)
+    )
+    order = torch.sort(ids, stable=True).indices
+    order = order.index_select(0, torch.sort(segments.index_select(0, order), stable=True).indices)
+    ids, segments = ids.index_select(0, order), segments.index_select(0, order)
+    is_first = torch.ones_like(ids, dtype=torch.bool)
+    is_first[1:] = (ids[1:] != ids[:-1]) | (segments[1:] != segments[:-1])
+    per_segment = torch.zeros(len(sizes), dtype=torch.int64, device=ids.device)
+    per_segment.index_add_(0, segments, is_first.long())
+    first_of_segment = per_segment.cumsum(0) - per_segment
+    inverse = torch.empty_like(order)
+    inverse[order] = is_first.cumsum(0) - 1 - first_of_segment.index_select(0, segments)
+    return Unique(ids[is_first], per_segment.tolist(), inverse)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +101,8 @@ class Coalesced:
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until ``stream`` is done with it."""
-        for tensors in (
-            self.inverse,
-            self.lengths,
-            self.ids,
-            self.weights,
-            self.inverse_indices,
-        ):
+        parts = self.inverse, self.lengths, self.ids, self.weights, self.inverse_indices
+        for tensors in parts:
             for tensor in tensors.values():
                 tensor.record_stream(stream)
 

@@ -15,8 +15,8 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
+from recd_plugins.distributed.build import build_sharders
 from recd_plugins.distributed.pipeline import will_overlap
-from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
 from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import (

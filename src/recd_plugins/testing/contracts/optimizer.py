@@ -15,12 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torchrec.distributed.utils import convert_to_fbgemm_types, merge_fused_params
 
-from recd_plugins.distributed.row_updates import (
-    kind_of_update,
-    unheeded_argument,
-    unknown_arguments,
-    why_not,
-)
+from recd_plugins.distributed.row_updates import ON_CPU, kind_of_update, unheeded_argument
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table
 from recd_plugins.testing.contracts.plugin import PluginContract
 
@@ -42,7 +37,6 @@ class OptimizerContract(PluginContract):
             assert isinstance(update, RowUpdate)
             kind = kind_of_update(update.optimizer, update.arguments)
             assert not unheeded_argument(kind, update.arguments, None)
-            assert not unknown_arguments(update.arguments), "FBGEMM's kernels do not take these"
 
     def test_its_class_takes_the_arguments(
         self, plugin: Optimizer, tables: Sequence[Table]
@@ -71,10 +65,11 @@ class OptimizerContract(PluginContract):
 
 def _trained(update: RowUpdate, table: Table) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights before and after two steps that read rows 0 and 1."""
-    if why := why_not(kind_of_update(update.optimizer, update.arguments), "cpu"):
-        pytest.skip(why)
+    kind = kind_of_update(update.optimizer, update.arguments)
+    if kind not in ON_CPU:
+        pytest.skip(f"FBGEMM has {kind.value} for CUDA alone")
     arguments: dict[str, Any] = dict(update.arguments)
-    arguments.setdefault("optimizer", kind_of_update(update.optimizer, update.arguments))
+    arguments.setdefault("optimizer", kind)
     shape = table.num_embeddings, table.embedding_dim
     kernel = SplitTableBatchedEmbeddingBagsCodegen(
         [(*shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],

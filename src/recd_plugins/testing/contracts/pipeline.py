@@ -20,7 +20,6 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.pipeline import pipeline_of
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Pipeline, TrainPipeline
 from recd_plugins.planning.machines import default_topology
@@ -97,7 +96,7 @@ def _train(
     optimizer = build_optimizer(dmp, training)
     pipeline: TrainPipeline = _Loop(dmp, optimizer)
     if plugin is not None:
-        pipeline = pipeline_of(plugin, dmp, optimizer, device)
+        pipeline = plugin.build(dmp, optimizer, device)
     rates = LearningRates(optimizer, ScheduleSpec(decay="linear", steps=20))
     outputs: list[list[tuple[Tensor, ...]]] = []
     for number, (batches, trained) in enumerate(splits):

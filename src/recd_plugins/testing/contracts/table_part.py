@@ -19,7 +19,7 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
-from recd_plugins.distributed.entry_constraints import contradicting, merged_constraints
+from recd_plugins.distributed.entry_constraints import merged_constraints, set_fields
 from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.interfaces.table_part import StepShape
@@ -158,7 +158,8 @@ def _merged(
     merged = dict(plugin.constraints(tables))
     for name, second in part.constraints(tables).items():
         first = merged.get(name, second)
-        assert not contradicting(first, second), f"table {name}, of the plugin and of its part"
+        both = {*set_fields(first)} & {*set_fields(second)}
+        assert all(getattr(first, field) == getattr(second, field) for field in both), name
         merged[name] = merged_constraints(first, second)
     return merged
 

@@ -1,12 +1,15 @@
-"""KeyedJaggedTensors with equal rows of a feature stored once."""
+"""The KeyedJaggedTensors of a trainer's batch, and the same with equal rows stored once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
 from recd_plugins.errors import DataError
@@ -14,15 +17,74 @@ from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT
 from recd_plugins.sparse.unique_groups import deduplicate, kernels_can_read
 
+#: Given a path and the tensor there, returns the tensor to have in its place.
+Replace = Callable[[str, KeyedJaggedTensor], KeyedJaggedTensor]
+
+# They hold no KeyedJaggedTensor, or none that is the batch's to change.
+_LEAVES = (Tensor, JaggedTensor, KeyedTensor, nn.Module, str, bytes, int, float, type(None))
+
+
+def replace_kjts(
+    batch: Any, replace: Replace, path: str = "batch", above: tuple[int, ...] = ()
+) -> Any:
+    """Return the batch with other KeyedJaggedTensors; itself if none was replaced by another.
+
+    Looks into dicts, lists, tuples, dataclasses and other objects with attributes. Containers of
+    replaced tensors are copied, so the given batch stays as it is.
+
+    Args:
+        batch: of any type.
+        replace: called with each KeyedJaggedTensor and its path, such as ``batch.sparse_features``
+            or ``batch['clicks'][0]``.
+        path: of the batch itself.
+        above: ids of the objects around it, to which it may refer.
+    """
+    if isinstance(batch, KeyedJaggedTensor):
+        return replace(path, batch)
+    if isinstance(batch, _LEAVES) or id(batch) in above:
+        return batch
+    above = (*above, id(batch))
+    parts: dict[Any, tuple[str, Any]]
+    if isinstance(batch, Mapping):
+        parts = {key: (f"{path}[{key!r}]", value) for key, value in batch.items()}
+    elif isinstance(batch, list | tuple):
+        parts = {index: (f"{path}[{index}]", value) for index, value in enumerate(batch)}
+    else:
+        names = _attributes(batch)
+        parts = {name: (f"{path}.{name}", getattr(batch, name, None)) for name in names}
+    changed = {}
+    for key, (where, value) in parts.items():
+        if (other := replace_kjts(value, replace, where, above)) is not value:
+            changed[key] = other
+    if not changed:
+        return batch
+    if isinstance(batch, list | tuple):
+        items = [changed.get(index, value) for index, value in enumerate(batch)]
+        # A named tuple takes its fields one by one.
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    found = copy.copy(batch)
+    for key, value in changed.items():
+        if isinstance(batch, Mapping):
+            found[key] = value
+        else:
+            object.__setattr__(found, key, value)  # of frozen dataclasses too
+    return found
+
+
+def _attributes(batch: Any) -> list[str]:
+    slots = [vars(cls).get("__slots__", ()) for cls in type(batch).__mro__]
+    named = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+    return [*getattr(batch, "__dict__", ()), *named]
+
 
 class Stored:
-    """What replaces the KeyedJaggedTensors of a batch, and keeps working memory between batches.
+    """Replaces the KeyedJaggedTensors of a batch, and keeps working memory between batches.
 
     Not to be shared by threads.
 
     Args:
-        features: of each KeyedJaggedTensor that changes, by its place in the batch: those in which
-            equal rows are looked for.
+        features: by the path of each KeyedJaggedTensor that changes, those in which equal rows are
+            looked for.
 
     Raises:
         DataError: when called: a KeyedJaggedTensor has other values than its lengths say.
@@ -46,7 +108,7 @@ class Stored:
 
 
 def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
-    """Refuse other values than lengths say; ``path`` is where they are, for the message."""
+    """Refuse other values than lengths say, which kernels would read as those of other rows."""
     if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
         raise DataError(
             f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"
@@ -56,7 +118,7 @@ def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
 def _by_kernel(
     kjt: KeyedJaggedTensor, chosen: Collection[str], deduplicator: Deduplicator
 ) -> KeyedJaggedTensor:
-    """As ``_by_groups``, of all features at once: Python for each would take most of the time."""
+    """Deduplicate all features at once: Python for each would take most of the time."""
     keys, num_rows = kjt.keys(), kjt.stride()
     positions = [position for position, key in enumerate(keys) if key in chosen]
     found = deduplicator.each(
@@ -67,10 +129,9 @@ def _by_kernel(
     lengths = torch.tensor(found.lengths, dtype=kjt.lengths().dtype)
     inverse, rows, sizes = torch.from_numpy(found.inverse_lookup), found.num_unique, found.sizes
     if len(positions) < len(keys):
-        sizes_of_all, rows_of_all = kjt.length_per_key(), [num_rows] * len(keys)
+        sizes_of_all, rows_of_all = list(kjt.length_per_key()), [num_rows] * len(keys)
         all_values = list(torch.split(kjt.values(), sizes_of_all))
         all_lengths = list(torch.split(kjt.lengths(), num_rows))
-        sizes_of_all = list(sizes_of_all)
         for position, some_values, some_lengths in zip(
             positions, torch.split(values, sizes), torch.split(lengths, rows), strict=True
         ):
@@ -91,7 +152,7 @@ def _by_kernel(
 
 
 def _by_groups(kjt: KeyedJaggedTensor, chosen: Collection[str]) -> KeyedJaggedTensor:
-    # TorchRec's to_dict fails where there is no row.
+    # TorchRec's to_dict fails if there is no row.
     names = [key for key in kjt.keys() if key in chosen or not kjt.stride()]  # noqa: SIM118
     features = {}
     if len(names) < len(kjt.keys()):

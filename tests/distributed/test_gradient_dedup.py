@@ -21,12 +21,11 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed import equal_gradients
+from recd_plugins.distributed import gradient_dedup
 from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.equal_gradients import all_gradients_sent
-from recd_plugins.distributed.int8 import Int8
+from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
-from recd_plugins.distributed.wire import wire_codecs
+from recd_plugins.distributed.wire import Int8, wire_codecs
 from recd_plugins.errors import SetupError
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
@@ -55,16 +54,16 @@ def test_a_message_is_read_as_it_was(
     rows[-1, -1] = float("nan")
     width = dim * rows.element_size()
     for compares in (True, False):
-        message = equal_gradients._message(rows, compares=compares)
-        received = torch.zeros(equal_gradients._message_size(num_rows, width), dtype=torch.uint8)
+        message = gradient_dedup._message(rows, compares=compares)
+        received = torch.zeros(gradient_dedup._message_size(num_rows, width), dtype=torch.uint8)
         received[: len(message)] = message
         read = torch.empty_like(rows)
-        equal_gradients._read(received, read)
+        gradient_dedup._read(received, read)
         assert torch.equal(read.view(torch.uint8), rows.view(torch.uint8))
         assert len(message) <= 8 + num_rows * width
     if (num_rows, distinct, dim) == (300, 7, 16):
         # What was put in makes two more; 16 bits a row and, of a message, a number.
-        assert len(equal_gradients._message(rows, compares=True)) == 8 + 600 + 9 * width
+        assert len(gradient_dedup._message(rows, compares=True)) == 8 + 600 + 9 * width
 
 
 def _features(rank: int, step: int) -> KeyedJaggedTensor:
@@ -139,7 +138,7 @@ def trained(
             total.backward()
     backward = sum(n for t, n in counter.sent.items() if t.phase == "backward")
     weights = {name: shards_of(each) for name, each in dmp.state_dict().items()}
-    return weights, outputs, backward, dmp.module.sends_equal_gradients_once
+    return weights, outputs, backward, dmp.module.dedups_gradients
 
 
 def shards_of(weight: Any) -> Tensor:
@@ -212,7 +211,7 @@ def _compared(rank: int, world_size: int, times: int) -> list[bool]:
     class Sequences(torch.nn.Module):
         pass
 
-    once, found = equal_gradients.EqualGradientsOnce(Sequences()), []  # type: ignore[arg-type]
+    once, found = gradient_dedup.DedupGradientAllToAll(Sequences()), []  # type: ignore[arg-type]
     for _ in range(times):
         found.append(once._to_wait == 0)
         rows = torch.randn(8, 4)

@@ -1,4 +1,4 @@
-"""Output of a coalesced EmbeddingBagCollection."""
+"""Outputs of coalesced collections."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.distributed.coalesced.groups import FeatureGroups
 from recd_plugins.distributed.coalesced.input_dist import Coalesced
-from recd_plugins.distributed.coalesced.rows import Bags, Part, pool
-from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.distributed.coalesced.rows import Bags, Part, expand, pool
 
 #: Their kernels sum what a rank has of a bag, of mean pooling too.
 _SUMMED = {
@@ -68,8 +67,6 @@ class BagLayout:
         shardings: Mapping[str, ParameterSharding],
         groups: FeatureGroups,
     ) -> None:
-        # Private, torchrec 1.6 to 1.9: what the outputs are called and how they are put together.
-        require_attributes(sharded, "_embedding_shardings", "_embedding_names", "_embedding_dims")
         self.names: list[str] = sharded._embedding_names
         self.dims: list[int] = sharded._embedding_dims
         carriers = groups.carriers
@@ -101,16 +98,8 @@ class BagLayout:
             row_wise = shardings[config.name].sharding_type in _SUMMED
             # The kernels of other shardings have divided what they pooled.
             mean = config.pooling == PoolingType.MEAN and (row_wise or feature in carriers)
-            self.columns.append(
-                _Columns(
-                    feature,
-                    source,
-                    dim,
-                    starts[name] + first,
-                    place[carrier, first],
-                    mean,
-                )
-            )
+            column = starts[name] + first
+            self.columns.append(_Columns(feature, source, dim, column, place[carrier, first], mean))
 
     def parts(self, batch: Coalesced, num_rows: Sequence[int]) -> list[Part]:
         """How the output is made of what the shardings return.
@@ -192,3 +181,49 @@ class CoalescedBags(LazyGetItemMixin[str, Tensor], LazyAwaitable[KeyedTensor]):
             values=pool(sources, parts, self._batch.num_rows, sum(layout.dims)),
             key_dim=1,
         )
+
+
+class CoalescedSequences(LazyAwaitable[dict[str, JaggedTensor]]):
+    """The embeddings of all ids, from those of the unique ones.
+
+    Args:
+        unique: of the module with unique ids.
+        batch: what stayed on this rank.
+        groups: of the module's features.
+        need_indices: as EmbeddingCollection has it: outputs have the ids as weights.
+    """
+
+    def __init__(
+        self,
+        unique: LazyAwaitable[dict[str, JaggedTensor]],
+        batch: Coalesced,
+        groups: FeatureGroups,
+        need_indices: bool,
+    ) -> None:
+        super().__init__()
+        self._unique = unique
+        self._batch = batch
+        self._carriers = groups.carriers
+        self._need_indices = need_indices
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        outputs = dict(self._unique.wait())
+        carried: list[tuple[str, str, str]] = []
+        for name in outputs:
+            # TorchRec calls the outputs of a feature of several tables feature@table.
+            feature, at, table = name.partition("@")
+            if feature in self._carriers:
+                carried.append((name, feature, self._carriers[feature] + at + table))
+        sources = list(dict.fromkeys(carrier for _, _, carrier in carried))
+        expanded = expand(
+            [outputs[carrier].values() for carrier in sources],
+            [sources.index(carrier) for _, _, carrier in carried],
+            [self._batch.inverse[feature] for _, feature, _ in carried],
+        )
+        for (name, feature, _), values in zip(carried, expanded, strict=True):
+            outputs[name] = JaggedTensor(
+                values=values,
+                lengths=self._batch.lengths[feature],
+                weights=self._batch.ids[feature] if self._need_indices else None,
+            )
+        return outputs

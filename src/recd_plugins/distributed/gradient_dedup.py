@@ -1,7 +1,7 @@
-"""Gradients of rows on their way to the tables, of which equal ones travel once.
+"""Gradient deduplication for the backward all-to-all of sequence embeddings.
 
-Where a sequence is summed or averaged, all of its rows get the same gradient: rows that are in one
-sequence of a batch alone have equal ones, bit for bit.
+Sum and mean pooling give every row of a sequence the same gradient. Sending each distinct gradient
+once per destination rank, with an index per row, saves most of the bytes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ from recd_plugins.distributed.byte_counter import EXCHANGE_TAG
 from recd_plugins.distributed.coalesced import kernels
 from recd_plugins.distributed.process_groups import sends_by_gloo
 from recd_plugins.distributed.rank_agreement import crosses_links
-from recd_plugins.distributed.torchrec_internals import require_attributes
 
 # A message begins with the number of its rows, in bytes that keep what follows aligned.
 _ALIGNED = 8
-# Of what rows take; else they go as they are, and are not compared for a while.
+# Part of the bytes above which all rows are sent, and not compared for a while.
 _WORTH = 0.9
 _LONGEST_PAUSE = 64
 _all_sent = False
 
 
-class EqualGradientsOnce:
-    """Sends gradients of sequences' rows, each of those to a rank that are equal once.
+class DedupGradientAllToAll:
+    """Backward all-to-all that sends each distinct gradient once per rank.
 
-    A rank gets a number for each of its rows, in 16 bits where these suffice, and the distinct
-    gradients, or all of them where that is less. Which it is, the message says: gloo receives what
-    is shorter than it could be.
+    A rank gets an index for each of its rows, in 16 bits if these suffice, and the distinct
+    gradients, or all rows if that is shorter. The message says which: gloo receives messages that
+    are shorter than they could be. Skips the comparison for up to 64 steps if it saves little.
 
     Args:
-        sequences: TorchRec's all-to-all of them, which sends rows as it did.
+        sequences: TorchRec's all-to-all of them; its forward pass stays.
     """
 
     def __init__(self, sequences: SequenceEmbeddingsAllToAll) -> None:
@@ -49,16 +48,15 @@ class EqualGradientsOnce:
         sequences.register_forward_hook(self._follow)
 
     def _follow(self, _module: nn.Module, _inputs: object, rows: Any) -> None:
-        require_attributes(rows, "_tensor_awaitable")
         request = rows._tensor_awaitable
         if isinstance(request, Request):  # there is nothing to wait for on one rank
             request.wait_function = _RowsArrived
-            request.equal_gradients = self
+            request.gradient_dedup = self
 
     def send(
         self, rows: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int], group: Any
     ) -> _Arriving:
-        """What waits for the gradients of other ranks.
+        """Return a handle that waits for the gradients of other ranks.
 
         Args:
             rows: ``[n, D]`` of floats, in the order of ranks.
@@ -94,8 +92,8 @@ class EqualGradientsOnce:
         return _Arriving(received.view(-1), arriving, leaving)
 
 
-def send_equal_gradients_once(output_dists: Sequence[nn.Module]) -> bool:
-    """Have output dists of sequences on CPU do so between nodes, where it is gloo that sends.
+def dedup_gradients(output_dists: Sequence[nn.Module]) -> bool:
+    """Have output dists of sequences on CPU do so between nodes, if gloo sends for all of them.
 
     Returns:
         Whether they do.
@@ -106,33 +104,26 @@ def send_equal_gradients_once(output_dists: Sequence[nn.Module]) -> bool:
         for module in each.modules()
         if isinstance(module, SequenceEmbeddingsAllToAll)
     ]
-    for module in found:
-        require_attributes(module, "_pg")  # torchrec 1.6 to 1.9
-    if not sends_once():
-        return False
-    if not all(sends_by_gloo(module._pg, "cpu") for module in found):
+    if not sends_once() or not all(sends_by_gloo(module._pg, "cpu") for module in found):
         return False
     for module in found:
-        EqualGradientsOnce(module)
+        DedupGradientAllToAll(module)
     return bool(found)
 
 
 def sends_once() -> bool:
-    """Whether modules that are sharded now do so; all ranks have to."""
+    """Return whether modules that are sharded now do so; all ranks have to agree."""
     return crosses_links() and not _all_sent
 
 
 def all_are_sent() -> bool:
-    """Whether this is a context of ``all_gradients_sent``."""
+    """Return whether this is a context of ``all_gradients_sent``."""
     return _all_sent
 
 
 @contextmanager
 def all_gradients_sent() -> Iterator[None]:
-    """A context in which modules are sharded that send gradients as TorchRec does.
-
-    For what stands for TorchRec's own sharders in a comparison.
-    """
+    """Shard modules that send gradients as TorchRec does, as a baseline of comparisons."""
     global _all_sent
     before, _all_sent = _all_sent, True
     try:
@@ -142,13 +133,7 @@ def all_gradients_sent() -> Iterator[None]:
 
 
 class _Message(NamedTuple):
-    """One that is under way.
-
-    Attributes:
-        rows: it is of.
-        bytes: of it, which gloo reads or writes until it is waited for.
-        work: to wait for.
-    """
+    """A message under way; gloo reads or writes its ``bytes`` until ``work`` is done."""
 
     rows: Tensor
     bytes: Tensor
@@ -156,11 +141,7 @@ class _Message(NamedTuple):
 
 
 class _Arriving:
-    """Gradients on their way, whose ``wait`` is that of a ``dist.Work``.
-
-    Attributes:
-        received: flat, once they are waited for.
-    """
+    """Gradients on their way, with a ``wait`` like that of ``dist.Work``."""
 
     def __init__(
         self, received: Tensor, arriving: Sequence[_Message], leaving: Sequence[_Message]
@@ -177,7 +158,7 @@ class _Arriving:
 
 
 class _RowsArrived(All2All_Seq_Req_Wait):
-    """As TorchRec's, but for its backward pass; what waits for that takes both alike."""
+    """TorchRec's function with another backward pass."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
@@ -191,7 +172,7 @@ class _RowsArrived(All2All_Seq_Req_Wait):
             context = codecs.backward.create_context()
             gradient = codecs.backward.encode(gradient, context)
         with record_function("## All2All_Seq_bwd ##"):  # as TorchRec calls it
-            arriving = request.equal_gradients.send(
+            arriving = request.gradient_dedup.send(
                 gradient.view(-1, dim),
                 [scalars // dim for scalars in info.output_splits],
                 [scalars // dim for scalars in info.input_splits],
@@ -207,24 +188,24 @@ def _number_type(num_rows: int) -> Any:
 
 
 def _rows_at(num_rows: int) -> int:
-    """Where rows begin in a message that has numbers."""
+    """Return where rows begin in a message with indices."""
     numbers = num_rows * np.dtype(_number_type(num_rows)).itemsize
     return _ALIGNED + -(-numbers // _ALIGNED) * _ALIGNED
 
 
 def _message_size(num_rows: int, width: int) -> int:
-    """Of the longest message, in bytes."""
+    """Return the bytes of the longest message."""
     return _rows_at(num_rows) + num_rows * width
 
 
 def _words(rows: Tensor) -> NDArray[Any]:
-    """The bits of floats ``[n, D]``, as integers."""
+    """Return the bits of floats ``[n, D]``, as integers."""
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
     return rows.view(word).numpy()
 
 
 def _message(rows: Tensor, *, compares: bool) -> Tensor:
-    """Bytes from which ``_read`` makes ``rows``."""
+    """Return bytes from which ``_read`` makes ``rows``."""
     rows = rows.detach().contiguous()
     count, width = len(rows), rows.shape[1] * rows.element_size()
     message = torch.empty(_message_size(count, width), dtype=torch.uint8)

@@ -1,0 +1,193 @@
+"""The sharders of a prepared model: exact ones, those of plugins, and TorchRec's for the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import ModuleSharder
+
+from recd_plugins.data.prepared import PreparedModel
+from recd_plugins.distributed import sharders as exact
+from recd_plugins.distributed.other_sharders import other_sharders
+from recd_plugins.distributed.sharders import (
+    Codecs,
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+)
+from recd_plugins.distributed.wire import wire_codecs
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import SharderArguments
+from recd_plugins.model_tables import embedding_modules
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import RunConfig, at_entry
+from recd_plugins.words import shortened
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SharderDefaults:
+    """Arguments of one of TorchRec's two sharders, as a trainer chose them."""
+
+    fused_params: Mapping[str, Any] | None
+    qcomm_codecs_registry: Codecs | None
+    use_index_dedup: bool = False
+
+    @classmethod
+    def of(cls, sharder: Any) -> SharderDefaults:
+        """Return the arguments of a sharder of TorchRec's."""
+        return cls(
+            sharder.fused_params,
+            sharder.qcomm_codecs_registry,
+            getattr(sharder, "_use_index_dedup", False),
+        )
+
+    def or_else(self, other: SharderDefaults) -> SharderDefaults:
+        """Return the same, with arguments of ``other`` where it has none.
+
+        Raises:
+            SetupError: both have an argument.
+        """
+        for name in ("fused_params", "qcomm_codecs_registry"):
+            if getattr(self, name) and getattr(other, name):
+                raise SetupError(
+                    f"{name} is an argument of sharders() and of a sharder in base: leave one of "
+                    "the two away"
+                )
+        return replace(
+            self,
+            fused_params=self.fused_params or other.fused_params,
+            qcomm_codecs_registry=self.qcomm_codecs_registry or other.qcomm_codecs_registry,
+        )
+
+    def over(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``params`` under the trainer's; a trainer's optimizer has rates of its own."""
+        chosen = self.fused_params or {}
+        return dict(chosen) if "optimizer" in chosen else {**params, **chosen}
+
+
+def build_sharders(
+    prepared: PreparedModel,
+    base: Sequence[ModuleSharder[nn.Module]] = (),
+    *,
+    fused_params: Mapping[str, Any] | None = None,
+    qcomm_codecs_registry: Codecs | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> list[ModuleSharder[nn.Module]]:
+    """Return exact sharders, those of the registry's plugins, and TorchRec's for other modules.
+
+    With ``base`` only its module types are sharded, besides those of plugins.
+    ``Prepared.sharders`` describes the arguments and errors.
+    ``defaults`` are FBGEMM's parameters in place of those of ``training:``.
+    """
+    registry, kernels = prepared.registry, prepared.lookup_kernels
+    training = registry.training
+    of_training = exact.fused_params(training) if defaults is None else defaults
+    given = SharderDefaults(fused_params, qcomm_codecs_registry)
+
+    def joined(stock: type[Any]) -> tuple[dict[str, Any], Codecs | None, bool]:
+        """Return what the sharder of ``base`` for this type and the arguments come to."""
+        found = _in_base(base, stock)
+        both = given if found is None else SharderDefaults.of(found).or_else(given)
+        _check_optimizer(both, registry, file_counts=bool(defaults))
+        codecs = wire_codecs(training, both.qcomm_codecs_registry, prepared.tables)
+        return both.over(of_training), codecs, both.use_index_dedup
+
+    bag_params, bag_codecs, _ = joined(EmbeddingBagCollectionSharder)
+    params, codecs, use_index_dedup = joined(EmbeddingCollectionSharder)
+    coalesced = prepared.coalesced
+    bags = ExactEmbeddingBagCollectionSharder(
+        bag_params, bag_codecs, kernels=kernels, coalesced=coalesced
+    )
+    sequences = ExactEmbeddingCollectionSharder(
+        dict(params), codecs, use_index_dedup, kernels=kernels, coalesced=coalesced
+    )
+
+    def arguments(inner: Any) -> tuple[dict[str, Any], Codecs | None]:
+        """Return the arguments of a sharder inside of one in ``base``."""
+        own = SharderDefaults.of(inner)
+        _check_optimizer(own, registry, file_counts=bool(defaults))
+        codecs = own.qcomm_codecs_registry or qcomm_codecs_registry
+        return (
+            dict(own.fused_params or given.over(of_training)),
+            wire_codecs(training, codecs, prepared.tables),
+        )
+
+    every = (bags, sequences, *other_sharders(base, bags, sequences, arguments))
+    types = {sharder.module_type for sharder in base}
+    found: dict[type[nn.Module], ModuleSharder[nn.Module]] = {
+        sharder.module_type: sharder
+        for sharder in every
+        if not base or sharder.module_type in types
+    }
+    for entry in registry.sharding:
+        of_plugin = SharderArguments(dict(params), kernels, coalesced, codecs)
+        with at_entry(registry.path, entry), plugin_call(entry.plugin, "sharders"):
+            for sharder in entry.plugin.sharders(of_plugin):
+                first = found.setdefault(sharder.module_type, sharder)
+                if type(first) is not type(sharder):
+                    raise SetupError(
+                        f"{type(first).__name__} and {type(sharder).__name__} both shard "
+                        f"{sharder.module_type.__name__}; a plugin gives a module type of its own"
+                    )
+    if base:
+        _warn_of_unsharded(prepared, found.keys())
+    return list(found.values())
+
+
+def _in_base(base: Sequence[ModuleSharder[nn.Module]], stock: type[Any]) -> Any:
+    """Return the trainer's sharder for a module type; exact ones replace TorchRec's own alone."""
+    found = [each for each in base if each.module_type is stock().module_type]
+    if found and type(found[-1]) is not stock:
+        raise SetupError(
+            f"base has a {type(found[-1]).__name__}, and only TorchRec's {stock.__name__} can be "
+            "replaced by the exact one: take it out of base, or put it in place of the exact one "
+            "in what sharders() returns"
+        )
+    return found[-1] if found else None
+
+
+def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts: bool) -> None:
+    """Refuse two optimizers for a table: one of the trainer's fused_params, one of the file."""
+    optimizer = (given.fused_params or {}).get("optimizer")
+    if optimizer is None:
+        return
+    where = [
+        f"{entry.line} {entry.field}: {entry.plugin.name}"
+        for entry in registry.entries("optimizer")
+    ]
+    if where or file_counts:
+        named = where[0] if where else f" training.optimizer: {registry.training.optimizer}"
+        raise SetupError(
+            f"{registry.path}:{named}, and the trainer's fused_params name {optimizer}: leave one "
+            "of the two away"
+        )
+
+
+def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:
+    """Warn of entries, and of collision maps and processors, for which ``base`` has no sharder."""
+    registry = prepared.registry
+    entries = (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
+    for module in embedding_modules(prepared.model):
+        kind, path = type(module.shardable), module.path or "the model"
+        if kind in types:
+            continue
+        named = [t.name for t in module.tables if any(each.matches(t.name) for each in entries)]
+        if module.ours and named:
+            logger.warning(
+                "registry entries name tables %s, but %s stays unsharded; add a sharder of %s to "
+                "base",
+                *(shortened(named), path, kind.__name__),
+            )
+        if not module.ours and any(type(child) in types for child in module.shardable.modules()):
+            logger.warning(
+                "base shards only the tables inside %s (%s), so each rank keeps its own id map or "
+                "weights; add a sharder of %s to base",
+                *(path, kind.__name__, kind.__name__),
+            )

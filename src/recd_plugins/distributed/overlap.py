@@ -1,0 +1,336 @@
+"""Parts of a pipeline whose ranks send while they compute.
+
+``LookupAhead`` looks up rows for the next step, ``JoinedIds`` sends ids of all modules in one
+all-to-all, and ``DeferredAllReduce`` sums gradients of dense layers while tables learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.dist_data import KJTAllToAllTensorsAwaitable
+from torchrec.distributed.embedding_sharding import (
+    FusedKJTListSplitsAwaitable,
+    KJTListAwaitable,
+    KJTSplitsAllToAllMeta,
+)
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed.process_groups import new_group
+from recd_plugins.distributed.rank_agreement import ranks_of_each_node
+from recd_plugins.distributed.step_counts import counting, step_counts
+
+# Types of lengths and ids, and the one that they are sent as.
+_INTEGERS, _WORD = (torch.int32, torch.int64), torch.int32
+
+
+class LookupAhead:
+    """A lookup of rows for the next step, in place of the module that looks them up.
+
+    FBGEMM's backward pass learns by the rate of the forward pass, and a rate that is set between
+    two steps comes after the rows were looked up. They are then looked up once more when their
+    gradients are there; the same rows were sent.
+
+    A step is counted when it is learned, as a checkpoint may be written before.
+
+    Args:
+        lookup: of fused kernels.
+    """
+
+    def __init__(self, lookup: nn.Module) -> None:
+        self._lookup = lookup
+        parts: list[Any] = list(lookup.modules())
+        self._kernels = [each for each in parts if hasattr(each, "learning_rate_tensor")]
+        self._counting = counting(parts)
+
+    def __call__(self, features: KeyedJaggedTensor) -> Tensor:
+        """Return the rows of the lookup."""
+        self._features, self._rates = features, self._rates_now()
+        before = [count.clone() for count in step_counts(self._counting)]
+        self._rows = rows = self._lookup(features)
+        counts = step_counts(self._counting)
+        self._counted = [now - then for now, then in zip(counts, before, strict=True)]
+        if not rows.requires_grad:
+            return rows
+        self._count(-1)
+        ahead: Tensor = _Learning.apply(rows.detach().requires_grad_(), self)  # type: ignore[no-untyped-call]
+        return ahead
+
+    def learn(self, gradients: Tensor) -> None:
+        """Have the tables learn from the gradients of the rows."""
+        if self._rates_now() == self._rates:
+            self._count(1)
+        else:  # this counts too
+            with torch.enable_grad():
+                self._rows = self._lookup(self._features)
+        self._rows.backward(gradients)
+
+    def _rates_now(self) -> list[float]:
+        return [float(kernel.learning_rate_tensor) for kernel in self._kernels]
+
+    def _count(self, sign: int) -> None:
+        for count, counted in zip(step_counts(self._counting), self._counted, strict=True):
+            count.add_(counted, alpha=sign)
+
+
+class _Learning(torch.autograd.Function):
+    """Passes rows on; in the backward pass the tables learn."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ahead: LookupAhead) -> Tensor:
+        ctx.ahead = ahead
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        ctx.ahead.learn(*gradients)
+        return None, None
+
+
+class JoinedIds(Awaitable[list[KJTListAwaitable]]):
+    """Lengths and ids of all modules, sent in one all-to-all when their sizes have come.
+
+    TorchRec (1.6 to 1.9) sends each tensor of each module in a collective of its own. In gloo one
+    of few bytes takes as long as one of many. Features with weights are left to TorchRec.
+
+    Args:
+        sizes: of the ids of modules on one process group; this is waited for in place of it.
+    """
+
+    def __init__(self, sizes: FusedKJTListSplitsAwaitable[Any]) -> None:
+        super().__init__()
+        self._sizes = sizes
+
+    def _wait_impl(self) -> list[KJTListAwaitable]:
+        asked: list[Any] = self._sizes._awaitables
+        joined = [number for number, each in enumerate(asked) if _is_joined(each)]
+        sent = [asked[number].input_tensors for number in joined]
+        for number in joined:
+            asked[number].input_tensors = []  # TorchRec sends none of it
+        requests = self._sizes.wait()
+        arriving = [each for request in requests for each in request.awaitables]
+        if joined:
+            _send([asked[n] for n in joined], [arriving[n] for n in joined], sent)
+        return requests
+
+
+def _is_joined(asked: object) -> bool:
+    return (
+        isinstance(asked, KJTSplitsAllToAllMeta)
+        and asked.pg.size() > 1
+        and all(tensor.dtype in _INTEGERS for tensor in asked.input_tensors)
+    )
+
+
+def _send(
+    asked: Sequence[KJTSplitsAllToAllMeta],
+    arriving: Sequence[KJTAllToAllTensorsAwaitable],
+    sent: Sequence[Sequence[Tensor]],
+) -> None:
+    """Have ``arriving`` wait for an all-to-all of what they would have sent."""
+    every: list[_Tensor] = []
+    for meta, awaitable, tensors in zip(asked, arriving, sent, strict=True):
+        from_ranks = [awaitable._output_splits[label] for label in meta.labels]
+        own = [_Tensor(*each) for each in zip(tensors, meta.input_splits, from_ranks, strict=True)]
+        awaitable._output_tensors.extend(tensor.received for tensor in own)
+        every += own
+    work: Any = _AllToAll(asked[0].pg, every)
+    for awaitable in arriving:
+        awaitable._awaitables.append(work)
+
+
+class _Tensor:
+    """One of the tensors that travel together.
+
+    Args:
+        sent: one-dimensional.
+        to_ranks: how much of it each rank gets.
+        from_ranks: how much comes from each.
+    """
+
+    def __init__(self, sent: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int]) -> None:
+        self.received = sent.new_empty(sum(from_ranks))
+        words = sent.element_size() // _WORD.itemsize
+        self.parts = torch.split(sent.contiguous().view(_WORD), [words * n for n in to_ranks])
+        self.from_ranks = [words * n for n in from_ranks]
+
+
+class _AllToAll:
+    """One all-to-all of several tensors, with a ``wait`` like that of ``dist.Work``."""
+
+    def __init__(self, group: dist.ProcessGroup, tensors: Sequence[_Tensor]) -> None:
+        to_ranks = list(zip(*(tensor.parts for tensor in tensors), strict=True))
+        from_ranks = list(zip(*(tensor.from_ranks for tensor in tensors), strict=True))
+        self._sent = torch.cat(list(chain.from_iterable(to_ranks)))
+        self._sizes = list(chain.from_iterable(from_ranks))
+        self._arrived = self._sent.new_empty(sum(self._sizes))
+        self._missing = [tensor.received for tensor in tensors]
+        self._work: Any = dist.all_to_all_single(
+            self._arrived,
+            self._sent,
+            output_split_sizes=[sum(sizes) for sizes in from_ranks],
+            input_split_sizes=[sum(map(len, parts)) for parts in to_ranks],
+            group=group,
+            async_op=True,
+        )
+
+    def wait(self) -> None:
+        self._work.wait()
+        parts = torch.split(self._arrived, self._sizes)
+        for number, tensor in enumerate(self._missing):
+            torch.cat(parts[number :: len(self._missing)], out=tensor.view(_WORD))
+        self._missing = []
+
+
+class DeferredAllReduce:
+    """All-reduce of a DistributedDataParallel's gradients that its backward pass does not wait for.
+
+    The buckets and the order in which ranks are summed stay DistributedDataParallel's, so gradients
+    are the same bit for bit; on several nodes with several ranks each, those of a node are summed
+    first. Outside of ``later`` it sums at once.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        # Its own threads and its own order: other collectives do not wait for it.
+        self._group = new_group(ranks)
+        self._hops = _hops(ranks)
+        self._followed: WeakSet[nn.Module] = WeakSet()
+        self._is_late = False
+        self._ready: list[_Sum] = []
+        self._under_way: list[_Sum] = []
+
+    @classmethod
+    def of(cls, wrapped: DistributedDataParallel) -> DeferredAllReduce | None:
+        """Return that of ``wrapped``, made at the first call. A collective call.
+
+        None if a trainer has given it a hook of its own, or if only some of the ranks have it: the
+        others would have to make its groups too.
+        """
+        if wrapped.process_group.size() != dist.get_world_size():
+            return None
+        if wrapped not in _DEFERRED:
+            deferred = cls(wrapped.process_group)
+            hooks = list(wrapped._comm_hooks)
+            try:
+                # Not the method: torch compares annotations, which are strings here.
+                wrapped.register_comm_hook(deferred, lambda own, bucket: own.summed(bucket))
+            except RuntimeError:  # there is one, and there can be no other
+                wrapped._comm_hooks = hooks
+                return None
+            _DEFERRED[wrapped] = deferred
+        return _DEFERRED[wrapped]
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Defer sums of a backward pass to the first ``start``; at the end they are done."""
+        self._ready.clear()
+        self._under_way.clear()
+        self._is_late = True
+        try:
+            yield
+            self.start()
+            for each in self._under_way:
+                each.wait()
+        finally:
+            self._is_late = False
+
+    def start(self) -> None:
+        """Launch all-reduce for the ready buckets, in bucket order."""
+        for each in self._ready:
+            each.start()
+        self._under_way += self._ready
+        self._ready.clear()
+
+    def start_after(self, lookup: nn.Module) -> None:
+        """Start when gradients of a lookup's rows have come: links are free while tables learn."""
+        if lookup in self._followed:  # by a pipeline before
+            return
+        self._followed.add(lookup)
+
+        def follow(_module: nn.Module, _ids: object, rows: Tensor) -> Tensor:
+            if rows.requires_grad:
+                # A rank without tables returns the same empty tensor in each step, which would
+                # keep the hook.
+                rows = rows.view_as(rows) if rows.is_leaf else rows
+                rows.register_hook(lambda _: self.start())  # type: ignore[no-untyped-call]
+            return rows
+
+        lookup.register_forward_hook(follow)
+
+    def summed(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """Return the future that DistributedDataParallel waits for; done if the sum is deferred."""
+        gradients: Tensor = bucket.buffer()
+        gradients.mul_(1.0 / self._group.size())  # as it does itself
+        if not self._is_late:
+            work = dist.all_reduce(gradients, group=self._group, async_op=True)
+            assert work is not None
+            return work.get_future().then(lambda done: done.value()[0])
+        self._ready.append(_Sum(gradients, self._group, self._hops))
+        unsummed: torch.futures.Future[Tensor] = torch.futures.Future()
+        unsummed.set_result(gradients)
+        return unsummed
+
+
+@dataclass(frozen=True)
+class _Hops:
+    """Groups of the ranks of a node, and of the first rank of each node.
+
+    Attributes:
+        node: of this rank.
+        first: rank of the node that is in ``across``.
+        across: None on the others.
+    """
+
+    node: dist.ProcessGroup
+    first: int
+    across: dist.ProcessGroup | None
+
+
+def _hops(ranks: Sequence[int]) -> _Hops | None:
+    """Return None if all ranks are on one node, or each on its own. A collective call."""
+    size = ranks_of_each_node()
+    if size in (1, len(ranks)) or len(ranks) != dist.get_world_size():
+        return None
+    nodes = [ranks[first : first + size] for first in range(0, len(ranks), size)]
+    groups = [new_group(node) for node in nodes]
+    across = new_group([node[0] for node in nodes])
+    node = dist.get_rank() // size
+    first = nodes[node][0]
+    return _Hops(groups[node], first, across if dist.get_rank() == first else None)
+
+
+class _Sum:
+    """Gradients that are summed over ranks in place; with ``hops``, first over those of a node."""
+
+    def __init__(self, gradients: Tensor, group: dist.ProcessGroup, hops: _Hops | None) -> None:
+        self._gradients, self._hops = gradients, hops
+        self._group = group if hops is None else hops.across
+        self._work: dist.Work | None = None
+        if hops is not None:
+            self._work = dist.reduce(gradients, hops.first, group=hops.node, async_op=True)
+
+    def start(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        if self._group is not None:
+            self._work = dist.all_reduce(self._gradients, group=self._group, async_op=True)
+
+    def wait(self) -> None:
+        assert self._work is not None
+        self._work.wait()
+        if self._hops is not None:
+            dist.broadcast(self._gradients, self._hops.first, group=self._hops.node)
+
+
+_DEFERRED: WeakKeyDictionary[DistributedDataParallel, DeferredAllReduce] = WeakKeyDictionary()
