@@ -11,9 +11,7 @@ from typing import Any
 
 from benchmarks._measure import Figure, Findings, Size, in_turn, keep_freed_memory, lower
 from benchmarks._papercal import BATCH_SIZE, SCHEMA, list_dict_batch, papercal_batches
-from recd_plugin_recd.ikjt import IkjtConverter
-from recd_plugin_recd.kjt import KjtConverter
-from recd_plugin_recd.list_dict import ListDictConverter
+from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 from recd_plugins.api import Rows
 from recd_plugins.data.arrow import dictionary_column, sparse_column

@@ -25,9 +25,7 @@ from benchmarks._measure import (
     ratios,
 )
 from benchmarks._papercal import BATCH_SIZE, Order, Settings, write_tables
-from recd_plugin_recd.ikjt import IkjtConverter
-from recd_plugin_recd.kjt import KjtConverter
-from recd_plugin_recd.list_dict import ListDictConverter
+from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
 from recd_plugin_recd.preprocessing import SigridHash
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.api import Converter

@@ -26,9 +26,7 @@ def register_datasets() -> Sequence[type[Dataset]]:
 
 @hookimpl
 def register_converters() -> Sequence[type[Converter]]:
-    from recd_plugin_recd.ikjt import IkjtConverter
-    from recd_plugin_recd.kjt import KjtConverter
-    from recd_plugin_recd.list_dict import ListDictConverter
+    from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
     from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 
     return [IkjtConverter, KjtConverter, ListDictConverter, PartialIkjtConverter]
@@ -43,10 +41,14 @@ def register_preprocessing() -> Sequence[type[Preprocessing]]:
 
 @hookimpl
 def register_poolings() -> Sequence[type[Pooling]]:
-    from recd_plugin_recd.pooling.attention import AttentionPooling
-    from recd_plugin_recd.pooling.din import DinPooling
-    from recd_plugin_recd.pooling.reductions import MaxPooling, MeanPooling, SumPooling
-    from recd_plugin_recd.pooling.transformer import TransformerPooling
+    from recd_plugin_recd.pooling.plugins import (
+        AttentionPooling,
+        DinPooling,
+        MaxPooling,
+        MeanPooling,
+        SumPooling,
+        TransformerPooling,
+    )
 
     return [AttentionPooling, DinPooling, MaxPooling, MeanPooling, SumPooling, TransformerPooling]
 

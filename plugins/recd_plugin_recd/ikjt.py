@@ -1,4 +1,4 @@
-"""Equal rows stored once: the converter of the RecD paper (section 4.2)."""
+"""Converters that store equal rows once (RecD, section 4.2), and the plain one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, field_validator
 
 from recd_plugins.api import Converter, DataError, FeatureSchema, PluginOptions, Rows
+from recd_plugins.api.reading import PlainConverter
 
 if TYPE_CHECKING:
     from recd_plugins.api.batches import Batch, InverseKeyedJaggedTensor
     from recd_plugins.api.columns import Deduplicator
+
 
 #: Ids stored when only neighbours are compared, in multiples of those stored when all rows are.
 _NEARLY_ALL = 1.01
@@ -183,3 +185,45 @@ def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> 
             near = get_close_matches(name, schema.sparse, n=1)
             advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(schema.sparse)}"
             raise DataError(f"{option} names {name}, which is no sparse feature; {advice}")
+
+
+class ListDictConverter(IkjtConverter):
+    """InverseKeyedJaggedTensor straight from layout list_dict, without a look at ids.
+
+    Features that the table holds as lists are deduplicated by their ids. Where a batch spans row
+    groups, equal lists of two of them stay two unique rows.
+    """
+
+    name = "recd.list_dict"
+
+    def _deduplicated(
+        self, rows: Rows, groups: Sequence[Sequence[str]]
+    ) -> tuple[InverseKeyedJaggedTensor, ...]:
+        from recd_plugins.api.batches import ikjts_from_dictionaries
+        from recd_plugins.api.columns import BrokenListError, broken_list, dictionary_column
+
+        stored, by_ids = {}, []
+        for number, group in enumerate(groups):
+            columns = {
+                name: column
+                for name in group
+                if (column := dictionary_column(rows, name)) is not None
+            }
+            if len(columns) == len(group):
+                stored[number] = columns
+            else:
+                by_ids.append(number)
+        try:
+            passed_on = ikjts_from_dictionaries(list(stored.values()), len(rows))
+        except BrokenListError as error:
+            names = list(chain.from_iterable(stored.values()))
+            raise broken_list(rows, names[error.column]) from error
+        compared = super()._deduplicated(rows, [groups[number] for number in by_ids])
+        ikjts = dict(zip([*stored, *by_ids], [*passed_on, *compared], strict=True))
+        return tuple(ikjts[number] for number in range(len(groups)))
+
+
+class KjtConverter(PlainConverter):
+    """Plain KeyedJaggedTensor: every row as it is."""
+
+    name = "recd.kjt"

@@ -135,7 +135,7 @@ def _write_file(
     progress: Callable[[int], None],
 ) -> None:
     from recd_plugin_recd import papercal
-    from recd_plugin_recd.papercal_shapes import shape_of
+    from recd_plugin_recd.papercal import shape_of
 
     shape = shape_of(options.shape, options.scale)
     schema = shape.schema.with_metadata({PROVENANCE: json.dumps(provenance_of(options))})

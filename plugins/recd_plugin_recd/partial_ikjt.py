@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from recd_plugin_recd.ikjt import IkjtConverter, check_features
-from recd_plugin_recd.list_dict import ListDictConverter
+from recd_plugin_recd.ikjt import IkjtConverter, ListDictConverter, check_features
 from recd_plugins.api import Converter, FeatureSchema, PluginOptions, Rows
 
 if TYPE_CHECKING:

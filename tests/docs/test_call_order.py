@@ -19,8 +19,8 @@ PLUGINS = '''
 
 from functools import wraps
 
-from recd_plugin_recd.kjt import KjtConverter
-from recd_plugin_recd.pooling.reductions import MeanPooling
+from recd_plugin_recd.ikjt import KjtConverter
+from recd_plugin_recd.pooling.plugins import MeanPooling
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_torchrec.pipelines import Base
 from recd_plugins import api

@@ -19,8 +19,7 @@ from recd_plugins.api.commands import (
 from recd_plugins.api.files import write_text
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.models.registry_text import Architecture, ConverterName, Layout
-    from recd_plugin_recd.models.sizes import ModelName
+    from recd_plugin_recd.models.registry_text import Architecture, ConverterName, Layout, ModelName
 
 _LAPTOP_SCALE = 0.125
 _HELP = """Write the registry of {what} to FILE, ready to run.

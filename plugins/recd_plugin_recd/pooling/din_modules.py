@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.pooling.packed_rows import JaggedRows
-from recd_plugin_recd.pooling.traced_rows import TracedRows, is_traced
+from recd_plugin_recd.pooling.rows import JaggedRows, TracedRows, is_traced
 from recd_plugins.api.batches import jagged_index_select, offsets_of
 
 Weights = Literal["softmax", "sigmoid"]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from recd_plugin_recd.preprocessing import hashing, kernels
+from recd_plugin_recd.preprocessing import kernels
 from recd_plugins.api.batches import offsets_of, positions_of_ranges, rounded_borders
 
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
@@ -30,7 +30,7 @@ class SigridHash(nn.Module):
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
             return kernels.hash_ids(values, self.salt, self.buckets), offsets
-        return hashing.sigrid_hash(values, self.salt, self.buckets), offsets
+        return sigrid_hash(values, self.salt, self.buckets), offsets
 
 
 class FirstX(nn.Module):
@@ -98,7 +98,7 @@ class NGram(nn.Module):
         places = positions_of_ranges(offsets[:-1], new_offsets.diff())
         hashes = torch.full_like(places, self.salt)
         for at in range(self.n):
-            hashes = hashing.combine(hashes, values.index_select(0, places + at))
+            hashes = combine(hashes, values.index_select(0, places + at))
         return hashes & 0x7FFFFFFFFFFFFFFF, new_offsets
 
 
@@ -201,3 +201,32 @@ def _within_int64(bound: float) -> int:
 def _as_float32(bound: float) -> float:
     """The nearest float32, infinite where it has none so large: torch refuses to round to that."""
     return float(torch.tensor(bound, dtype=torch.float64).float())
+
+
+def sigrid_hash(ids: Tensor, salt: int, buckets: int) -> Tensor:
+    """Hash int64 ids into [0, buckets)."""
+    return torch.remainder(combine(torch.full_like(ids, salt), ids), buckets)
+
+
+def combine(hashes: Tensor, ids: Tensor) -> Tensor:
+    """Another id into each 64-bit hash; order matters."""
+    city = -7070675565921424023  # 0x9DDFEA08EB382D69 as a signed number
+    first = (_mix(ids) ^ hashes) * city
+    first = first ^ _shifted(first, 47)
+    second = (hashes ^ first) * city
+    return (second ^ _shifted(second, 47)) * city
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right; torch's fills with the sign."""
+    return (numbers >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(ids: Tensor) -> Tensor:
+    ids = ~ids + (ids << 21)
+    ids = ids ^ _shifted(ids, 24)
+    ids = ids + (ids << 3) + (ids << 8)
+    ids = ids ^ _shifted(ids, 14)
+    ids = ids + (ids << 2) + (ids << 4)
+    ids = ids ^ _shifted(ids, 28)
+    return ids + (ids << 31)

@@ -4,8 +4,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_recd.ikjt import IkjtConverter
-from recd_plugin_recd.kjt import KjtConverter
+from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter
 from recd_plugin_recd.papercal import FEATURES, chunks, make_rows, row_keys
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows

@@ -4,10 +4,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from recd_plugin_recd.ikjt import IkjtConverter
-from recd_plugin_recd.kjt import KjtConverter
+from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
 from recd_plugin_recd.layout.convert import Conversion, convert_layout
-from recd_plugin_recd.list_dict import ListDictConverter
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.list_dict import concat_batches, list_dict_field, to_list_dict

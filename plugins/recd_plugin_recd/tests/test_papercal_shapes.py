@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_recd import papercal
-from recd_plugin_recd.papercal_shapes import TableColumns, shape_of
+from recd_plugin_recd.papercal import TableColumns, shape_of
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.cli import main

@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.pooling.attention import AttentionPooling
-from recd_plugin_recd.pooling.attention_modules import SelfAttention
-from recd_plugin_recd.pooling.din import DinPooling
 from recd_plugin_recd.pooling.din_modules import TargetAttention
-from recd_plugin_recd.pooling.reductions import MaxPooling, MeanPooling, SumPooling
-from recd_plugin_recd.pooling.transformer import TransformerPooling
-from recd_plugin_recd.pooling.transformer_modules import EncoderLayer, Transformer
+from recd_plugin_recd.pooling.modules import EncoderLayer, SelfAttention, Transformer
+from recd_plugin_recd.pooling.plugins import (
+    AttentionPooling,
+    DinPooling,
+    MaxPooling,
+    MeanPooling,
+    SumPooling,
+    TransformerPooling,
+)
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Pooling
 
@@ -232,7 +235,7 @@ def test_heads_must_divide_the_dimension(cls: Any) -> None:
 
 
 def test_long_rows_do_not_pad_short_ones() -> None:
-    from recd_plugin_recd.pooling.packed_rows import JaggedRows
+    from recd_plugin_recd.pooling.rows import JaggedRows
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randn(300, generator=generator).add(2.6).exp().long().clamp(max=200)

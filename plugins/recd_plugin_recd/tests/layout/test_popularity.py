@@ -2,7 +2,7 @@
 
 import pytest
 
-from recd_plugin_recd.layout.popularity import read_popularity
+from recd_plugin_recd.layout.convert import read_popularity
 from recd_plugins.errors import DataError
 
 FEATURES = ["viewed", "bought", "item", "rated"]

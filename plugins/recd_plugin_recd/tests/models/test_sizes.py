@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugin_recd.models.sizes import ModelName, sizes_of
-from recd_plugin_recd.papercal_shapes import shape_of
+from recd_plugin_recd.models.registry_text import ModelName, sizes_of
+from recd_plugin_recd.papercal import shape_of
 from recd_plugins.errors import RecdError
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"

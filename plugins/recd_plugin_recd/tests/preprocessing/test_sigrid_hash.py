@@ -4,8 +4,8 @@ import torch
 from pydantic import ValidationError
 
 from recd_plugin_recd.preprocessing import SigridHash
-from recd_plugin_recd.preprocessing.hashing import sigrid_hash as hash_by_torch
 from recd_plugin_recd.preprocessing.kernels import hash_ids as hash_on_cpu
+from recd_plugin_recd.preprocessing.modules import sigrid_hash as hash_by_torch
 
 MASK = 2**64 - 1
 LARGEST = 2**63 - 1
