@@ -19,30 +19,28 @@ REQUIRES_API = 2
 
 @hookimpl
 def register_shardings() -> Sequence[type[Sharding]]:
-    from recd_plugin_flexshard.joint import Joint
-    from recd_plugin_flexshard.three_tier import ThreeTier
-    from recd_plugin_flexshard.two_tier import TwoTier
+    from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier
 
     return [TwoTier, ThreeTier, Joint]
 
 
 @hookimpl
 def register_topology_sections() -> Mapping[str, type[BaseModel]]:
-    from recd_plugin_flexshard.planning.sections import SECTION, TierMemory
+    from recd_plugin_flexshard.table_plan import SECTION, TierMemory
 
     return {SECTION: TierMemory}
 
 
 @hookimpl
 def register_plans() -> Sequence[type[PlanMode]]:
-    from recd_plugin_flexshard.commands.plan_tiers import TiersPlan
+    from recd_plugin_flexshard.commands import TiersPlan
 
     return [TiersPlan]
 
 
 @hookimpl
 def register_commands(cli: click.Group) -> None:
-    from recd_plugin_flexshard.commands.simulate import simulate
+    from recd_plugin_flexshard.commands import simulate
 
     cli.add_command(simulate)
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_flexshard.planning import TierPlan
-from recd_plugin_flexshard.planning.sync import CopyGroup
+from recd_plugin_flexshard.planning.costs import SCALAR_BYTES, CopyGroup
 from recd_plugins.api import Section, StepShape, Table, TablePart, TrainedRun
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class TieredPart(TablePart):
         return dict.fromkeys(self._tables, why)
 
     def sharded_share(self, table: str) -> float:
-        """The share of cold rows, of the ids that a batch looks up."""
+        """Return the share of cold rows in the ids that a batch looks up."""
         tiers = self._tables.get(table)
         return 1.0 if tiers is None else tiers.shares_sent[2]
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
-        """Copies with optimizer state, and their gradients."""
+        """Return the memory of copies with optimizer state, and of their gradients."""
         from recd_plugin_flexshard.runtime.collection import overlay_bytes
 
         hot, flex = Counter[int](), Counter[int]()
@@ -61,18 +61,18 @@ class TieredPart(TablePart):
             flex[table.demand.embedding_dim] += table.flex
         copies = sum(
             overlay_bytes(hot[dim], flex[dim], dim, ranks_per_node, optimizer)
-            + 4 * dim * (hot[dim] + -(-flex[dim] // ranks_per_node))
+            + SCALAR_BYTES * dim * (hot[dim] + -(-flex[dim] // ranks_per_node))
             for dim in hot
         )
         return {"copies of rows": copies}
 
     def activation_bytes(self, table: Table, ids: float) -> float:
-        """One embedding for an id of a hot row, two of a flex row: where it is read, and here."""
+        """Return one embedding for an id of a hot row, and two of a flex row."""
         tiers = self._tables.get(table.name)
         if tiers is None:
             return 0.0
         hot, flex, _ = tiers.shares_sent
-        return 4 * table.embedding_dim * (hot + 2 * flex) * ids
+        return SCALAR_BYTES * table.embedding_dim * (hot + 2 * flex) * ids
 
     def work(
         self,
@@ -80,15 +80,13 @@ class TieredPart(TablePart):
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,
     ) -> Iterable[tuple[slice, Work]]:
-        """What hot and flex rows add to the work of every rank (FlexShard, table 2).
+        """Yield what hot and flex rows add to the work of every rank (FlexShard, table 2).
 
-        Ids of hot rows are looked up where they are. Those of flex rows are dealt evenly to the
-        ranks of the node, so a rank looks up as many as it sends. Gradients of the copies are
-        summed, of hot rows over all ranks, of flex rows over those that hold the same ones: links
-        carry these for each rank of a node, and of a sum over all ranks for one.
+        Ids of flex rows are dealt evenly to the ranks of the node. Links carry the gradients of
+        flex rows for each rank of a node, and those of a sum over all ranks once.
         """
         from recd_plugins.api import Work
-        from recd_plugins.api.planning import EVERY_RANK, ID_BYTES, SCALAR_BYTES
+        from recd_plugins.api.planning import EVERY_RANK, ID_BYTES
 
         tiers = self._tables.get(table.name)
         if tiers is None:
@@ -98,7 +96,20 @@ class TieredPart(TablePart):
         sent_width = table.embedding_dim * wire_bytes
         ids = profile.ids(table, batch_size)
         hot, flex = (ids * share for share in tiers.shares_sent[:2])
-        syncs = self.plan.syncs
+        hot_group, flex_group = CopyGroup(world_size, 1), CopyGroup(nodes, local)
+        reduced = across = in_node = 0.0
+        if self.plan.syncs.hot == "dense":
+            reduced += hot_group.sent_of_reduced * tiers.hot * width
+        else:
+            sent = hot_group.sent_sparsely(tiers.hot, tiers.hot_exchanged * sent_width)
+            in_node = (local - 1) / max(1, world_size - 1) * sent
+            across = sent - in_node
+        if self.plan.syncs.flex == "dense":
+            reduced += flex_group.sent_of_reduced * tiers.flex * width
+        else:
+            across += flex_group.sent_sparsely(
+                tiers.flex / local, tiers.flex_exchanged / local * sent_width
+            )
         yield (
             EVERY_RANK,
             Work(
@@ -108,32 +119,14 @@ class TieredPart(TablePart):
                 # All hot rows of a module are one lookup, and so are all flex rows.
                 lookups=(bool(tiers.hot) + bool(tiers.flex)) / len(self._tables),
                 tables_looked_up=1.0,
-                bytes_in_node=(local - 1) / local * flex * (ID_BYTES + 2 * sent_width),
-                bytes_reduced=2
-                * (world_size - 1)
-                / world_size
-                * (tiers.hot * width if syncs.hot == "dense" else 0.0)
-                + 2 * (nodes - 1) / nodes * (tiers.flex * width if syncs.flex == "dense" else 0.0),
+                bytes_in_node=in_node + (local - 1) / local * flex * (ID_BYTES + 2 * sent_width),
+                bytes_across_nodes=across,
+                bytes_reduced=reduced,
             ),
         )
-        if syncs.hot == "sparse":
-            group = CopyGroup(world_size, 1)
-            sent = group.sent_sparsely(tiers.hot, tiers.hot_exchanged * sent_width)
-            in_node = (local - 1) / max(1, world_size - 1)
-            yield (
-                EVERY_RANK,
-                Work(bytes_in_node=in_node * sent, bytes_across_nodes=(1 - in_node) * sent),
-            )
-        if syncs.flex == "sparse":
-            group = CopyGroup(nodes, local)
-            sent = group.sent_sparsely(
-                tiers.flex / local, tiers.flex_exchanged / local * sent_width
-            )
-            yield EVERY_RANK, Work(bytes_across_nodes=sent)
 
     def collectives(self, tables: Collection[str]) -> int:
-        """The collectives of the flex rows, and of gradients of touched ones, where a table has
-        some."""
+        """Return the collectives of flex rows, and of gradients of touched rows."""
         from recd_plugins.api.planning import COLLECTIVES
 
         of_tables = [tiers for name, tiers in self._tables.items() if name in tables]
@@ -146,7 +139,7 @@ class TieredPart(TablePart):
         )
 
     def figures(self, table: str) -> Mapping[str, Any]:
-        """Rows with a copy on every rank, rows with one in every node, and the others' share."""
+        """Return the rows with copies, and the share of the others."""
         tiers = self._tables.get(table)
         if tiers is None:
             return {}
@@ -157,7 +150,7 @@ class TieredPart(TablePart):
         }
 
     def words(self, table: str) -> Sequence[str]:
-        """Rows that have copies besides."""
+        """Return the rows with copies, in words."""
         tiers = self._tables.get(table)
         if tiers is None:
             return ()
@@ -165,8 +158,8 @@ class TieredPart(TablePart):
         return [f"{rows:,} {tier}" for rows, tier in copies if rows]
 
     def channels(self, model: nn.Module) -> Mapping[Channel, str]:
-        """The tiers' collectives."""
-        from recd_plugin_flexshard.report.tiered_run import tiered_modules
+        """Return the tiers' collectives."""
+        from recd_plugin_flexshard.run_report import tiered_modules
 
         return {
             (group, kind): tier
@@ -177,7 +170,7 @@ class TieredPart(TablePart):
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        """What the tiers sent, next to what their plans predict for these ranks."""
-        from recd_plugin_flexshard.report.tiered_run import report_tiers
+        """Return the traffic of the tiers, next to the prediction of their plans."""
+        from recd_plugin_flexshard.run_report import report_tiers
 
         return [report_tiers([part.plan for part in parts], run)]

@@ -131,7 +131,7 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
         (('"--replicas"', '"--json"'), "Replicas has --json, which is that of recd plan itself"),
         (('"--copies"', '"-h"'), "Replicas has -h, which is that of recd plan itself; rename it"),
         (('"--copies"', '"--copies", "topology"'), "Replicas has --copies, which is that of recd "),
-        (('"--replicas"', '"--tiers"'), "which is that of recd_plugin_flexshard.commands.plan_tie"),
+        (('"--replicas"', '"--tiers"'), "which is that of recd_plugin_flexshard.commands"),
         (('"--replicas"', '"replicas"'), "Replicas needs a flag, as in --replicas, and help for"),
         (('help = "Plan replicas instead."', ""), "Replicas needs a flag, as in --replicas, and "),
         (("because =", "calibrates ="), "Replicas has calibrates, and no method calibrate"),

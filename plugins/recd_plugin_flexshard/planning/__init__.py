@@ -1,34 +1,30 @@
-"""Tiers of rows: what they cost, and where to cut them (FlexShard, arXiv 2301.02959).
+"""FlexShard's cost model, and plans of tiers by it. NumPy alone: no torch, no TorchRec."""
 
-NumPy alone: neither torch nor TorchRec is imported.
-
-- ``cluster``: ranks and their collectives. ``demand``: how often rows are accessed.
-- ``costs``: the strategies and their options. ``ranking``: all rows, most accessed first.
-- ``cuts``, ``joint``: where the tiers end.
-- ``plan``: tables into tiers. ``traffic``: what these send. ``paper``: the paper's own figures.
-"""
-
-from recd_plugin_flexshard.planning.cluster import (
+from recd_plugin_flexshard.planning.costs import (
     PAPER,
     PAPER_FLAT,
     ClusterShape,
     Collective,
     Collectives,
     CollectiveSeconds,
+    CostOptions,
+    breakpoints,
 )
-from recd_plugin_flexshard.planning.costs import CostOptions, breakpoints
 from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.plan import (
+    TIERS,
     Strategy,
     TableTiers,
+    Tier,
     TierPlan,
+    TierTraffic,
     four_points,
     on_cluster,
     pareto_curve,
     plan_tiers,
+    traffic,
     two_tier_curve,
 )
-from recd_plugin_flexshard.planning.traffic import TIERS, Tier, TierTraffic, traffic
 
 __all__ = [
     "PAPER",

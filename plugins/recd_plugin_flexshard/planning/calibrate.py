@@ -1,20 +1,21 @@
-"""Measures what replicated rows take in memory: M and c of FlexShard's cost model.
+"""Measures the memory of replicated rows: M and c of FlexShard's cost model.
 
-Training steps of a tiered EmbeddingCollection are profiled at a few sizes of its hot tier. A row of
-it takes its copy with optimizer state, what finds it, and buffers of the step, as its gradient: M
-rows in all. An access of it saves c embeddings on the way to other ranks and back. Both are fitted
-to the memory at the fullest moment of a step; one more size shows how well they predict that.
+Training steps of a tiered EmbeddingCollection are profiled at a few sizes of its hot tier. M (a
+copy, its optimizer state, lookup and gradient buffers) and c are fitted to the memory at the
+fullest moment of a step; one more size shows how well they predict it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from rich.table import Table as TextTable
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
@@ -23,26 +24,33 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_flexshard.planning.sections import TierMemory
+from recd_plugin_flexshard.plan_report import COLLECTIVE_NAMES
+from recd_plugin_flexshard.planning import TierPlan
 from recd_plugin_flexshard.runtime import (
     RowTiers,
     TieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
+from recd_plugin_flexshard.table_plan import SECTION, TierMemory
+from recd_plugins.api import SetupError
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, fused_params, launch
-from recd_plugins.api.planning import fit_costs
-from recd_plugins.api.registry import TrainingSpec
-from recd_plugins.api.training import StepProfile
+from recd_plugins.api.planning import CollectiveRates, TopologySpec, fit_costs
+from recd_plugins.api.registry import RunConfig, TrainingSpec
+from recd_plugins.api.training import (
+    StepProfile,
+    measure_collectives,
+    refuse_existing,
+    write_topology,
+)
 
 _BYTES_PER_SCALAR = 4
 # Accesses of a rank and step: enough for small buffers not to count, few enough to take no time.
 _LEAST_LOOKUPS, _MOST_LOOKUPS = 2**12, 2**14
-# Hot rows over accesses of a step, and the share of the accesses that they have: none, which is the
-# plain row-wise table, and such as plans come to. All but the last are fitted.
+# Hot rows over accesses of a step, and their share of the accesses. All but the last are fitted.
 _SIZES = ((0.0, 0.0), (0.125, 0.3), (0.125, 0.7), (0.5, 0.3), (0.5, 0.7), (0.25, 0.5))
 _ROWS_PER_LOOKUP = 4
-# Each second step is profiled. Where gloo lets go of a tensor late, one shows more than others.
+# Where gloo lets go of a tensor late, one step shows more than others.
 _WARMUP, _MEASURED = 2, 10
 
 
@@ -52,9 +60,9 @@ class MemoryPoint:
 
     Attributes:
         hot_bytes: weights of the hot rows.
-        access_bytes: embeddings of the accesses that they have in a step.
-        held_bytes: what the tier takes between steps.
-        peak_bytes: above that at the fullest moment of a step, all of the collection's.
+        access_bytes: embeddings of their accesses in a step.
+        held_bytes: memory of the tier between steps.
+        peak_bytes: memory on top of that at the fullest moment of a step.
     """
 
     hot_bytes: float
@@ -68,76 +76,71 @@ class MemoryPoint:
         return self.held_bytes + self.peak_bytes
 
 
-@dataclass(frozen=True)
-class MemoryCalibration:
-    """M and c, and how far they are off at a size that they were not fitted to.
-
-    Attributes:
-        memory: for a topology.
-        points: the measured sizes.
-        error: predicted over measured memory of the last of ``points``, less 1.
-    """
-
-    memory: TierMemory
-    points: Sequence[MemoryPoint]
-    error: float
-
-
-def calibrate_memory(
-    training: TrainingSpec,
-    embedding_dim: int,
-    lookups: float,
-    *,
-    world_size: int,
-    ranks_per_node: int,
-    device_type: str,
-) -> MemoryCalibration:
-    """Train a few steps on ranks that are started here.
-
-    Args:
-        training: whose optimizer counts.
-        embedding_dim: of the tables with tiers.
-        lookups: ids that a rank looks up in them in a step; very few or many are cut.
-        world_size: ranks.
-        ranks_per_node: of them that count as a node.
-        device_type: ``cpu`` or ``cuda``.
+def calibrate_tiers(
+    registry: RunConfig, plans: Iterable[TierPlan], spec: TopologySpec, path: Path
+) -> tuple[TopologySpec, TextTable]:
+    """Measure as many ranks as ``spec`` has, write the topology, and return it with a table.
 
     Raises:
-        SetupError: the machine does not allow it.
+        RecdError: the file exists, or this machine is not that topology.
     """
-    count = int(min(max(lookups, _LEAST_LOOKUPS), _MOST_LOOKUPS))
+    refuse_existing(path)
+    if spec.device == "cuda" and torch.cuda.device_count() < spec.world_size:
+        raise SetupError(
+            f"measuring {spec.world_size} ranks needs as many CUDA devices on this machine, and "
+            f"there are {torch.cuda.device_count()}; leave --topology out to measure what is here"
+        )
+    demands = [demand for plan in plans for demand in plan.demands]
+    lookups = sum(demand.length / demand.dedupe_factor for demand in demands)
+    rates = measure_collectives(spec.world_size, spec.ranks_per_node, spec.device)
     by_rank = launch(
         _measure,
-        world_size,
-        training,
-        embedding_dim,
-        count,
-        device_type,
-        backend=backend_for(device_type),
-        local_world_size=ranks_per_node,
+        spec.world_size,
+        registry.training,
+        max(demand.embedding_dim for demand in demands),
+        int(np.clip(lookups * registry.training.batch_size, _LEAST_LOOKUPS, _MOST_LOOKUPS)),
+        spec.device,
+        backend=backend_for(spec.device),
+        local_world_size=spec.ranks_per_node,
     )
     fullest = [max(points, key=lambda point: point.bytes) for points in zip(*by_rank, strict=True)]
-    return fit_memory(fullest)
+    memory, error = fit_memory(fullest)
+    measured = spec.model_copy(update={"collectives": rates}).with_section(SECTION, memory)
+    comment = f"Measured by recd plan {registry.path} --tiers --calibrate {path}."
+    write_topology(path, measured, comment)
+    return measured, _table(rates, memory, error)
 
 
-def fit_memory(points: Sequence[MemoryPoint]) -> MemoryCalibration:
-    """M and c that suit all but the last of ``points``, and what they make of the last.
+def _table(rates: CollectiveRates, memory: TierMemory, error: float) -> TextTable:
+    table = TextTable(title="measured", title_justify="left", caption_justify="left")
+    table.add_column("")
+    table.add_column("latency, ms", justify="right")
+    table.add_column("MB/s", justify="right")
+    for name, rate in rates:
+        speed = f"{rate.bytes_per_second / 1e6:,.0f}"
+        table.add_row(COLLECTIVE_NAMES[name], f"{rate.seconds * 1e3:.3f}", speed)
+    table.caption = (
+        f"M = {memory.memory_multiplier:.2f}, c = {memory.saved_activations:.2f}; at a size that "
+        f"they were not fitted to, they are {abs(error):.1%} off"
+    )
+    return table
+
+
+def fit_memory(points: Sequence[MemoryPoint]) -> tuple[TierMemory, float]:
+    """Fit M and c to all but the last of ``points``, and return their relative error there.
 
     ``bytes = others + M * hot_bytes - c * access_bytes``
     """
     work = np.array([[1.0, point.hot_bytes, -point.access_bytes] for point in points])
     measured = np.array([point.bytes for point in points])
     costs = fit_costs(work[:-1], measured[:-1], least=1.0)
-    return MemoryCalibration(
-        TierMemory(memory_multiplier=max(1.0, costs[1]), saved_activations=min(2.0, costs[2])),
-        points,
-        float(work[-1] @ costs / measured[-1] - 1),
-    )
+    memory = TierMemory(memory_multiplier=max(1.0, costs[1]), saved_activations=min(2.0, costs[2]))
+    return memory, float(work[-1] @ costs / measured[-1] - 1)
 
 
 def _measure(
     rank: int,
-    world_size: int,  # noqa: ARG001
+    world_size: int,
     training: TrainingSpec,
     dim: int,
     lookups: int,
@@ -150,14 +153,24 @@ def _measure(
     for rows_per_lookup, share in _SIZES:
         num_hot, hot_lookups = int(rows_per_lookup * lookups), int(share * lookups)
         ids = _ids(rank, num_hot, hot_lookups, lookups).to(device)
-        model, held = _sharded(training, dim, num_hot, _ROWS_PER_LOOKUP * lookups, device)
-        peak = _peak_bytes(model, ids, dim, device)
+        config = EmbeddingConfig(
+            name="table",
+            num_embeddings=_ROWS_PER_LOOKUP * lookups,
+            embedding_dim=dim,
+            feature_names=["ids"],
+        )
+        collection = TieredEmbeddingCollection(
+            EmbeddingCollection(tables=[config], device=device),
+            {"table": RowTiers(hot=np.arange(num_hot))},
+        )
+        held = collection.overlay_bytes(world_size, training.optimizer)
+        peak = _peak_bytes(_sharded(collection, training, device), ids, dim, device)
         found.append(MemoryPoint(num_hot * row_bytes, hot_lookups * row_bytes, held, peak))
     return found
 
 
 def _ids(rank: int, num_hot: int, hot_lookups: int, lookups: int) -> KeyedJaggedTensor:
-    """One sample with ``lookups`` ids, ``hot_lookups`` of them below ``num_hot``."""
+    """Return one sample with ``lookups`` ids, ``hot_lookups`` of them below ``num_hot``."""
     generator = torch.Generator().manual_seed(rank)
     rows = _ROWS_PER_LOOKUP * lookups
     hot = torch.randint(max(1, num_hot), (hot_lookups,), generator=generator)
@@ -167,16 +180,8 @@ def _ids(rank: int, num_hot: int, hot_lookups: int, lookups: int) -> KeyedJagged
 
 
 def _sharded(
-    training: TrainingSpec, dim: int, num_hot: int, num_rows: int, device: torch.device
-) -> tuple[nn.Module, int]:
-    """A row-wise table whose first rows are hot, and what the tier takes between steps."""
-    config = EmbeddingConfig(
-        name="table", num_embeddings=num_rows, embedding_dim=dim, feature_names=["ids"]
-    )
-    collection = TieredEmbeddingCollection(
-        EmbeddingCollection(tables=[config], device=device),
-        {"table": RowTiers(hot=np.arange(num_hot))},
-    )
+    collection: TieredEmbeddingCollection, training: TrainingSpec, device: torch.device
+) -> nn.Module:
     sharder = TieredEmbeddingCollectionSharder(fused_params(training))
     plan = construct_module_sharding_plan(
         collection,
@@ -185,20 +190,19 @@ def _sharded(
         local_size=dist.get_world_size(),
         device_type=device.type,
     )
-    model = DistributedModelParallel(
+    return DistributedModelParallel(
         nn.ModuleDict({"tables": collection}),
         ShardingEnv.from_process_group(dist.group.WORLD),
         device,
         ShardingPlan({"tables": plan}),
         [sharder],
     )
-    return model, collection.overlay_bytes(dist.get_world_size(), training.optimizer)
 
 
 def _peak_bytes(model: nn.Module, ids: KeyedJaggedTensor, dim: int, device: torch.device) -> float:
     profile = StepProfile(device, _WARMUP)
     tables: Any = model.module
-    # What the rest of a model would hand back; it takes the same at all sizes.
+    # The gradient from the rest of a model takes the same at all sizes.
     gradient = torch.ones(ids.values().numel(), dim, device=device)
     for _ in range(_WARMUP + _MEASURED):
         with profile.step():

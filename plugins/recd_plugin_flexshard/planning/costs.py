@@ -1,4 +1,4 @@
-"""What a row costs by the strategy of its tier, and from how many accesses on one is cheaper."""
+"""FlexShard's cost model (arXiv 2301.02959, sections 3 and 4): what rows cost in each tier."""
 
 from __future__ import annotations
 
@@ -9,41 +9,117 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import ClusterShape
-from recd_plugins.api import SetupError
+#: Bytes of a weight, of its gradient in an all-reduce, and of an activation in memory.
+SCALAR_BYTES = 4
+
+Floats = NDArray[np.float64]
+#: ``dense``: all-reduce the gradients of all copies. ``sparse``: exchange those of touched rows.
+Sync = Literal["dense", "sparse"]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Latency and bandwidth of a collective.
+
+    Bytes are the elements that a rank puts in times their size, its own part included. An
+    all-to-all of embeddings counts forward and backward, an all-reduce counts once.
+    """
+
+    bytes_per_second: float
+    seconds: float = 0.0
+
+    def seconds_for(self, num_bytes: float) -> float:
+        """Return the seconds for ``num_bytes``; a collective without bytes is left out."""
+        return self.seconds + num_bytes / self.bytes_per_second if num_bytes > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """The four collectives of tiers.
+
+    - ``a2a_global``: embeddings of cold rows, between all ranks.
+    - ``a2a_intra``: embeddings of flex rows, inside a node.
+    - ``ar_global``: gradients of hot rows, over all ranks.
+    - ``ar_cross``: gradients of flex rows, over one rank of each node.
+    """
+
+    a2a_global: Collective
+    a2a_intra: Collective
+    ar_global: Collective
+    ar_cross: Collective
+
+
+#: Bandwidths consistent with FlexShard's table 6: 4 nodes of 8 A100-40GB, NVLink 3, 200 Gb/s RoCE.
+PAPER_FLAT = Collectives(
+    a2a_global=Collective(24.2e9),
+    a2a_intra=Collective(77.8e9),
+    ar_global=Collective(118e9),
+    ar_cross=Collective(10.9e9),
+)
+#: The same with latencies, which fit the table better.
+PAPER = Collectives(
+    a2a_global=Collective(25.6e9, 7.5e-3),
+    a2a_intra=Collective(84e9, 1.5e-3),
+    ar_global=Collective(214e9, 2.35e-3),
+    ar_cross=Collective(12.0e9, 1.8e-3),
+)
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """``nodes`` of ``ranks_per_node`` ranks, each with ``batch_size`` samples a step."""
+
+    nodes: int
+    ranks_per_node: int
+    batch_size: int
+    collectives: Collectives = PAPER
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class CollectiveSeconds:
+    """Seconds of each collective in a step, forward and backward (FlexShard, table 6)."""
+
+    a2a_global: float
+    a2a_intra: float
+    ar_global: float
+    ar_cross: float
+
+    def exposed(self, overlap: float = 0.0) -> float:
+        """Return the total, with a share of all but the global all-to-all hidden."""
+        return self.a2a_global + (1 - overlap) * (self.a2a_intra + self.ar_global + self.ar_cross)
 
 
 @dataclass(frozen=True)
 class CostOptions:
-    """What the model counts with, and what a plan is to reach.
+    """Parameters of the cost model, and the goal and budget of a plan.
 
-    - ``memory_multiplier`` (M): memory of a data-parallel row in rows. 6 is what TorchRec reserves
-      (the row, twice that for the optimizer, three times for DistributedDataParallel) and what
-      FlexShard's table 5 was planned with; it is more than is used.
-    - ``saved_activations`` (c): copies of an embedding that a data-parallel access saves.
-    - ``gradient_share``: of the gradients that come back for row-wise rows, those that are sent:
-      less than 1 where equal ones of a sequence travel once.
-    - ``bytes_per_scalar``: of weights and of gradients that are all-reduced.
-      ``activation_bytes``: of activations in memory. ``wire_bytes``: of embeddings and their
-      gradients in all-to-alls, and of gradients of touched rows.
-    - ``coalesce``: a row that a batch accesses several times is sent once.
-    - ``overlap``: the share of the time of all collectives but the global all-to-all that is
-      hidden behind other work, 0 to 1. Nothing hides the global all-to-all of sequences.
-    - ``minimise``: ``time`` takes no row into a tier in which it takes more time than it saves;
-      ``bytes`` takes all rows that memory allows, for the fewest bytes in the global all-to-all.
-    - ``stop``: where the data-parallel tier of ``three_tier`` ends: with the last row that takes
-      less memory there than in the flex tier (``dp_flex``) or in the row-wise one (``dp_rw``).
-    - ``sync``: how gradients of copies are summed: ``dense``, as an all-reduce of all copies;
-      ``sparse``, of the rows alone that a step touches; ``auto``: of each tier the one that takes
-      less time, or fewer bytes where bytes are minimised.
-    - ``memory_ratio``: the budget, in parts of what plain row-wise sharding takes (without
-      deduplication and coalescing); ``memory_bytes``: the same in bytes of a rank.
+    Attributes:
+        memory_multiplier: M, memory of a copied row over that of its weights. 6 is TorchRec's
+            reservation (the row, twice that for the optimizer, three times for DDP) and fits
+            FlexShard's table 5.
+        saved_activations: c, embeddings that need not be held for an access of a hot row.
+        wire_bytes: bytes of a scalar in all-to-alls and in the sparse sync.
+        gradient_share: share of cold rows' gradients that is sent; below 1 where equal gradients
+            of a sequence travel once.
+        coalesce: a row that a batch accesses several times is sent once.
+        overlap: share of the time of all but the global all-to-all that other work hides.
+        minimise: ``time``: no row goes into a tier where it takes more time than it saves.
+            ``bytes``: as many copies as memory allows, for the fewest bytes in the global
+            all-to-all.
+        stop: the hot tier of ``three_tier`` ends with the last row that takes less memory there
+            than in the flex tier (``dp_flex``) or row-wise (``dp_rw``).
+        sync: how gradients of copies are summed; ``auto`` picks the cheaper one for each tier.
+        memory_ratio: budget over the memory of plain row-wise sharding (no deduplication, no
+            coalescing).
+        memory_bytes: budget in bytes of a rank, in place of ``memory_ratio``.
     """
 
     memory_multiplier: float = 6.0
     saved_activations: float = 1.0
-    bytes_per_scalar: float = 4.0
-    activation_bytes: float = 4.0
     wire_bytes: float = 4.0
     gradient_share: float = 1.0
     coalesce: bool = False
@@ -54,177 +130,62 @@ class CostOptions:
     memory_ratio: float = 1.0
     memory_bytes: float | None = None
 
-    def __post_init__(self) -> None:
-        for name, allowed in (
-            ("memory_multiplier", self.memory_multiplier >= 1),
-            ("saved_activations", 0 <= self.saved_activations <= 2),
-            ("bytes_per_scalar", self.bytes_per_scalar > 0),
-            ("activation_bytes", self.activation_bytes > 0),
-            ("wire_bytes", self.wire_bytes > 0),
-            ("gradient_share", 0 < self.gradient_share <= 1),
-            ("overlap", 0 <= self.overlap <= 1),
-            ("minimise", self.minimise in ("time", "bytes")),
-            ("stop", self.stop in ("dp_flex", "dp_rw")),
-            ("sync", self.sync in ("auto", "dense", "sparse")),
-            ("memory_ratio", self.memory_ratio > 0),
-            ("memory_bytes", self.memory_bytes is None or self.memory_bytes > 0),
-        ):
-            if not allowed:
-                raise SetupError(f"{name} cannot be {getattr(self, name)!r}")
-
     @property
     def plain(self) -> CostOptions:
-        """Of plain batches: all ids are sent, and all gradients."""
+        """The options for plain batches: every id and every gradient is sent."""
         return replace(self, coalesce=False, gradient_share=1.0)
 
     @property
-    def saved_bytes(self) -> float:
-        """Memory that an access saves in the data-parallel tier, for each element of the row.
-
-        A row-wise lookup keeps an embedding twice, where it was read and where it was sent to; a
-        data-parallel one once. Coalesced, both of these come on top of the embedding of each id.
-        """
-        return self.activation_bytes * self.saved_activations * (2 if self.coalesce else 1)
-
-    @property
     def row_wise_bytes(self) -> float:
-        """What the global all-to-all sends for an element of a row, forward and backward."""
+        """Bytes of the global all-to-all for an element of a row, forward and backward."""
         return (1 + self.gradient_share) * self.wire_bytes
 
     @property
     def flex_bytes(self) -> float:
-        """The same of the all-to-all in a node."""
+        """Bytes of the all-to-all in a node for an element of a row."""
         return 2 * self.wire_bytes
 
     @property
     def exposed(self) -> float:
-        """The share of the time of all but the global all-to-all that counts.
-
-        Where none does, a trace of it does, to tell apart plans that are otherwise equal.
-        """
+        """Weight of the time of all but the global all-to-all; never 0, to break ties."""
         return max(1e-9, 0.0 if self.minimise == "bytes" else 1.0 - self.overlap)
 
+    def activation_bytes(self, lookups: float, sent: float) -> float:
+        """Return the memory of row-wise embeddings: where they are read, and where they arrive.
 
-def rows_sent(
-    probabilities: NDArray[np.float64],
-    batch_size: float,
-    dedupe_factor: float = 1.0,
-    coalesce: bool = False,
-) -> NDArray[np.float64]:
-    """How often a batch of one rank has each row sent: ``w`` in what follows.
-
-    Of the ``batch_size / dedupe_factor`` rows that are looked up, B, it is ``B * p``, and coalesced
-    ``1 - (1 - p) ** B``: the share of batches that the row is in.
-    """
-    batch = batch_size / dedupe_factor
-    if not coalesce:
-        return probabilities * batch
-    sent = log_unread(probabilities)
-    sent *= batch
-    return np.negative(np.expm1(sent, out=sent), out=sent)
+        Args:
+            lookups: elements that a batch of a rank looks up.
+            sent: elements that are sent for them; coalesced, fewer.
+        """
+        return SCALAR_BYTES * (2 * sent + (lookups if self.coalesce else 0.0))
 
 
-def log_unread(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The logarithm of the share of samples that do not access rows: 0 to -inf."""
+def log_unread(probabilities: Floats) -> Floats:
+    """Return the logarithm of the share of samples that do not access rows: 0 to -inf."""
     with np.errstate(divide="ignore"):
         return np.log1p(-np.minimum(probabilities, 1.0))
 
 
-@dataclass(frozen=True)
-class StrategyCost:
-    """What a rank has of some rows of a table under one strategy, in a step.
+def rows_sent(
+    probabilities: Floats, batch_size: float, dedupe_factor: float = 1.0, coalesce: bool = False
+) -> Floats:
+    """Return how often a batch of one rank has each row sent: ``w`` in what follows.
 
-    ``static_memory`` and ``dynamic_memory`` are bytes of the rows and of activations;
-    ``input_ids`` those that it sends, ``rows_read`` those that it looks up; ``dynamic_comm`` bytes
-    of embeddings in all-to-alls, forward and backward, ``static_comm`` bytes of gradients in
-    all-reduces.
+    With ``B = batch_size / dedupe_factor`` that is ``B p``, and coalesced ``1 - (1 - p) ** B``.
     """
-
-    static_memory: float
-    input_ids: float
-    rows_read: float
-    dynamic_memory: float
-    dynamic_comm: float
-    static_comm: float
-
-
-@dataclass(frozen=True)
-class Load:
-    """``rows`` of ``dim`` elements, and what a batch of one rank wants of them.
-
-    ``lookups`` are ids, ``B * L`` of a whole table; ``sent`` the rows that are sent for them, fewer
-    where these are coalesced.
-    """
-
-    rows: float
-    dim: int
-    lookups: float
-    sent: float
-
-
-def row_wise(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
-    """Each row on one of all ranks (FlexShard, table 2: RW)."""
-    expanded = load.lookups if options.coalesce else 0.0
-    return StrategyCost(
-        static_memory=load.rows * load.dim * options.bytes_per_scalar / cluster.world_size,
-        input_ids=load.sent,
-        rows_read=load.sent,
-        dynamic_memory=(expanded + 2 * load.sent) * load.dim * options.activation_bytes,
-        dynamic_comm=load.sent * load.dim * options.row_wise_bytes,
-        static_comm=0.0,
-    )
-
-
-def column_wise(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
-    """Some columns of every row on each rank, which looks up the ids of all (CW)."""
-    like = row_wise(load, cluster, options)
-    ids = cluster.world_size * load.sent
-    return StrategyCost(
-        static_memory=like.static_memory,
-        input_ids=ids,
-        rows_read=ids,
-        dynamic_memory=like.dynamic_memory,
-        dynamic_comm=like.dynamic_comm,
-        static_comm=0.0,
-    )
-
-
-def data_parallel(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
-    """Every row on each rank (DP)."""
-    size = load.rows * load.dim * options.bytes_per_scalar
-    saved = load.sent * load.dim * options.saved_bytes
-    return StrategyCost(
-        static_memory=options.memory_multiplier * size,
-        input_ids=0.0,
-        rows_read=load.lookups,
-        dynamic_memory=row_wise(load, cluster, options).dynamic_memory - saved,
-        dynamic_comm=0.0,
-        static_comm=size,
-    )
-
-
-def flex(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
-    """Each row on one rank of each node (Flex)."""
-    like = row_wise(load, cluster, options)
-    size = load.rows * load.dim * options.bytes_per_scalar / cluster.ranks_per_node
-    return StrategyCost(
-        static_memory=options.memory_multiplier * size,
-        input_ids=load.sent,
-        rows_read=load.sent,
-        dynamic_memory=like.dynamic_memory,
-        dynamic_comm=load.sent * load.dim * options.flex_bytes,
-        static_comm=size,
-    )
+    batch = batch_size / dedupe_factor
+    if not coalesce:
+        return probabilities * batch
+    return -np.expm1(log_unread(probabilities) * batch)
 
 
 @dataclass(frozen=True)
 class RowCosts:
-    """What one element of a row costs: bytes, and seconds that are not hidden.
+    """Bytes and exposed seconds of one element of a row, by tier.
 
-    A row that a batch has sent ``w`` times takes in the row-wise tier ``row_wise_static`` bytes and
-    ``w * a2a_global`` seconds; in the flex tier ``flex_static`` and
-    ``w * a2a_intra + ar_cross``; in the data-parallel one ``hot_static - w * saved`` and
-    ``ar_global``.
+    A row that a batch has sent ``w`` times takes ``row_wise_static`` bytes and ``w a2a_global``
+    seconds when cold, ``flex_static`` and ``w a2a_intra + ar_cross`` in the flex tier, and
+    ``hot_static - w saved`` and ``ar_global`` in the hot one.
     """
 
     row_wise_static: float
@@ -238,60 +199,156 @@ class RowCosts:
 
     @classmethod
     def of(cls, cluster: ClusterShape, options: CostOptions) -> RowCosts:
-        scalar, node = options.bytes_per_scalar, cluster.ranks_per_node
-        multiplier = options.memory_multiplier
-        collectives, exposed = cluster.collectives, options.exposed
+        node, copy = cluster.ranks_per_node, SCALAR_BYTES * options.memory_multiplier
+        by, exposed = cluster.collectives, options.exposed
         return cls(
-            row_wise_static=scalar / cluster.world_size,
-            flex_static=scalar * multiplier / node,
-            hot_static=scalar * multiplier,
-            saved=options.saved_bytes,
-            a2a_global=options.row_wise_bytes / collectives.a2a_global.bytes_per_second,
-            a2a_intra=exposed * options.flex_bytes / collectives.a2a_intra.bytes_per_second,
-            ar_global=exposed * scalar / collectives.ar_global.bytes_per_second,
-            ar_cross=exposed * scalar / node / collectives.ar_cross.bytes_per_second,
+            row_wise_static=SCALAR_BYTES / cluster.world_size,
+            flex_static=copy / node,
+            hot_static=copy,
+            # Coalesced, both embeddings of a row come on top of the one of each id.
+            saved=SCALAR_BYTES * options.saved_activations * (2 if options.coalesce else 1),
+            a2a_global=options.row_wise_bytes / by.a2a_global.bytes_per_second,
+            a2a_intra=exposed * options.flex_bytes / by.a2a_intra.bytes_per_second,
+            ar_global=exposed * SCALAR_BYTES / by.ar_global.bytes_per_second,
+            ar_cross=exposed * SCALAR_BYTES / node / by.ar_cross.bytes_per_second,
         )
-
-    @property
-    def mem_dp_rw(self) -> float:
-        """The w from which a row takes less memory in the data-parallel than the row-wise tier."""
-        return _ratio(self.hot_static - self.row_wise_static, self.saved)
-
-    @property
-    def mem_dp_flex(self) -> float:
-        """The same, than in the flex tier."""
-        return _ratio(self.hot_static - self.flex_static, self.saved)
-
-    @property
-    def comm_dp_rw(self) -> float:
-        """The w from which a row takes less time in the data-parallel than the row-wise tier."""
-        return _ratio(self.ar_global, self.a2a_global)
-
-    @property
-    def comm_flex_rw(self) -> float:
-        """The same, in the flex than in the row-wise tier."""
-        return _ratio(self.ar_cross, self.a2a_global - self.a2a_intra)
-
-
-def _ratio(cost: float, saving: float) -> float:
-    return cost / saving if saving > 0 else inf
 
 
 def breakpoints(cluster: ClusterShape, options: CostOptions) -> dict[str, float]:
-    """Accesses of a row by a sample, p, from which another tier is better for it.
+    """Return the accesses of a row by a sample from which another tier is better for it.
 
-    ``mem_dp_rw`` and ``mem_dp_flex`` for memory, ``comm_dp_rw`` and ``comm_flex_rw`` for time
-    (FlexShard, section 4); without deduplication. ``inf`` where it never is.
+    ``mem_...`` compares memory, ``comm_...`` time (FlexShard, section 4); ``dp`` is the hot tier,
+    ``rw`` the cold one. Deduplication is left out. ``inf``: never better.
     """
     costs = RowCosts.of(cluster, options)
     sent = {
-        "mem_dp_rw": costs.mem_dp_rw,
-        "mem_dp_flex": costs.mem_dp_flex,
-        "comm_dp_rw": costs.comm_dp_rw,
-        "comm_flex_rw": costs.comm_flex_rw,
+        "mem_dp_rw": _ratio(costs.hot_static - costs.row_wise_static, costs.saved),
+        "mem_dp_flex": _ratio(costs.hot_static - costs.flex_static, costs.saved),
+        "comm_dp_rw": _ratio(costs.ar_global, costs.a2a_global),
+        "comm_flex_rw": _ratio(costs.ar_cross, costs.a2a_global - costs.a2a_intra),
     }
     if not options.coalesce:
         return {name: w / cluster.batch_size for name, w in sent.items()}
     return {
         name: 1 - (1 - w) ** (1 / cluster.batch_size) if w < 1 else inf for name, w in sent.items()
     }
+
+
+def _ratio(cost: float, saving: float) -> float:
+    return cost / saving if saving > 0 else inf
+
+
+@dataclass(frozen=True)
+class Syncs:
+    """How the gradients of hot and of flex copies are summed."""
+
+    hot: Sync = "dense"
+    flex: Sync = "dense"
+
+    @property
+    def sparse(self) -> tuple[Literal["hot", "flex"], ...]:
+        """Tiers with a sparse sync."""
+        tiers: tuple[Literal["hot", "flex"], ...] = ("hot", "flex")
+        return tuple(tier for tier in tiers if getattr(self, tier) == "sparse")
+
+
+DENSE = Syncs()
+
+
+@dataclass(frozen=True)
+class CopyGroup:
+    """Ranks that hold copies of the same rows and sum their gradients.
+
+    Attributes:
+        members: number of these ranks.
+        batches: batches whose lookups each of them serves.
+        repeats: accesses of a row that come together in a batch; 1: they are independent.
+    """
+
+    members: int
+    batches: int
+    repeats: float = 1.0
+
+    @classmethod
+    def hot(cls, cluster: ClusterShape) -> CopyGroup:
+        return cls(cluster.world_size, 1)
+
+    @classmethod
+    def flex(cls, cluster: ClusterShape) -> CopyGroup:
+        return cls(cluster.nodes, cluster.ranks_per_node)
+
+    @property
+    def sent_of_reduced(self) -> float:
+        """Bytes that a rank sends for a byte of a tensor that is all-reduced."""
+        return 2 * (self.members - 1) / self.members
+
+    def exchanged(self, sent: Floats, coalesce: bool) -> Floats:
+        """Return what a sparse sync sends of rows with ``w``, over what a dense one does.
+
+        A sparse sync over n ranks sends ``t + (n - 2) / n u`` gradients of a row: t is the share
+        of steps in which a rank touches it, ``1 - q ** batches``, u that in which any rank does,
+        ``1 - q ** (batches n)``. A batch misses the row with ``q = exp(-w / repeats)``, coalesced
+        ``1 - w``.
+        """
+        if self.members == 1:
+            return np.zeros_like(sent)
+        missed = self.log_missed(sent, coalesce)
+        touched, union = (-np.expm1(self.batches * ranks * missed) for ranks in (1, self.members))
+        n = self.members
+        return (n * touched + (n - 2) * union) / (2 * (n - 1))
+
+    def log_missed(self, sent: Floats, coalesce: bool) -> Floats:
+        """Return the logarithm of the share of batches that do not access rows with ``w``."""
+        return (log_unread(sent) if coalesce else -sent) / self.repeats
+
+    def bits(self, rows: float) -> float:
+        """Return the bytes that a rank sends to tell the others which of ``rows`` it touches."""
+        return (self.members - 1) * rows / 8
+
+    def sent_sparsely(self, rows: float, exchanged: float) -> float:
+        """Return the bytes that a rank sends for ``rows`` with ``exchanged`` gradient bytes."""
+        return self.sent_of_reduced * exchanged + self.bits(rows)
+
+    def calls(self, sync: Sync) -> int:
+        """Return the collectives of a sparse sync: bits, gradients and, from 3 ranks on, sums."""
+        if sync == "dense" or self.members == 1:
+            return 0
+        return 2 if self.members == 2 else 3
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies of a tier on a rank.
+
+    Attributes:
+        group: ranks that sum their gradients.
+        collective: the all-reduce of that group.
+        rows: number of copies.
+        reduced: bytes of all of their gradients.
+        exchanged: bytes of an all-reduce that sends as much as a sparse sync, bits apart.
+    """
+
+    group: CopyGroup
+    collective: Collective
+    rows: float
+    reduced: float
+    exchanged: float
+
+    def sent(self, sync: Sync) -> float:
+        """Return the bytes that a rank sends, the mean over ranks."""
+        if sync == "dense":
+            return self.group.sent_of_reduced * self.reduced
+        return self.group.sent_sparsely(self.rows, self.exchanged)
+
+    def seconds(self, sync: Sync) -> float:
+        """Return the seconds of the sync; a sparse one is as fast as an all-reduce per byte."""
+        calls = self.group.calls(sync)
+        if not calls or not self.rows:
+            return self.collective.seconds_for(self.reduced)
+        num_bytes = self.sent(sync) / self.group.sent_of_reduced
+        return (calls - 1) * self.collective.seconds + self.collective.seconds_for(num_bytes)
+
+    def cheapest(self, minimise: Literal["time", "bytes"]) -> Sync:
+        """Return the cheaper sync; of equals the dense one."""
+        cost = self.sent if minimise == "bytes" else self.seconds
+        return "sparse" if cost("sparse") < cost("dense") else "dense"

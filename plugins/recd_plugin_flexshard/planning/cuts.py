@@ -1,28 +1,202 @@
-"""Where the tiers of FlexShard end (arXiv 2301.02959, section 4): prefixes of all tables' rows."""
+"""Where the tiers end (FlexShard, arXiv 2301.02959, section 4): two cuts in the order of rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from math import inf
+from functools import cached_property, partial
+from math import exp, log
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import ClusterShape, CollectiveSeconds
-from recd_plugin_flexshard.planning.costs import CostOptions, Load, RowCosts, row_wise
-from recd_plugin_flexshard.planning.ranking import Prefix, Ranking, bits_float, float_bits
-from recd_plugin_flexshard.planning.sync import Copies, CopyGroup, Sync, Syncs
+from recd_plugin_flexshard.planning.costs import (
+    SCALAR_BYTES,
+    ClusterShape,
+    CollectiveSeconds,
+    Copies,
+    CopyGroup,
+    CostOptions,
+    Floats,
+    RowCosts,
+    Sync,
+    Syncs,
+    rows_sent,
+)
+from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugins.api import SetupError
 
-# Of a sum over all rows, relative.
-_ROUNDING = 1e-12
+# Relative rounding of sums over all rows.
+_ROUNDING = 1e-10
+# Most accesses of a row by one batch that are told apart.
+_MOST_REPEATS = 1e4
+# Cuts of whole rows may be off those of fractions of rows: so many are tried on either side,
+_TRIED = 12
+# and so many of all, evenly on a logarithmic scale.
+_SPREAD = 16
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """The first ``num_rows`` rows of a ranking.
+
+    Attributes:
+        num_rows: of all tables.
+        scalars: elements of the rows.
+        sent: elements that are sent for them to a rank in a step.
+        exchanged: elements of an all-reduce that sends as much as a sparse sync of the hot and of
+            the flex copies of these rows.
+    """
+
+    num_rows: int
+    scalars: float
+    sent: float
+    exchanged: tuple[float, float] = (0.0, 0.0)
+
+
+class Ranking:
+    """Rows of several tables, most sent first; of equals the first table's.
+
+    Rows are in bins of equal ``w`` (``costs.rows_sent``): one a row, or more where a demand says
+    so.
+
+    Args:
+        tables: with the rows.
+        batch_size: samples of a rank.
+        coalesce: each row of a batch is sent once.
+        groups: ranks that hold hot and flex copies; None where all syncs are dense.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableDemand],
+        batch_size: int,
+        coalesce: bool,
+        groups: tuple[CopyGroup, CopyGroup] | None = None,
+    ) -> None:
+        self.num_tables = len(tables)
+        keys, rows = [], []
+        for table in tables:
+            probabilities, repeats = table.bins()
+            size = table.independent_rows(batch_size) if coalesce else batch_size
+            keys.append(rows_sent(probabilities, size, table.dedupe_factor, coalesce))
+            rows.append(repeats)
+        lengths = [len(each) for each in keys]
+        merged = np.concatenate(keys)
+        order = np.argsort(-merged, kind="stable")
+        self.keys, self.rows = merged[order], np.concatenate(rows)[order]
+        self.table = np.repeat(np.arange(len(tables)), lengths)[order]
+        self.dims = np.array([table.embedding_dim for table in tables])[self.table]
+        self._coalesce = coalesce
+        if groups is not None and not coalesce:  # else what is sent has the repeats already
+            repeats_ = _repeats(tables, batch_size, keys)
+            groups = (replace(groups[0], repeats=repeats_), replace(groups[1], repeats=repeats_))
+        self.groups = groups
+        self._ends = np.cumsum(self.rows)
+        ones = np.ones(len(self.keys))
+        per_row = [ones, self.keys, *(self.exchanged(group) for group in groups or ())]
+        # Of an element of a row in each bin, and the sums over all bins before it.
+        self._per_scalar = per_row
+        elements = self.rows * self.dims
+        self._sums = [np.concatenate([[0.0], np.cumsum(elements * each)]) for each in per_row]
+        #: Elements that a batch of a rank looks up, and those without deduplication.
+        plain = [table.embedding_dim * batch_size * table.length for table in tables]
+        self.plain_lookups = float(sum(plain))
+        self.lookups = sum(
+            each / table.dedupe_factor for each, table in zip(plain, tables, strict=True)
+        )
+        self.everything = self.first(int(self._ends[-1]))
+
+    def exchanged(self, group: CopyGroup) -> Floats:
+        """Return what a sparse sync sends of a row over what a dense one does, by bin."""
+        return group.exchanged(self.keys, self._coalesce)
+
+    def first(self, num_rows: int) -> Prefix:
+        """Return the first ``num_rows`` rows, or all where there are fewer."""
+        num_rows = min(num_rows, int(self._ends[-1]))
+        bins, rest = self._place(num_rows)
+        sums = [float(total[bins]) for total in self._sums]
+        if rest:
+            elements = rest * int(self.dims[bins])
+            pairs = zip(sums, self._per_scalar, strict=True)
+            sums = [total + elements * float(each[bins]) for total, each in pairs]
+        scalars, sent, *exchanged = sums
+        return Prefix(num_rows, scalars, sent, tuple(exchanged) or (0.0, 0.0))  # type: ignore[arg-type]
+
+    def _place(self, num_rows: int) -> tuple[int, int]:
+        """Return the bins that are whole among the first rows, and the rows of the next bin."""
+        bins = int(np.searchsorted(self._ends, num_rows, side="right"))
+        return bins, num_rows - (int(self._ends[bins - 1]) if bins else 0)
+
+    def key(self, row: int) -> float:
+        """Return the ``w`` of the row at this rank; 0 behind the last one."""
+        bins, _ = self._place(row)
+        return float(self.keys[bins]) if bins < len(self.keys) else 0.0
+
+    def by_table(self, values: Floats, stop: Prefix, start: Prefix | None = None) -> list[float]:
+        """Sum ``values``, of a row of each bin, over the rows of each table in a range of ranks."""
+        first = start.num_rows if start else 0
+        before = self._ends - self.rows
+        last = int(np.searchsorted(before, stop.num_rows))
+        bins = slice(self._place(first)[0], last)
+        counted = np.minimum(self._ends[bins], stop.num_rows) - np.maximum(before[bins], first)
+        weights = counted * values[bins]
+        sums: list[float] = (
+            np.bincount(self.table[bins], weights, minlength=self.num_tables).astype(float).tolist()
+        )
+        return sums
+
+    def while_true(self, holds: NDArray[np.bool_]) -> Prefix:
+        """Return the rows before the first bin for which ``holds`` is False."""
+        bins = len(holds) if holds.all() else int(np.argmin(holds))
+        return self.first(int(self._ends[bins - 1]) if bins else 0)
+
+    def longest(self, holds: Callable[[Prefix], bool], beyond: Prefix | None = None) -> Prefix:
+        """Return the longest prefix for which ``holds``; it holds for all shorter ones, too.
+
+        ``beyond`` is known to hold.
+        """
+        if holds(self.everything):
+            return self.everything
+        low, high = beyond.num_rows if beyond else 0, self.everything.num_rows
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if holds(self.first(middle)) else (low, middle)
+        return self.first(low)
+
+
+def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floats]) -> float:
+    """Return how many accesses of a row come together, by the counted distinct ids.
+
+    One number for all tables, as there is one order of their rows.
+    """
+    known = [
+        (table, w, table.bins()[1])
+        for table, w in zip(tables, keys, strict=True)
+        if table.distinct is not None
+    ]
+    counted = sum(
+        table.embedding_dim * table.distinct.of(batch_size)
+        for table, _, _ in known
+        if table.distinct is not None
+    )
+    if counted <= 0:
+        return 1.0
+    low, high = 0.0, log(_MOST_REPEATS)
+    for _ in range(16):
+        middle = (low + high) / 2
+        touched = sum(
+            table.embedding_dim * float(-np.expm1(-w / exp(middle)) @ rows)
+            for table, w, rows in known
+        )
+        low, high = (middle, high) if touched > counted else (low, middle)
+    return exp(low)
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Rows up to ``hot`` are data-parallel, from there to ``flex`` in the flex tier, then cold."""
+    """Rows up to ``hot`` are hot, from there to ``flex`` in the flex tier, then cold."""
 
     hot: Prefix
     flex: Prefix
@@ -30,13 +204,16 @@ class Cuts:
 
 @dataclass(frozen=True)
 class CutModel:
-    """What all cuts of the rows of ``ranking`` cost, and which of them memory allows.
+    """Cost of any cuts of a ranking, and the cuts that memory allows.
 
-    Per row costs are proportional to the row's elements, so that rows of all tables are compared by
-    how often they are sent, whatever their dimension. Of the bits of a sparse sync, one a row, this
-    is so of their mean.
+    Costs of a row are proportional to its elements, so rows of all tables compare by how often
+    they are sent.
 
-    ``syncs``: how gradients are summed while cuts are sought; None: as the options say of these.
+    Attributes:
+        ranking: the rows.
+        cluster: the ranks.
+        options: of the cost model.
+        syncs: how gradients are summed while cuts are sought; None: as the options say.
     """
 
     ranking: Ranking
@@ -59,174 +236,132 @@ class CutModel:
     def plain_memory(self) -> float:
         """Bytes of a rank with all rows row-wise, neither deduplicated nor coalesced."""
         lookups = self.ranking.plain_lookups
-        plain = Load(self.ranking.everything.scalars, 1, lookups, lookups)
-        cost = row_wise(plain, self.cluster, self.options.plain)
-        return cost.static_memory + cost.dynamic_memory
-
-    @cached_property
-    def _row_wise_memory(self) -> float:
-        everything = self.ranking.everything
-        load = Load(everything.scalars, 1, self.ranking.lookups, everything.sent)
-        cost = row_wise(load, self.cluster, self.options)
-        return cost.static_memory + cost.dynamic_memory
+        static = self.costs.row_wise_static * self.ranking.everything.scalars
+        return static + self.options.plain.activation_bytes(lookups, lookups)
 
     def memory(self, cuts: Cuts) -> float:
-        """Bytes of a rank: rows of all tiers, and activations."""
-        costs, hot = self.costs, cuts.hot
+        """Return the bytes of a rank: rows of all tiers, and activations."""
+        costs, hot, everything = self.costs, cuts.hot, self.ranking.everything
         return (
-            self._row_wise_memory
+            costs.row_wise_static * everything.scalars
+            + self.options.activation_bytes(self.ranking.lookups, everything.sent)
             + (costs.hot_static - costs.row_wise_static) * hot.scalars
             - costs.saved * hot.sent
             + (costs.flex_static - costs.row_wise_static) * (cuts.flex.scalars - hot.scalars)
         )
 
     def fits(self, hot: Prefix, flex: Prefix | None = None) -> bool:
-        """Whether memory allows these cuts; the rounding of sums apart."""
+        """Return whether memory allows these cuts."""
         return self.memory(Cuts(hot, flex or hot)) <= self.budget * (1 + _ROUNDING)
 
     def seconds(self, cuts: Cuts) -> CollectiveSeconds:
-        """What the collectives take (FlexShard, table 6)."""
-        collectives, options = self.cluster.collectives, self.options
-        hot, flex, everything = cuts.hot, cuts.flex, self.ranking.everything
+        """Return the seconds of the collectives (FlexShard, table 6)."""
+        by, options = self.cluster.collectives, self.options
+        cold = options.row_wise_bytes * _sent(cuts.flex, self.ranking.everything)
+        hot, flex = self.copies(cuts)
         syncs = self.syncs_of(cuts)
-        of_hot, of_flex = self.copies(cuts)
         return CollectiveSeconds(
-            a2a_global=collectives.a2a_global.seconds_for(
-                options.row_wise_bytes * _sent(flex, everything)
-            ),
-            a2a_intra=collectives.a2a_intra.seconds_for(options.flex_bytes * _sent(hot, flex)),
-            ar_global=of_hot.seconds(syncs.hot),
-            ar_cross=of_flex.seconds(syncs.flex),
+            a2a_global=by.a2a_global.seconds_for(cold),
+            a2a_intra=by.a2a_intra.seconds_for(options.flex_bytes * _sent(cuts.hot, cuts.flex)),
+            ar_global=hot.seconds(syncs.hot),
+            ar_cross=flex.seconds(syncs.flex),
         )
 
     def copies(self, cuts: Cuts) -> tuple[Copies, Copies]:
-        """Hot ones, and flex ones."""
-        collectives, options = self.cluster.collectives, self.options
-        scalar, wire = options.bytes_per_scalar, options.wire_bytes
-        (hot_group, flex_group), node = self.groups, self.cluster.ranks_per_node
+        """Return the hot and the flex copies of a rank."""
+        by, node, wire = (
+            self.cluster.collectives,
+            self.cluster.ranks_per_node,
+            self.options.wire_bytes,
+        )
+        hot_group, flex_group = self.groups
         hot, flex = cuts.hot, cuts.flex
-        of_hot, of_flex = 0.0, 0.0
-        if self.ranking.groups:
-            of_hot = hot.exchanged[0]
-            of_flex = max(0.0, flex.exchanged[1] - hot.exchanged[1]) / node
-        shard = (flex.scalars - hot.scalars) / node
+        shard = SCALAR_BYTES * (flex.scalars - hot.scalars) / node
         rows = (flex.num_rows - hot.num_rows) / node
+        touched = max(0.0, flex.exchanged[1] - hot.exchanged[1]) / node
         return (
             Copies(
                 hot_group,
-                collectives.ar_global,
+                by.ar_global,
                 hot.num_rows,
-                scalar * hot.scalars,
-                wire * of_hot,
+                SCALAR_BYTES * hot.scalars,
+                wire * hot.exchanged[0],
             ),
-            Copies(flex_group, collectives.ar_cross, rows, scalar * shard, wire * of_flex),
+            Copies(flex_group, by.ar_cross, rows, shard, wire * touched),
         )
-
-    def syncs_of(self, cuts: Cuts) -> Syncs:
-        """How gradients of the copies are summed."""
-        if self.syncs is not None:
-            return self.syncs
-        sync, minimise = self.options.sync, self.options.minimise
-        if sync != "auto":
-            return Syncs(sync, sync)
-        hot, flex = self.copies(cuts)
-        return Syncs(hot.cheapest(minimise), flex.cheapest(minimise))
 
     @cached_property
     def groups(self) -> tuple[CopyGroup, CopyGroup]:
-        if not self.ranking.groups:  # of dense syncs alone
-            return CopyGroup.hot(self.cluster), CopyGroup.flex(self.cluster)
-        hot, flex = self.ranking.groups
-        return hot, flex
+        """Ranks that hold hot and flex copies."""
+        return self.ranking.groups or (CopyGroup.hot(self.cluster), CopyGroup.flex(self.cluster))
+
+    def syncs_of(self, cuts: Cuts) -> Syncs:
+        """Return how gradients of the copies are summed."""
+        sync = self.options.sync
+        if self.syncs is not None:
+            return self.syncs
+        if sync != "auto":
+            return Syncs(sync, sync)
+        hot, flex = (copies.cheapest(self.options.minimise) for copies in self.copies(cuts))
+        return Syncs(hot, flex)
 
     @property
     def with_each_syncs(self) -> list[CutModel]:
-        """This model for each choice that the options leave, in which a row costs what it costs
-        whichever cuts there are."""
+        """This model for each pair of syncs; in each the cost of a row is fixed."""
         if self.syncs is not None or self.options.sync == "dense":
             return [self]
         each: tuple[Sync, ...] = ("dense", "sparse") if self.options.sync == "auto" else ("sparse",)
         return [replace(self, syncs=Syncs(hot, flex)) for hot in each for flex in each]
 
-    def hot_seconds(self, sent: float) -> float:
-        """Seconds of an element's gradients in the data-parallel tier, of a row with that ``w``."""
-        return self.costs.ar_global * self._summed("hot", sent)
-
-    def flex_seconds(self, sent: float) -> float:
-        """The same in the flex tier."""
-        return self.costs.ar_cross * self._summed("flex", sent)
-
-    def _summed(self, tier: Literal["hot", "flex"], sent: float) -> float:
-        """What the sum of a gradient sends, over what a dense one does."""
+    def gradient_seconds(self, tier: Literal["hot", "flex"], sent: Floats) -> Floats:
+        """Return the seconds of an element's gradients in a tier, for rows with ``w``."""
         group = self.groups[tier == "flex"]
+        dense = self.costs.ar_global if tier == "hot" else self.costs.ar_cross
         if self.syncs is None or getattr(self.syncs, tier) == "dense" or group.members == 1:
-            return 1.0
+            return np.full_like(sent, dense)
         everything = self.ranking.everything
         bits = group.bits(everything.num_rows / everything.scalars) / group.sent_of_reduced
-        exchanged = group.exchanged(np.array([sent]), self.options.coalesce)
-        return (
-            self.options.wire_bytes * float(exchanged[0]) + bits
-        ) / self.options.bytes_per_scalar
+        exchanged = self.options.wire_bytes * group.exchanged(sent, self.options.coalesce)
+        return dense * (exchanged + bits) / SCALAR_BYTES
 
-    @cached_property
-    def comm_dp_rw(self) -> float:
-        """The w from which a row takes less time in the data-parallel than the row-wise tier."""
-        if self.syncs is None or self.syncs.hot == "dense":
-            return self.costs.comm_dp_rw
-        return self.threshold(lambda sent: sent * self.costs.a2a_global - self.hot_seconds(sent))
+    def hot_in_time(self) -> Prefix:
+        """Return the rows that take less time as hot rows than as cold ones."""
+        w = self.ranking.keys
+        saved = w * self.costs.a2a_global - self.gradient_seconds("hot", w)
+        return self.ranking.while_true(saved > 0)
 
-    @cached_property
-    def comm_flex_rw(self) -> float:
-        """The same, in the flex than in the row-wise tier."""
-        if self.syncs is None or self.syncs.flex == "dense":
-            return self.costs.comm_flex_rw
-        saved = self.costs.a2a_global - self.costs.a2a_intra
-        return self.threshold(lambda sent: sent * saved - self.flex_seconds(sent))
+    def flex_in_time(self) -> Prefix:
+        """Return the rows that take less time in the flex tier than as cold ones."""
+        w = self.ranking.keys
+        saved = w * (self.costs.a2a_global - self.costs.a2a_intra)
+        return self.ranking.while_true(saved > self.gradient_seconds("flex", w))
 
-    @cached_property
-    def comm_dp_flex(self) -> float:
-        """The same, in the data-parallel than in the flex tier."""
-        costs = self.costs
-        if self.syncs is None or self.syncs == Syncs():
-            return (costs.ar_global - costs.ar_cross) / costs.a2a_intra
-        return self.threshold(
-            lambda sent: sent * costs.a2a_intra + self.flex_seconds(sent) - self.hot_seconds(sent)
-        )
-
-    def threshold(self, saved: Callable[[float], float]) -> float:
-        """The ``w`` up to which ``saved`` is not above 0, beyond which it is; below 0: none is."""
-        low, high = -1, float_bits(max(table.largest for table in self.ranking.tables))
-        if saved(bits_float(high)) <= 0:
-            return inf
-        while high - low > 1:
-            middle = (low + high) // 2
-            if saved(bits_float(middle)) > 0:
-                high = middle
-            else:
-                low = middle
-        return bits_float(low) if low >= 0 else -1.0
+    def hot_in_memory(self, under: float) -> Prefix:
+        """Return the rows that take less memory hot than with ``under`` bytes of an element."""
+        saved = self.costs.saved * self.ranking.keys
+        return self.ranking.while_true(saved > self.costs.hot_static - under)
 
     @property
     def plain_seconds(self) -> CollectiveSeconds:
-        """The same with all rows row-wise, neither deduplicated nor coalesced."""
+        """Seconds with all rows row-wise, neither deduplicated nor coalesced."""
         num_bytes = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
         a2a = self.cluster.collectives.a2a_global.seconds_for(num_bytes)
         return CollectiveSeconds(a2a, 0.0, 0.0, 0.0)
 
     def a2a_reduction(self, cuts: Cuts) -> float:
-        """The share of plain row-wise sharding's bytes that the global all-to-all does not send."""
+        """Return the share of plain row-wise sharding's global all-to-all that is not sent."""
         plain = self.options.plain.row_wise_bytes * self.ranking.plain_lookups
-        sent = _sent(cuts.flex, self.ranking.everything)
-        saved = plain - self.options.row_wise_bytes * sent
+        saved = plain - self.options.row_wise_bytes * _sent(cuts.flex, self.ranking.everything)
         return saved / plain if saved > _ROUNDING * plain else 0.0
 
     @cached_property
     def hot_that_fit(self) -> tuple[Prefix, Prefix]:
-        """The fewest and the most data-parallel rows that memory allows beside row-wise ones.
+        """The fewest and the most hot rows that memory allows beside cold ones.
 
-        Raises ``SetupError`` where it allows none.
+        Raises:
+            SetupError: memory allows none.
         """
-        least = self.ranking.above(self.costs.mem_dp_rw)
+        least = self.hot_in_memory(self.costs.row_wise_static)
         if not self.fits(least):
             needed = self.memory(Cuts(least, least))
             coalesced = "plan without coalescing, " if self.options.coalesce else ""
@@ -238,73 +373,133 @@ class CutModel:
             )
         return self._fitting(least, self.fits)
 
-    @cached_property
-    def hot_beside_flex(self) -> tuple[Prefix, Prefix] | None:
-        """The same with all other rows in the flex tier; None where memory allows none."""
-        least = self.ranking.above(self.costs.mem_dp_flex)
-
-        def fits(hot: Prefix) -> bool:
-            return self.fits(hot, self.ranking.everything)
-
-        return self._fitting(least, fits) if fits(least) else None
-
     def _fitting(self, least: Prefix, fits: Callable[[Prefix], bool]) -> tuple[Prefix, Prefix]:
-        """The shortest and the longest prefix that fits, ``least`` taking the least memory."""
+        """Return the shortest and the longest prefix that fit; ``least`` takes least memory."""
         most = self.ranking.longest(fits, beyond=least)
-        if fits(self.ranking.nothing):
-            return self.ranking.nothing, most
+        nothing = self.ranking.first(0)
+        if fits(nothing):
+            return nothing, most
         too_few = self.ranking.longest(
             lambda prefix: prefix.num_rows < least.num_rows and not fits(prefix)
         )
         return self.ranking.first(too_few.num_rows + 1), most
 
     def most_flex(self, hot: Prefix, last: Prefix) -> Cuts:
-        """``hot`` and all the flex rows that memory allows, up to ``last``."""
+        """Return ``hot`` and all the flex rows that memory allows, up to ``last``."""
 
         def allowed(flex: Prefix) -> bool:
             return flex.num_rows <= last.num_rows and self.fits(hot, flex)
 
         return Cuts(hot, self.ranking.longest(allowed, beyond=hot))
 
-    def two_tier(self) -> Cuts:
-        """Data-parallel and row-wise rows: the least time that memory allows.
-
-        With the defaults that is FlexShard's memory-neutral plan: the most K rows with
-        ``K (M - a) <= c B cum_p(K)``.
-        """
-        ways = []
-        for model in self.with_each_syncs:
-            hot = clip(self.ranking.above(model.comm_dp_rw), self.hot_that_fit)
-            ways.append(Cuts(hot, hot))
-        return self.best(ways)
-
     def best(self, each: Iterable[Cuts]) -> Cuts:
-        """The cuts that take the least time, of equals the least memory."""
+        """Return the cuts that take the least time, of equals the least memory."""
         overlap = 1 - self.options.exposed
         return min(each, key=lambda cuts: (self.seconds(cuts).exposed(overlap), self.memory(cuts)))
 
-    def three_tier(self) -> Cuts:
-        """FlexShard's plan: rows that pay in memory data-parallel, then flex ones, then row-wise.
+    def two_tier(self) -> Cuts:
+        """Hot and cold rows that take the least time that memory allows.
 
-        Of flex rows there are as many as memory allows, ``[c B cum_p(K) - K (M - a)] / (M/W - a)``
-        in the memory-neutral plan, but none that take more time than they save. Raises
-        ``SetupError`` on one node.
+        With the defaults FlexShard's memory-neutral plan: the most K rows with
+        ``K (M - a) <= c B cum_p(K)``.
+        """
+        hot = [_clip(each.hot_in_time(), self.hot_that_fit) for each in self.with_each_syncs]
+        return self.best(Cuts(each, each) for each in hot)
+
+    def three_tier(self) -> Cuts:
+        """FlexShard's plan: hot rows that pay in memory, then flex rows, then cold ones.
+
+        As many flex rows as memory allows, ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` in the
+        memory-neutral plan, but none that take more time than they save.
+
+        Raises:
+            SetupError: the cluster has one node.
         """
         if self.cluster.nodes == 1:
             raise SetupError(
                 "three_tier keeps a flex row on one rank of each node, and the cluster has one "
                 "node, where that is row-wise sharding; take two_tier or joint"
             )
-        by_stop = {"dp_flex": self.costs.mem_dp_flex, "dp_rw": self.costs.mem_dp_rw}
-        hot = clip(self.ranking.above(by_stop[self.options.stop]), self.hot_that_fit)
-        return self.best(
-            self.most_flex(hot, self.ranking.above(model.comm_flex_rw))
-            for model in self.with_each_syncs
-        )
+        costs = self.costs
+        under = {"dp_flex": costs.flex_static, "dp_rw": costs.row_wise_static}
+        hot = _clip(self.hot_in_memory(under[self.options.stop]), self.hot_that_fit)
+        return self.best(self.most_flex(hot, each.flex_in_time()) for each in self.with_each_syncs)
+
+    def joint(self) -> Cuts:
+        """The cuts that take the least time, or send the fewest bytes, within the budget.
+
+        Tiers are intervals in how often a row is sent, so two cuts are enough. Where tables have
+        several dimensions another assignment may be better by less than a row. With a sparse sync
+        the gradient cost of a row is concave in ``w`` and that of a cold row linear, so copies are
+        still the rows above some ``w``; between hot and flex rows the difference may change its
+        sign more than once, and the cuts need not be the best.
+        """
+        return self.best(cuts for each in self.with_each_syncs for cuts in each._candidates())
+
+    def _candidates(self) -> Iterator[Cuts]:
+        """Yield the best cuts of each set of tiers: with latencies, fewer can be better."""
+        fewest, most = self.hot_that_fit
+        for hot in (self.two_tier().hot, fewest, most):
+            yield Cuts(hot, hot)
+        if self.cluster.nodes == 1:
+            return
+        last = self.flex_in_time()
+        yield self.most_flex(fewest, last)
+        best = self._best_hot(last).num_rows
+        tried = {*range(max(fewest.num_rows, best - _TRIED), min(most.num_rows, best + _TRIED) + 1)}
+        width = most.num_rows - fewest.num_rows
+        if width and self.syncs is not None and self.syncs.sparse:
+            # Bisection may find another end than the best one.
+            tried |= {fewest.num_rows + round(width ** (n / _SPREAD)) for n in range(_SPREAD)}
+        for num_rows in sorted(tried):
+            yield self.most_flex(self.ranking.first(num_rows), last)
+        everything = self.ranking.everything
+        least = self.hot_in_memory(self.costs.flex_static)
+        if self.fits(least, everything):
+            beside_flex = self._fitting(least, partial(self.fits, flex=everything))
+            w = self.ranking.keys
+            saved = w * self.costs.a2a_intra + self.gradient_seconds("flex", w)
+            pays = self.ranking.while_true(saved > self.gradient_seconds("hot", w))
+            for hot in (pays, self.ranking.first(0)):
+                yield Cuts(_clip(hot, beside_flex), everything)
+
+    def _best_hot(self, last: Prefix) -> Prefix:
+        """Return the hot rows that are best with all flex rows that memory allows, to ``last``.
+
+        Their saving is concave in their number: each further row saves less, and takes memory
+        whose worth is the saving of the flex rows that have no room. Bisection finds the end.
+        """
+        costs, ranking = self.costs, self.ranking
+        fewest, most = self.hot_that_fit
+
+        def pays(hot: Prefix) -> bool:
+            if hot.num_rows <= fewest.num_rows or hot.num_rows > most.num_rows:
+                return hot.num_rows <= fewest.num_rows
+            w = ranking.key(hot.num_rows - 1)
+            as_hot, as_flex = (self._seconds_of(tier, w) for tier in ("hot", "flex"))
+            if hot.num_rows > last.num_rows:
+                return w * costs.a2a_global >= as_hot
+            seconds = as_flex - as_hot + w * costs.a2a_intra
+            memory = costs.flex_static - costs.hot_static + w * costs.saved
+            flex = self.most_flex(hot, last).flex
+            return seconds + memory * self._worth_of_a_byte(flex, last) >= 0
+
+        return ranking.longest(pays)
+
+    def _seconds_of(self, tier: Literal["hot", "flex"], w: float) -> float:
+        return float(self.gradient_seconds(tier, np.array([w]))[0])
+
+    def _worth_of_a_byte(self, flex: Prefix, last: Prefix) -> float:
+        """Return the seconds that a byte of memory saves by flex rows after ``flex``."""
+        if flex.num_rows >= last.num_rows:
+            return 0.0
+        costs, w = self.costs, self.ranking.key(flex.num_rows)
+        saved = (costs.a2a_global - costs.a2a_intra) * w - self._seconds_of("flex", w)
+        return saved / (costs.flex_static - costs.row_wise_static)
 
 
-def clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
-    """``prefix``, or the nearest of those ``within``."""
+def _clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
+    """Return ``prefix``, or the nearest of those ``within``."""
     shortest, longest = within
     if prefix.num_rows < shortest.num_rows:
         return shortest
@@ -312,6 +507,6 @@ def clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
 
 
 def _sent(start: Prefix, stop: Prefix) -> float:
-    """Elements that are sent for the rows from ``start`` to ``stop``; what rounding leaves is 0."""
+    """Return the elements that are sent for the rows between; what rounding leaves is 0."""
     sent = stop.sent - start.sent
     return sent if sent > _ROUNDING * stop.sent else 0.0

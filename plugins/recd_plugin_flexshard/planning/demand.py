@@ -1,8 +1,8 @@
-"""How often the rows of a table are accessed, as the cost model takes it."""
+"""How often the rows of a table are accessed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log
 from typing import TYPE_CHECKING
@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugin_flexshard.planning.costs import log_unread
-from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
     from recd_plugins.api.access import TableAccess
     from recd_plugins.api.planning import DistinctIds
 
 
-# Of a range of rows; they end within a thousandth.
+# Steps of a bisection over a range of rows; they end within a thousandth of it.
 _BISECTIONS = 16
 
 
@@ -26,19 +25,19 @@ _BISECTIONS = 16
 class TableDemand:
     """A table and the accesses of its rows.
 
-    - ``probabilities``: float64, mean accesses of a row by one sample, non-increasing; above 1
-      where a sample accesses a row several times.
-    - ``repeats``: int64, how many rows each probability is of; None: of one each. A distribution of
-      many rows is so given in few bins.
-    - ``rows``: int64, the rows in order of ``probabilities``; None: row 0 is accessed most, then 1,
-      and so on.
-    - ``tail_rows``: how many rows are in none of these; ``tail_probability``: of each of them.
-    - ``dedupe_factor``: rows of a batch over its distinct rows, where these alone are looked up.
-    - ``features``: how many features are looked up in the table.
-    - ``distinct``: distinct ids of a batch, by its size, as they were counted; None: as many as
-      independent accesses have.
-
-    Raises ``DataError`` where these do not fit together.
+    Attributes:
+        name: of the table.
+        num_embeddings: rows of the table.
+        embedding_dim: scalars of a row.
+        probabilities: float64, mean accesses of a row by one sample, non-increasing; above 1 where
+            a sample accesses a row several times.
+        rows: int64, the rows in the order of ``probabilities``; None: 0, 1, 2 and so on.
+        repeats: int64, how many rows have each probability; None: one each.
+        tail_rows: rows that are in none of these.
+        tail_probability: accesses of each of them.
+        dedupe_factor: rows of a batch over the distinct rows that are looked up.
+        features: number of features that are looked up in the table.
+        distinct: counted distinct ids of a batch, by its size; None: accesses are independent.
     """
 
     name: str
@@ -52,45 +51,15 @@ class TableDemand:
     dedupe_factor: float = 1.0
     features: int = 1
     distinct: DistinctIds | None = None
-    _known: int = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        known = len(self.probabilities) if self.repeats is None else int(self.repeats.sum())
-        object.__setattr__(self, "_known", known)
-        for wrong in self._problems():
-            raise DataError(f"table {self.name}: {wrong}")
-
-    def _problems(self) -> list[str]:
-        p = self.probabilities
-        found = []
-        if self._known + self.tail_rows != self.num_embeddings:
-            found.append(
-                f"{self._known} known rows and {self.tail_rows} others are not its "
-                f"{self.num_embeddings}"
-            )
-        if self.embedding_dim < 1 or self.features < 1 or not self.dedupe_factor >= 1:
-            found.append("embedding_dim, features and dedupe_factor are at least 1")
-        if self.rows is not None and (self.repeats is not None or len(self.rows) != len(p)):
-            found.append("rows name one row for each probability, without repeats")
-        if self.repeats is not None and (len(self.repeats) != len(p) or (self.repeats < 0).any()):
-            found.append("repeats has a number of rows, 0 or more, for each probability")
-        if not self.tail_probability >= 0 or self.tail_rows < 0:
-            found.append("tail_rows and tail_probability are at least 0")
-        last = float(p[-1]) if len(p) else np.inf
-        if not bool((p[1:] <= p[:-1]).all()) or not last >= self.tail_probability * bool(
-            self.tail_rows
-        ):
-            found.append("probabilities do not increase, and the tail's is not above the last")
-        return found
 
     @classmethod
     def from_access(
         cls, access: TableAccess, embedding_dim: int, dedupe_factor: float = 1.0
     ) -> TableDemand:
-        """The demand that an access profile tells.
+        """Return the demand of an access profile.
 
-        Known rows that are accessed less often than the mean of those that are not known cannot be
-        told apart from these, and are counted among them.
+        Known rows that are accessed less than the mean of the unknown ones cannot be told apart
+        from them, and join the tail.
         """
         probabilities = access.probabilities()
         kept = len(probabilities)
@@ -98,8 +67,7 @@ class TableDemand:
             kept = int((probabilities >= access.tail_probability).sum())
         tail_rows = access.tail_rows + len(probabilities) - kept
         tail = access.tail_rows * access.tail_probability + float(probabilities[kept:].sum())
-        # The mean of values that are none above the last one kept, but for rounding.
-        highest = float(probabilities[kept - 1]) if kept else np.inf
+        highest = float(probabilities[kept - 1]) if kept else np.inf  # rounding apart
         return cls(
             name=access.table,
             num_embeddings=access.num_embeddings,
@@ -112,33 +80,39 @@ class TableDemand:
             features=len(access.features),
         )
 
+    def bins(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the accesses of a row in each bin, non-increasing, and the rows of each bin."""
+        repeats = self.repeats
+        if repeats is None:
+            repeats = np.ones(len(self.probabilities), dtype=np.int64)
+        if not self.tail_rows:
+            return self.probabilities, repeats
+        return (
+            np.append(self.probabilities, self.tail_probability),
+            np.append(repeats, self.tail_rows),
+        )
+
     def accesses(self, rows: int) -> float:
-        """Mean accesses by one sample to the first ``rows`` rows."""
-        known = min(rows, self._known)
-        tail = (rows - known) * self.tail_probability
-        if self.repeats is None:
-            return float(self.probabilities[:known].sum()) + tail
-        before = np.cumsum(self.repeats) - self.repeats
-        counted = np.clip(known - before, 0, self.repeats)
-        return float(self.probabilities @ counted) + tail
+        """Return the mean accesses by one sample to the first ``rows`` rows."""
+        probabilities, repeats = self.bins()
+        before = np.cumsum(repeats) - repeats
+        return float(probabilities @ np.clip(rows - before, 0, repeats))
 
     @cached_property
     def length(self) -> float:
-        """L: mean accesses by one sample, to all rows."""
+        """L: mean accesses by one sample to all rows."""
         return self.accesses(self.num_embeddings)
 
     def independent_rows(self, batch_size: int) -> float:
-        """Rows of a batch that would have its distinct ids if their accesses were independent.
+        """Return the batch size at which independent accesses have the distinct ids of a batch.
 
-        Rows of a session read the same ids, so fewer than ``batch_size``; as many where no distinct
-        ids were counted, or no fewer than independent accesses have.
+        Below ``batch_size`` where rows of a session read the same ids.
         """
         counted = self.distinct.of(batch_size) if self.distinct is not None else 0.0
         if counted <= 0:
             return float(batch_size)
-        unread = log_unread(np.append(self.probabilities, self.tail_probability))
-        repeats = np.ones(len(unread)) if self.repeats is None else np.append(self.repeats, 0)
-        repeats[-1] = self.tail_rows
+        probabilities, repeats = self.bins()
+        unread = log_unread(probabilities)
         # One distinct row is the least that a batch has.
         low, high = (log(min(batch_size, rows)) for rows in (self.dedupe_factor, batch_size))
         for _ in range(_BISECTIONS):
@@ -148,13 +122,13 @@ class TableDemand:
         return exp(high)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The rows of ranks ``start`` to ``stop``, most accessed first; of the tail by number."""
+        """Return the rows of ranks ``start`` to ``stop``, most accessed first, then the tail."""
         if self.rows is None:
             return np.arange(start, stop, dtype=np.int64)
-        known = self.rows[start:stop]
-        if stop <= self._known:
-            return known
-        others = np.ones(self.num_embeddings, dtype=np.bool_)
-        others[self.rows] = False
-        tail = np.flatnonzero(others)[max(start - self._known, 0) : stop - self._known]
-        return np.concatenate([known, tail.astype(np.int64)])
+        known = len(self.rows)
+        if stop <= known:
+            return self.rows[start:stop]
+        tail = np.setdiff1d(np.arange(self.num_embeddings), self.rows, assume_unique=True)
+        return np.concatenate(
+            [self.rows[start:stop], tail[max(start - known, 0) : stop - known]]
+        ).astype(np.int64)

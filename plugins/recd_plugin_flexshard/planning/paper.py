@@ -10,8 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import PAPER_FLAT, ClusterShape
-from recd_plugin_flexshard.planning.costs import CostOptions, RowCosts
+from recd_plugin_flexshard.planning.costs import (
+    PAPER_FLAT,
+    ClusterShape,
+    CostOptions,
+    breakpoints,
+)
 from recd_plugin_flexshard.planning.demand import TableDemand
 
 #: 4 nodes of 8 A100, 4096 samples a rank.
@@ -53,8 +57,8 @@ class PaperModel:
 
         The paper has 1000 (RM-1, RM-2) and 500 as the longest lists, and no mean.
         """
-        accesses = RowCosts.of(CLUSTER, OPTIONS).mem_dp_rw * self.two_tier_rows
-        return accesses / CLUSTER.batch_size / self.two_tier_covered
+        of_row = breakpoints(CLUSTER, OPTIONS)["mem_dp_rw"]
+        return of_row * self.two_tier_rows / self.two_tier_covered
 
     def fitted(self, dedupe_factor: float = 1.0) -> TableDemand:
         """The table with accesses that have the three coverages of table 5.
@@ -64,7 +68,7 @@ class PaperModel:
         """
         knots = [self.hot_rows, self.two_tier_rows, self.hot_rows + self.flex_rows]
         covered = [self.hot_covered, self.two_tier_covered, self.hot_covered + self.flex_covered]
-        known = RowCosts.of(CLUSTER, OPTIONS).mem_dp_flex / CLUSTER.batch_size
+        known = breakpoints(CLUSTER, OPTIONS)["mem_dp_flex"]
         laws = _power_laws(
             [*knots, self.num_embeddings], np.diff([0.0, *covered, 1.0]) * self.length, known
         )

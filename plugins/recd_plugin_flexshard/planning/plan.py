@@ -1,35 +1,49 @@
-"""Which rows of which tables go into which tier, and what that comes to."""
+"""Which rows of which tables go into which tier, and what each tier sends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import ClusterShape, CollectiveSeconds
-from recd_plugin_flexshard.planning.costs import CostOptions
-from recd_plugin_flexshard.planning.cuts import CutModel, Cuts
+from recd_plugin_flexshard.planning.costs import (
+    DENSE,
+    SCALAR_BYTES,
+    ClusterShape,
+    CollectiveSeconds,
+    CopyGroup,
+    CostOptions,
+    Sync,
+    Syncs,
+)
+from recd_plugin_flexshard.planning.cuts import CutModel, Cuts, Ranking
 from recd_plugin_flexshard.planning.demand import TableDemand
-from recd_plugin_flexshard.planning.joint import joint
-from recd_plugin_flexshard.planning.ranking import Ranking, TableRanking
-from recd_plugin_flexshard.planning.sync import DENSE, CopyGroup, Syncs
-from recd_plugins.api import SetupError
 
 Strategy = Literal["row_wise", "data_parallel", "two_tier", "three_tier", "joint"]
+Tier = Literal["cold", "hot", "flex", "flex_gradients"]
+TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
+#: Ids and sizes are int64; lengths int32, as all converters of this package make them.
+ID_BYTES, LENGTH_BYTES = 8, 4
 
 
 @dataclass(frozen=True)
 class TableTiers:
-    """The tiers of a table: its ``hot`` most accessed rows, then ``flex`` rows, the rest cold.
+    """The tiers of a table.
 
-    ``..._sent``: rows of a tier that the batch of a rank looks up (``costs.rows_sent``).
-    ``..._exchanged``: rows of a tier whose all-reduce sends as much as their sparse sync; of dense
-    plans not known. ``..._share``: the tier's of the table's accesses; with no access at all they
-    are 0, 0 and 1.
+    Attributes:
+        demand: the table.
+        hot: its most accessed rows, on every rank.
+        flex: the next ones, once in every node. The rest is cold.
+        hot_share: share of the table's accesses; 0 without accesses.
+        flex_share: likewise.
+        hot_sent: rows of the tier that a batch of a rank looks up (``costs.rows_sent``).
+        flex_sent: likewise.
+        cold_sent: likewise.
+        hot_exchanged: rows whose all-reduce sends as much as the sparse sync of the tier.
+        flex_exchanged: likewise.
     """
 
     demand: TableDemand
@@ -53,54 +67,63 @@ class TableTiers:
 
     @property
     def cold_share(self) -> float:
-        return 1.0 - self.hot_share - self.flex_share
+        return max(0.0, 1.0 - self.hot_share - self.flex_share)
 
     @property
     def shares_sent(self) -> tuple[float, float, float]:
-        """Of the ids that a batch looks up, those of hot, flex and cold rows.
-
-        Coalesced, an id counts once a batch, and of rows that are read most often it counts less
-        than of the table's accesses.
-        """
+        """Shares of hot, flex and cold rows in the ids that a batch looks up."""
         sent = (self.hot_sent, self.flex_sent, self.cold_sent)
         total = sum(sent)
         return (sent[0] / total, sent[1] / total, sent[2] / total) if total else (0.0, 0.0, 1.0)
 
     @property
     def hot_rows(self) -> NDArray[np.int64]:
-        """The data-parallel rows, most accessed first."""
+        """The hot rows, most accessed first."""
         return self.demand.ids(0, self.hot)
 
     @property
     def flex_rows(self) -> NDArray[np.int64]:
-        """The rows of the flex tier, most accessed first."""
+        """The flex rows, most accessed first."""
         return self.demand.ids(self.hot, self.hot + self.flex)
 
 
 @dataclass(frozen=True)
 class TierPlan:
-    """Tiers of tables, with what the cost model says of them.
+    """Tiers of tables, and their cost on a cluster.
 
-    ``memory_bytes`` are those of these tables and their activations on a rank, ``row_wise_...`` the
-    same of plain row-wise sharding, without deduplication and coalescing but with the same dtypes.
-    ``syncs`` is how gradients of copies are summed.
+    Attributes:
+        tables: with their tiers.
+        cluster: the ranks.
+        options: of the cost model.
+        strategy: that chose the tiers.
+        a2a_reduction: share of plain row-wise sharding's global all-to-all that is saved.
+        memory_bytes: of these tables and their activations on a rank.
+        row_wise_memory_bytes: the same of plain row-wise sharding, without deduplication and
+            coalescing.
+        seconds: of the collectives of a step.
+        row_wise_seconds: the same of plain row-wise sharding.
+        syncs: how gradients of copies are summed.
     """
 
     tables: tuple[TableTiers, ...]
     cluster: ClusterShape
     options: CostOptions
     strategy: Strategy
-    a2a_reduction: float  # share of plain row-wise sharding's bytes in the global all-to-all saved
+    a2a_reduction: float
     memory_bytes: float
     row_wise_memory_bytes: float
     seconds: CollectiveSeconds
     row_wise_seconds: CollectiveSeconds
     syncs: Syncs = DENSE
 
+    @property
+    def demands(self) -> list[TableDemand]:
+        return [table.demand for table in self.tables]
 
-# Of plans with the share of gradients that the one before has: on PAPERCAL a third changes it by
-# 0.2 % at most.
-_ROUNDS = 2
+    @property
+    def memory_ratio(self) -> float:
+        """Memory over that of plain row-wise sharding."""
+        return self.memory_bytes / self.row_wise_memory_bytes
 
 
 def plan_tiers(
@@ -108,62 +131,32 @@ def plan_tiers(
     cluster: ClusterShape,
     strategy: Strategy,
     options: CostOptions | None = None,
-    share_of: Callable[[TierPlan], float] | None = None,
 ) -> TierPlan:
     """Choose the tiers of ``tables`` together (FlexShard, arXiv 2301.02959, section 4).
 
     ``row_wise`` and ``data_parallel`` are the two ends, whatever memory they take; the others keep
-    to the budget of ``options``. Raises ``SetupError`` where that cannot be kept, where
-    ``three_tier`` is asked for on one node, and for unknown strategies.
+    to the budget of ``options``.
 
-    ``share_of``: the ``gradient_share`` of a plan, in place of that of ``options``: it depends on
-    which rows are cold, and these on it.
+    Raises:
+        SetupError: the budget cannot be kept, or ``three_tier`` on one node.
     """
-    options = options or CostOptions()
-    ranking = _ranking(tables, cluster, options)
-
-    def planned(options: CostOptions) -> TierPlan:
-        model = CutModel(ranking, cluster, options)
-        return _plan(tables, model, strategy, _cuts(model, strategy))
-
-    plan = planned(options)
-    if share_of is None:
-        return plan
-    for _ in range(_ROUNDS):
-        share = share_of(plan)
-        if share == plan.options.gradient_share:
-            break
-        plan = planned(replace(options, gradient_share=share))
-    return plan
-
-
-def plan_curve(
-    tables: Sequence[TableDemand],
-    cluster: ClusterShape,
-    strategy: Strategy,
-    each: Iterable[CostOptions],
-) -> Iterator[TierPlan]:
-    """The same for ``each`` of some options, in less time than one by one."""
-    for _, alike in groupby(each, key=lambda options: (options.coalesce, options.sync == "dense")):
-        first, *others = alike
-        ranking = _ranking(tables, cluster, first)
-        for options in (first, *others):
-            model = CutModel(ranking, cluster, options)
-            yield _plan(tables, model, strategy, _cuts(model, strategy))
+    model = _model(tables, cluster, options or CostOptions())
+    return _plan(tables, model, strategy, _cuts(model, strategy))
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape, gradient_share: float = 1.0) -> TierPlan:
-    """The tiers of ``plan``, and what they take and send on another cluster.
+    """Return the tiers of ``plan`` with their cost on another cluster.
 
-    ``gradient_share``: see ``CostOptions``; of that cluster.
+    Args:
+        plan: with the tiers.
+        cluster: the other ranks.
+        gradient_share: of ``CostOptions`` there.
     """
-    options = replace(plan.options, gradient_share=gradient_share)
-    tables = [table.demand for table in plan.tables]
-    ranking = _ranking(tables, cluster, options)
-    hot = [table.hot for table in plan.tables]
-    flex = [table.hot + table.flex for table in plan.tables]
-    cuts = Cuts(ranking.prefix(hot), ranking.prefix(flex))
-    return _plan(tables, CutModel(ranking, cluster, options), plan.strategy, cuts)
+    tables, options = plan.demands, replace(plan.options, gradient_share=gradient_share)
+    model = _model(tables, cluster, options)
+    hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
+    cuts = Cuts(model.ranking.first(hot), model.ranking.first(both))
+    return _plan(tables, model, plan.strategy, cuts)
 
 
 def pareto_curve(
@@ -173,9 +166,14 @@ def pareto_curve(
     options: CostOptions,
     memory_ratios: Sequence[float],
 ) -> list[TierPlan]:
-    """Plans at budgets of ``memory_ratios`` of plain row-wise sharding's memory."""
-    budgets = [replace(options, memory_ratio=ratio, memory_bytes=None) for ratio in memory_ratios]
-    return list(plan_curve(tables, cluster, strategy, budgets))
+    """Return plans at budgets of ``memory_ratios`` of plain row-wise sharding's memory."""
+    first = _model(tables, cluster, options)
+    plans = []
+    for ratio in memory_ratios:
+        budget = replace(options, memory_ratio=ratio, memory_bytes=None)
+        model = CutModel(first.ranking, cluster, budget)
+        plans.append(_plan(tables, model, strategy, _cuts(model, strategy)))
+    return plans
 
 
 def two_tier_curve(
@@ -184,32 +182,30 @@ def two_tier_curve(
     options: CostOptions,
     hot_rows: Sequence[int],
 ) -> list[TierPlan]:
-    """Plans with the ``hot_rows`` most accessed rows data-parallel, whatever memory they take."""
-    model = CutModel(_ranking(tables, cluster, options), cluster, options)
+    """Return plans with the ``hot_rows`` most accessed rows hot, whatever memory they take."""
+    model = _model(tables, cluster, options)
     ends = [model.ranking.first(num_rows) for num_rows in hot_rows]
     return [_plan(tables, model, "two_tier", Cuts(end, end)) for end in ends]
 
 
-#: The points of FlexShard's figure 5, in the order of their data-parallel rows.
+#: The points of FlexShard's figure 5, in the order of their hot rows.
 POINTS = ("least_memory", "memory_neutral", "least_communication", "data_parallel")
 
 
 def four_points(
     tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions
 ) -> dict[str, TierPlan]:
-    """The two-tier plans by name of ``POINTS`` (FlexShard, figure 5).
+    """Return the two-tier plans by name of ``POINTS`` (FlexShard, figure 5).
 
-    ``memory_neutral`` has the most data-parallel rows that take no more memory than plain row-wise
-    sharding; ``least_communication`` those that take less time there, whatever memory: with dense
-    syncs, unless the options allow sparse ones alone.
+    ``memory_neutral`` has the most hot rows that take no more memory than plain row-wise sharding,
+    ``least_communication`` those that take less time there, with dense syncs where these are
+    allowed.
     """
-    neutral = replace(options, memory_ratio=1.0, memory_bytes=None)
-    model = CutModel(_ranking(tables, cluster, options), cluster, neutral)
-    of_first_sync = model.with_each_syncs[0]
+    model = _model(tables, cluster, replace(options, memory_ratio=1.0, memory_bytes=None))
     ends = (
-        model.ranking.above(model.costs.mem_dp_rw),
+        model.hot_in_memory(model.costs.row_wise_static),
         model.hot_that_fit[1],
-        model.ranking.above(of_first_sync.comm_dp_rw),
+        model.with_each_syncs[0].hot_in_time(),
         model.ranking.everything,
     )
     return {
@@ -218,33 +214,57 @@ def four_points(
     }
 
 
-def _ranking(tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions) -> Ranking:
-    if not tables:
-        raise SetupError("there is no table to plan tiers for")
-    groups = (CopyGroup.hot(cluster), CopyGroup.flex(cluster)) if options.sync != "dense" else ()
-    return Ranking(tables, cluster.batch_size, options.coalesce, groups)
+def _model(tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions) -> CutModel:
+    groups = None
+    if options.sync != "dense":
+        groups = (CopyGroup.hot(cluster), CopyGroup.flex(cluster))
+    ranking = Ranking(tables, cluster.batch_size, options.coalesce, groups)
+    return CutModel(ranking, cluster, options)
 
 
 def _cuts(model: CutModel, strategy: Strategy) -> Cuts:
-    ends = {"row_wise": model.ranking.nothing, "data_parallel": model.ranking.everything}
-    if strategy in ends:
-        return Cuts(ends[strategy], ends[strategy])
-    ways = {"two_tier": CutModel.two_tier, "three_tier": CutModel.three_tier, "joint": joint}
-    if strategy not in ways:
-        raise SetupError(f"strategy is one of {', '.join([*ends, *ways])}, not {strategy!r}")
-    return ways[strategy](model)
+    nothing, everything = model.ranking.first(0), model.ranking.everything
+    ways: dict[Strategy, Callable[[], Cuts]] = {
+        "row_wise": lambda: Cuts(nothing, nothing),
+        "data_parallel": lambda: Cuts(everything, everything),
+        "two_tier": model.two_tier,
+        "three_tier": model.three_tier,
+        "joint": model.joint,
+    }
+    return ways[strategy]()
 
 
 def _plan(
     tables: Sequence[TableDemand], model: CutModel, strategy: Strategy, cuts: Cuts
 ) -> TierPlan:
-    return TierPlan(
-        tables=tuple(
-            _table_tiers(demand, ranking, hot, flex)
-            for demand, ranking, hot, flex in zip(
-                tables, model.ranking.tables, cuts.hot.rows, cuts.flex.rows, strict=True
+    ranking, hot, flex = model.ranking, cuts.hot, cuts.flex
+    ranges = ((hot, None), (flex, hot), (ranking.everything, flex))
+    ones = np.ones(len(ranking.keys))
+    rows = [ranking.by_table(ones, *each) for each in ranges[:2]]
+    sent = [ranking.by_table(ranking.keys, *each) for each in ranges]
+    exchanged = [[0.0] * len(tables)] * 2
+    if ranking.groups is not None:
+        exchanged = [
+            ranking.by_table(ranking.exchanged(group), *each)
+            for group, each in zip(ranking.groups, ranges, strict=False)
+        ]
+    tiers = []
+    for index, demand in enumerate(tables):
+        num_hot, num_flex = (round(of_tier[index]) for of_tier in rows)
+        length = demand.length or 1.0
+        hot_share = demand.accesses(num_hot) / length
+        tiers.append(
+            TableTiers(
+                demand,
+                num_hot,
+                num_flex,
+                hot_share,
+                demand.accesses(num_hot + num_flex) / length - hot_share,
+                *(of_tier[index] for of_tier in (*sent, *exchanged)),
             )
-        ),
+        )
+    return TierPlan(
+        tables=tuple(tiers),
         cluster=model.cluster,
         options=model.options,
         strategy=strategy,
@@ -257,24 +277,115 @@ def _plan(
     )
 
 
-def _table_tiers(demand: TableDemand, ranking: TableRanking, hot: int, flex: int) -> TableTiers:
-    """``hot`` and ``flex``: where these tiers end."""
-    length = demand.length
-    shares = [demand.accesses(end) / length if length else 0.0 for end in (hot, flex)]
-    sent = [ranking.sent(end) for end in (hot, flex, ranking.num_rows)]
-    exchanged = [0.0, 0.0]
-    if of_both := ranking.exchanged(hot):
-        until = ranking.exchanged(flex)
-        exchanged = [of_both[0], max(0.0, until[1] - of_both[1])]
-    return TableTiers(
-        demand=demand,
-        hot=hot,
-        flex=flex - hot,
-        hot_share=shares[0],
-        flex_share=shares[1] - shares[0],
-        hot_sent=sent[0],
-        flex_sent=max(0.0, sent[1] - sent[0]),
-        cold_sent=max(0.0, sent[2] - sent[1]),
-        hot_exchanged=exchanged[0],
-        flex_exchanged=exchanged[1],
+@dataclass(frozen=True)
+class TierTraffic:
+    """The collective of a tier in a step: bytes that a rank sends to others, mean over ranks.
+
+    Attributes:
+        collective: ``sparse`` is the exchange of gradients of touched rows.
+        group: ``global``: all ranks; ``node``; ``cross``: one rank of each node.
+        integer_bytes: ids, lengths, sizes, and bits of touched rows.
+        float_bytes: embeddings and gradients, forward and backward.
+        seconds: by the cost model.
+    """
+
+    collective: Literal["all_to_all", "all_reduce", "sparse"]
+    group: Literal["global", "node", "cross"]
+    integer_bytes: float
+    float_bytes: float
+    seconds: float
+
+    @property
+    def bytes(self) -> float:
+        return self.integer_bytes + self.float_bytes
+
+
+def cold_size_bytes(plan: TierPlan) -> int:
+    """Return the bytes of the three counts that a rank sends each other one first."""
+    return 3 * ID_BYTES * (plan.cluster.world_size - 1)
+
+
+def flex_size_bytes(plan: TierPlan) -> int:
+    """Return the same in a node: ids of each feature; 0 without flex rows."""
+    if not any(table.flex for table in plan.tables):
+        return 0
+    features = sum(demand.features for demand in plan.demands)
+    return features * ID_BYTES * (plan.cluster.ranks_per_node - 1)
+
+
+def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
+    """Predict the bytes of each tier in a step, in the conventions of docs/measuring.md.
+
+    Of n ranks that share ids evenly a rank sends (n - 1) / n of them to others. Lengths of all
+    lists go to each rank; coalesced, one a feature. All tables of the plan count as those of one
+    EmbeddingCollection.
+    """
+    cluster, options, tables, seconds = plan.cluster, plan.options, plan.tables, plan.seconds
+    ranks, node = cluster.world_size, cluster.ranks_per_node
+
+    def scalars(rows: Callable[[TableTiers], float]) -> float:
+        return sum(t.demand.embedding_dim * rows(t) for t in tables)
+
+    def gradients(
+        name: Literal["global", "cross"],
+        group: CopyGroup,
+        sync: Sync,
+        rows: Callable[[TableTiers], float],
+        exchanged: Callable[[TableTiers], float],
+        taken: float,
+    ) -> TierTraffic:
+        if sync == "dense":
+            num_bytes = group.sent_of_reduced * SCALAR_BYTES * scalars(rows)
+            return TierTraffic("all_reduce", name, 0.0, num_bytes, taken)
+        num_bytes = group.sent_of_reduced * options.wire_bytes * scalars(exchanged)
+        return TierTraffic("sparse", name, group.bits(sum(map(rows, tables))), num_bytes, taken)
+
+    lists = sum(
+        d.features * (1 if options.coalesce else cluster.batch_size / d.dedupe_factor)
+        for d in plan.demands
     )
+    others, in_node = (ranks - 1) / ranks, (node - 1) / node
+    cold_ids = ID_BYTES * sum(t.cold_sent for t in tables)
+    flex_ids = ID_BYTES * sum(t.flex_sent for t in tables)
+    return {
+        "cold": TierTraffic(
+            "all_to_all",
+            "global",
+            others * cold_ids + (ranks - 1) * LENGTH_BYTES * lists + cold_size_bytes(plan),
+            others * options.row_wise_bytes * scalars(lambda t: t.cold_sent),
+            seconds.a2a_global,
+        ),
+        "hot": gradients(
+            "global",
+            CopyGroup.hot(cluster),
+            plan.syncs.hot,
+            lambda t: t.hot,
+            lambda t: t.hot_exchanged,
+            seconds.ar_global,
+        ),
+        "flex": TierTraffic(
+            "all_to_all",
+            "node",
+            in_node * flex_ids + flex_size_bytes(plan),
+            in_node * options.flex_bytes * scalars(lambda t: t.flex_sent),
+            seconds.a2a_intra,
+        ),
+        "flex_gradients": gradients(
+            "cross",
+            CopyGroup.flex(cluster),
+            plan.syncs.flex,
+            lambda t: t.flex / node,
+            lambda t: t.flex_exchanged / node,
+            seconds.ar_cross,
+        ),
+    }
+
+
+def sync_bytes(plan: TierPlan) -> dict[Literal["hot", "flex"], dict[Sync, float]]:
+    """Return the bytes that a rank sends for gradients of each tier's copies, by allowed sync."""
+    allowed: tuple[Sync, ...] = ("dense",) if plan.options.sync == "dense" else ("dense", "sparse")
+    by_sync = {sync: traffic(replace(plan, syncs=Syncs(sync, sync))) for sync in allowed}
+    return {
+        "hot": {sync: sent["hot"].bytes for sync, sent in by_sync.items()},
+        "flex": {sync: sent["flex_gradients"].bytes for sync, sent in by_sync.items()},
+    }

@@ -1,7 +1,7 @@
-"""Plays batches of any number of ranks through a plan of tiers, and through plain row-wise tables.
+"""Plays batches of any number of ranks through a plan of tiers, and through row-wise tables.
 
-Nothing is trained and no rank is started: which ids of a batch go where is counted, and from that
-what each rank sends, to the byte as ``CollectiveBytes`` counts it (docs/measuring.md).
+Nothing is trained and no rank is started: counting which ids go where gives what each rank sends,
+to the byte as ``CollectiveBytes`` counts it (docs/measuring.md).
 """
 
 from __future__ import annotations
@@ -13,53 +13,132 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import CollectiveSeconds
-from recd_plugin_flexshard.planning.exchange import Exchange
-from recd_plugin_flexshard.planning.plan import TierPlan
-from recd_plugin_flexshard.planning.routes import TableRoute, routes_of
-from recd_plugin_flexshard.planning.traffic import (
+from recd_plugin_flexshard.planning.costs import (
+    SCALAR_BYTES,
+    ClusterShape,
+    CollectiveSeconds,
+    Floats,
+)
+from recd_plugin_flexshard.planning.demand import TableDemand
+from recd_plugin_flexshard.planning.plan import (
     ID_BYTES,
     LENGTH_BYTES,
+    TableTiers,
     Tier,
+    TierPlan,
     cold_size_bytes,
     flex_size_bytes,
     traffic,
 )
 
-ByRank = NDArray[np.int64]
+Counts = NDArray[np.int64]
+# Rows that are looked at together: their arrays stay small beside those of a table.
+_CHUNK = 1 << 22
+
+
+class TableRoute:
+    """The places of one table's rows.
+
+    Counts by place are arrays ``[2 + ranks_per_node, world_size]``. Lines are the tiers: hot, flex
+    rows by rank of a node, cold. Columns are the ranks that hold the row in the table itself, which
+    TorchRec's row-wise sharding cuts into blocks of ``ceil(E / U)`` rows.
+
+    Args:
+        tiers: of the table.
+        cluster: U ranks.
+        first_flex: flex rows of the tables before this one; a node's ranks take turns over all.
+        coalesced: each id is sent once a batch.
+    """
+
+    def __init__(
+        self, tiers: TableTiers, cluster: ClusterShape, first_flex: int, coalesced: bool = False
+    ) -> None:
+        self.tiers = tiers
+        self.dim = tiers.demand.embedding_dim
+        self.coalesced = coalesced
+        node = cluster.ranks_per_node
+        self.shape = (2 + node, cluster.world_size)
+        self._block = -(-tiers.demand.num_embeddings // cluster.world_size)
+        dealt = (first_flex + np.arange(tiers.flex)) % node
+        self.flex_held = np.bincount(dealt, minlength=node)
+        rows = np.concatenate([tiers.hot_rows, tiers.flex_rows])
+        order = np.argsort(rows)
+        lines = np.concatenate([np.zeros(tiers.hot, np.int64), 1 + dealt])
+        # Ids beyond the last chosen row compare with one that is none.
+        self._sorted = np.append(rows[order], np.iinfo(np.int64).max)
+        self._lines = np.append(lines[order], node + 1)
+
+    def rows_held(self) -> Counts:
+        """Return the rows of the table in the shard of each rank."""
+        starts = np.arange(self.shape[1]) * self._block
+        return np.clip(self.tiers.demand.num_embeddings - starts, 0, self._block)
+
+    def counts(self, ids: Counts) -> Counts:
+        """Return how many of ``ids`` are of each place."""
+        return self._by_place(self._lines_of(ids), ids)
+
+    def rates(self, demand: TableDemand, of: Callable[[Floats], Floats] = np.asarray) -> Floats:
+        """Sum ``of`` the mean accesses to a row by one sample, over the rows of each place."""
+        rates = np.zeros(self.shape)
+        left = self._by_place(self._lines[:-1], self._sorted[:-1])
+        left[-1] = self.rows_held() - left.sum(0)
+        probabilities, repeats = demand.bins()
+        ends = np.cumsum(repeats)
+        known = demand.num_embeddings - demand.tail_rows
+        for start in range(0, known, _CHUNK):
+            ranks = np.arange(start, min(start + _CHUNK, known))
+            rows = demand.ids(start, start + len(ranks))
+            values = of(probabilities[np.searchsorted(ends, ranks, side="right")])
+            lines = self._lines_of(rows)
+            rates += self._by_place(lines, rows, values)
+            left -= self._by_place(lines, rows)
+        return rates + left * of(np.array([demand.tail_probability]))
+
+    def _lines_of(self, ids: Counts) -> Counts:
+        found = np.searchsorted(self._sorted, ids)
+        return np.where(self._sorted[found] == ids, self._lines[found], self.shape[0] - 1)
+
+    def _by_place(self, lines: Counts, ids: Counts, weights: Any = None) -> Any:
+        places = lines * self.shape[1] + ids // self._block
+        size = self.shape[0] * self.shape[1]
+        return np.bincount(places, weights, minlength=size).reshape(self.shape)
+
+
+def routes_of(plan: TierPlan) -> list[TableRoute]:
+    """Return the routes of the tables of ``plan``, as one EmbeddingCollection has them."""
+    first, routes = 0, []
+    for table in plan.tables:
+        routes.append(TableRoute(table, plan.cluster, first, plan.options.coalesce))
+        first += table.flex
+    return routes
 
 
 @dataclass(frozen=True, eq=False)
 class StepLookups:
-    """What one rank looks up in one step.
+    """The lookups of one rank in one step.
 
     Attributes:
-        counts: of each table of the plan, ids by place, as ``TableRoute.counts`` has them; distinct
-            ones where they are coalesced.
-        lists: lists of all features of the tables, those without ids too; one a feature where ids
-            are coalesced.
-        length_bytes: of the number that says how long a list is.
-        ids: of each table, before they are coalesced; None where they are not.
+        counts: of each table, ids by place (``TableRoute.counts``); distinct ones if coalesced.
+        lists: lists of all features of the tables; one a feature if coalesced.
+        length_bytes: of a length.
+        ids: of each table, before they are coalesced; None if they are not.
     """
 
-    counts: list[NDArray[np.int64]]
+    counts: list[Counts]
     lists: int
     length_bytes: int = LENGTH_BYTES
     ids: list[int] | None = None
 
 
 class BatchIds(Protocol):
-    """Where batches come from."""
+    """A source of batches."""
 
     name: str
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
     ) -> Iterator[tuple[StepLookups, StepLookups]]:
-        """The batches of a rank, ``steps`` of them: as the plan has them, and as plain KJTs.
-
-        The first are coalesced where ``routes`` are.
-        """
+        """Yield ``steps`` batches of a rank: as the plan has them, and as plain KJTs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,24 +146,23 @@ class PlayedTier:
     """What one tier sends. Arrays are int64 ``[steps, world_size]``.
 
     Attributes:
-        collective: ``all_to_all``, ``all_reduce``, or ``sparse`` for gradients of touched rows.
-        group: the ranks of a collective: ``global``, ``node``, or ``cross`` for one of each node.
+        collective: as in ``TierTraffic``.
+        group: as in ``TierTraffic``.
         sent_integers: bytes of ids, lengths and sizes that a rank sends to others.
         sent_floats: bytes of embeddings and gradients, forward and backward.
         received: bytes of both that it gets from others.
-        seconds: what the collective takes in each step, by the slowest rank, ``[steps]`` float64.
+        seconds: of the slowest rank in each step, ``[steps]`` float64.
     """
 
     collective: Literal["all_to_all", "all_reduce", "sparse"]
     group: Literal["global", "node", "cross"]
-    sent_integers: ByRank
-    sent_floats: ByRank
-    received: ByRank
-    seconds: NDArray[np.float64]
+    sent_integers: Counts
+    sent_floats: Counts
+    received: Counts
+    seconds: Floats
 
     @property
-    def sent(self) -> ByRank:
-        """Bytes of both payloads."""
+    def sent(self) -> Counts:
         return self.sent_integers + self.sent_floats
 
 
@@ -95,52 +173,38 @@ class PlayedSide:
     Attributes:
         tiers: those that send something.
         lookups: ids that enter the lookups of a rank, int64 ``[steps, world_size]``.
-        static_memory: bytes of the rows that each rank holds, copies ``M`` times, float64
-            ``[world_size]``.
-        activations: bytes of embeddings that a rank holds, float64 ``[steps, world_size]``.
+        memory: the most bytes of each rank in any step, float64 ``[world_size]``: rows that it
+            holds, copies ``M`` times, and embeddings.
     """
 
     tiers: Mapping[Tier, PlayedTier]
-    lookups: ByRank
-    static_memory: NDArray[np.float64]
-    activations: NDArray[np.float64]
+    lookups: Counts
+    memory: Floats
 
     @property
-    def received(self) -> ByRank:
+    def received(self) -> Counts:
         """Bytes that a rank gets in all-to-alls, ``[steps, world_size]``."""
-        total = np.zeros_like(self.lookups)
-        for tier in self.tiers.values():
-            if tier.collective == "all_to_all":
-                total += tier.received
-        return total
-
-    @property
-    def memory(self) -> NDArray[np.float64]:
-        """The most bytes of each rank in any step, ``[world_size]``."""
-        most: NDArray[np.float64] = self.static_memory + self.activations.max(0)
-        return most
+        exchanged = [t.received for t in self.tiers.values() if t.collective == "all_to_all"]
+        return np.sum(exchanged, axis=0)
 
     @property
     def seconds(self) -> CollectiveSeconds:
         """Seconds of a step, the mean over steps."""
-
-        def mean(tier: Tier) -> float:
-            return float(self.tiers[tier].seconds.mean()) if tier in self.tiers else 0.0
-
-        return CollectiveSeconds(mean("cold"), mean("flex"), mean("hot"), mean("flex_gradients"))
+        mean = {name: float(tier.seconds.mean()) for name, tier in self.tiers.items()}
+        order: tuple[Tier, ...] = ("cold", "flex", "hot", "flex_gradients")
+        return CollectiveSeconds(*(mean.get(name, 0.0) for name in order))
 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What some steps came to.
+    """The result of some steps.
 
     Attributes:
         plan: that was played.
-        source: where its batches came from, in words.
+        source: of its batches, in words.
         steps: how many.
         tiered: with the tiers of the plan.
-        row_wise: the tables row-wise, of plain batches: without tiers, deduplication and
-            coalescing.
+        row_wise: row-wise tables and plain batches, neither deduplicated nor coalesced.
     """
 
     plan: TierPlan
@@ -151,35 +215,28 @@ class Simulation:
 
     @property
     def a2a_reduction(self) -> float:
-        """The share of the row-wise tables' embeddings and gradients saved in all-to-alls of all
-        ranks, which ``TierPlan.a2a_reduction`` predicts."""
+        """The saved share of the row-wise tables' embedding bytes in the global all-to-all."""
         stock = int(self.row_wise.tiers["cold"].sent_floats.sum())
         return 1 - int(self.tiered.tiers["cold"].sent_floats.sum()) / stock if stock else 0.0
 
 
-def imbalance(by_rank: NDArray[np.int64]) -> float:
-    """The most of a rank over the mean, the mean over steps, of ``[steps, world_size]``; or 1."""
+def imbalance(by_rank: Counts) -> float:
+    """Return the most of a rank over the mean, averaged over the steps of ``[steps, ranks]``."""
     means = by_rank.mean(1)
     ratios = by_rank.max(1)[means > 0] / means[means > 0]
     return float(ratios.mean()) if len(ratios) else 1.0
 
 
 def simulate(
-    plan: TierPlan, source: BatchIds, steps: int, progress: Callable[[], None] | None = None
+    plan: TierPlan, source: BatchIds, steps: int, progress: Callable[[], None] = lambda: None
 ) -> Simulation:
     """Play ``steps`` batches of every rank of the plan's cluster through ``plan``.
-
-    Rank by rank: memory is that of the chosen rows, of one rank's batch, and a few numbers for each
-    rank and step.
 
     Args:
         plan: its tables count as those of one EmbeddingCollection.
         source: of batches.
         steps: at least 1.
         progress: called after each rank.
-
-    Raises:
-        RecdError: the source has no such batches.
     """
     routes = routes_of(plan)
     tiered, stock = _Side(plan, routes, steps), _Side(plan, routes, steps)
@@ -187,11 +244,10 @@ def simulate(
         for step, (mine, plain) in enumerate(source.read(routes, rank, steps)):
             tiered.add(step, rank, mine)
             stock.add(step, rank, _all_cold(plain))
-        if progress is not None:
-            progress()
-    return Simulation(
-        plan, source.name, steps, tiered.played(plan), stock.played(_without_tiers(plan))
-    )
+        progress()
+    untiered = tuple(replace(table, hot=0, flex=0) for table in plan.tables)
+    plain_plan = replace(plan, tables=untiered, options=plan.options.plain)
+    return Simulation(plan, source.name, steps, tiered.played(plan), stock.played(plain_plan))
 
 
 def _all_cold(lookups: StepLookups) -> StepLookups:
@@ -201,156 +257,143 @@ def _all_cold(lookups: StepLookups) -> StepLookups:
     return replace(lookups, counts=counts)
 
 
-def _without_tiers(plan: TierPlan) -> TierPlan:
-    return replace(
-        plan,
-        tables=tuple(replace(table, hot=0, flex=0) for table in plan.tables),
-        options=plan.options.plain,
-    )
+class _Exchange:
+    """Sums of an all-to-all of ids, and of the embeddings that come back for them.
+
+    ``..._out`` is what a rank wants, of itself too, and ``..._in`` what is wanted of it;
+    int64 ``[steps, world_size]``.
+    """
+
+    def __init__(self, steps: int, world_size: int, group_size: int) -> None:
+        self._group_size = group_size
+        self.ids_out, self.ids_in, self.ids_own = np.zeros((3, steps, world_size), np.int64)
+        self.out, self.into, self.own = np.zeros((3, steps, world_size), np.int64)
+
+    def add(self, step: int, rank: int, wanted: Counts, dim: int) -> None:
+        """Add so many embeddings that a rank wants of each rank of its group."""
+        place = rank % self._group_size
+        group = slice(rank - place, rank - place + self._group_size)
+        for times, out, into, own in (
+            (1, self.ids_out, self.ids_in, self.ids_own),
+            (dim, self.out, self.into, self.own),
+        ):
+            out[step, rank] += times * wanted.sum()
+            into[step, group] += times * wanted
+            own[step, rank] += times * wanted[place]
+
+    def tier(
+        self,
+        group: Literal["global", "node"],
+        widths: tuple[float, float],
+        sizes: int,
+        seconds_for: Callable[[float], float],
+        lengths: tuple[Any, Any] = (0, 0),
+    ) -> PlayedTier:
+        """Return the traffic, with bytes of a scalar forward and backward, sizes and lengths."""
+        forward, backward = widths
+        wanted, served = self.out - self.own, self.into - self.own
+        most = np.maximum(self.out, self.into).max(1)
+        sent_lengths, received_lengths = lengths
+        return PlayedTier(
+            "all_to_all",
+            group,
+            ID_BYTES * (self.ids_out - self.ids_own) + sizes + sent_lengths,
+            _bytes(forward * served + backward * wanted),
+            ID_BYTES * (self.ids_in - self.ids_own)
+            + sizes
+            + received_lengths
+            + _bytes(forward * wanted + backward * served),
+            np.array([seconds_for(sum(widths) * float(each)) for each in most]),
+        )
 
 
 class _Side:
-    """Adds up what ranks look up, step by step."""
+    """Adds up the lookups of ranks, step by step."""
 
     def __init__(self, plan: TierPlan, routes: list[TableRoute], steps: int) -> None:
         ranks, node = plan.cluster.world_size, plan.cluster.ranks_per_node
         self._routes = routes
-        self._cold, self._flex = Exchange(steps, ranks, ranks), Exchange(steps, ranks, node)
-        self._hot_ids, self._hot_scalars = (np.zeros((steps, ranks), np.int64) for _ in range(2))
-        self._lengths = np.zeros((steps, ranks), np.int64)
-        # Of coalesced ids: the embeddings of all ids, made from those of the distinct ones.
-        self._expanded = np.zeros((steps, ranks), np.int64)
+        self._cold, self._flex = _Exchange(steps, ranks, ranks), _Exchange(steps, ranks, node)
+        # Embeddings of all ids that are made from those of distinct ones: of coalesced ids.
+        self._hot_ids, self._hot_scalars, self._lengths, self._expanded = np.zeros(
+            (4, steps, ranks), np.int64
+        )
 
     def add(self, step: int, rank: int, lookups: StepLookups) -> None:
         self._lengths[step, rank] = lookups.lists * lookups.length_bytes
-        for route, counts in zip(self._routes, lookups.counts, strict=True):
-            dim = route.tiers.demand.embedding_dim
+        for number, (route, counts) in enumerate(zip(self._routes, lookups.counts, strict=True)):
             hot = int(counts[0].sum())
             self._hot_ids[step, rank] += hot
-            self._hot_scalars[step, rank] += hot * dim
-            self._flex.add(step, rank, counts[1:-1].sum(1), dim)
-            self._cold.add(step, rank, counts[-1], dim)
-        for route, ids in zip(self._routes, lookups.ids or (), strict=lookups.ids is not None):
-            self._expanded[step, rank] += ids * route.tiers.demand.embedding_dim
+            self._hot_scalars[step, rank] += hot * route.dim
+            self._flex.add(step, rank, counts[1:-1].sum(1), route.dim)
+            self._cold.add(step, rank, counts[-1], route.dim)
+            if lookups.ids is not None:
+                self._expanded[step, rank] += lookups.ids[number] * route.dim
 
     def played(self, plan: TierPlan) -> PlayedSide:
-        """What ``plan``, with these tiers or none, makes of it."""
-        cold, flex = self._cold, self._flex
-        width = plan.options.activation_bytes
-        embeddings = cold.scalars_out + cold.scalars_in + flex.scalars_out + flex.scalars_in
-        hot = (2 - plan.options.saved_bytes / width) * self._hot_scalars
-        return PlayedSide(
-            tiers={
-                "cold": self._all_to_all(plan),
-                **self._hot(plan),
-                **self._flex_tiers(plan),
-            },
-            lookups=cold.ids_in + flex.ids_in + self._hot_ids,
-            static_memory=self._static(plan),
-            activations=width * (self._expanded + embeddings + hot),
-        )
-
-    def _all_to_all(self, plan: TierPlan) -> PlayedTier:
-        cold, ranks = self._cold, plan.cluster.world_size
-        sizes = cold_size_bytes(plan)
-        options = plan.options
-        rows, back = options.wire_bytes, options.gradient_share * options.wire_bytes
+        """Return the traffic and memory of ``plan``, with these tiers or none."""
+        cold, flex, options, by = self._cold, self._flex, plan.options, plan.cluster.collectives
         lengths_in = self._lengths.sum(1, keepdims=True) - self._lengths
-        return PlayedTier(
-            "all_to_all",
-            "global",
-            sent_integers=ID_BYTES * cold.ids_sent + (ranks - 1) * self._lengths + sizes,
-            sent_floats=_bytes(rows * cold.scalars_sent + back * cold.scalars_received),
-            received=ID_BYTES * cold.ids_received
-            + lengths_in
-            + sizes
-            + _bytes(rows * cold.scalars_received + back * cold.scalars_sent),
-            seconds=_seconds(
-                cold, options.row_wise_bytes, plan.cluster.collectives.a2a_global.seconds_for
-            ),
-        )
-
-    def _hot(self, plan: TierPlan) -> dict[Tier, PlayedTier]:
-        reduced = plan.options.bytes_per_scalar * sum(
-            table.hot * table.demand.embedding_dim for table in plan.tables
-        )
-        if not reduced:
-            return {}
-        if plan.syncs.hot == "sparse":
-            return {"hot": self._predicted(plan, "hot")}
-        seconds = plan.cluster.collectives.ar_global.seconds_for(reduced)
-        by_rank = np.full(self._hot_ids.shape[1], reduced)
-        return {"hot": self._all_reduce("global", by_rank, plan.cluster.world_size, seconds)}
-
-    def _flex_tiers(self, plan: TierPlan) -> dict[Tier, PlayedTier]:
-        if not any(table.flex for table in plan.tables):
-            return {}
-        cluster, flex, sizes = plan.cluster, self._flex, flex_size_bytes(plan)
-        # What a rank sends forward it gets back.
-        floats = _bytes(plan.options.wire_bytes * (flex.scalars_sent + flex.scalars_received))
-        held = plan.options.bytes_per_scalar * sum(
-            route.flex_rows_held() * route.tiers.demand.embedding_dim for route in self._routes
-        )
-        seconds = cluster.collectives.ar_cross.seconds_for(float(np.max(held)))
-        return {
-            "flex": PlayedTier(
-                "all_to_all",
-                "node",
-                sent_integers=ID_BYTES * flex.ids_sent + sizes,
-                sent_floats=floats,
-                received=ID_BYTES * flex.ids_received + sizes + floats,
-                seconds=_seconds(
-                    flex, plan.options.flex_bytes, cluster.collectives.a2a_intra.seconds_for
-                ),
-            ),
-            "flex_gradients": self._predicted(plan, "flex_gradients")
-            if plan.syncs.flex == "sparse"
-            else self._all_reduce("cross", np.tile(held, cluster.nodes), cluster.nodes, seconds),
+        tiers: dict[Tier, PlayedTier] = {
+            "cold": cold.tier(
+                "global",
+                (options.wire_bytes, options.gradient_share * options.wire_bytes),
+                cold_size_bytes(plan),
+                by.a2a_global.seconds_for,
+                ((plan.cluster.world_size - 1) * self._lengths, lengths_in),
+            )
         }
+        node, nodes = plan.cluster.ranks_per_node, plan.cluster.nodes
+        hot_scalars = sum(t.hot * t.demand.embedding_dim for t in plan.tables)
+        held = np.zeros(node)
+        if any(table.flex for table in plan.tables):
+            held += sum(route.flex_held * route.dim for route in self._routes)
+            tiers["flex"] = flex.tier(
+                "node", (options.wire_bytes,) * 2, flex_size_bytes(plan), by.a2a_intra.seconds_for
+            )
+            tiers["flex_gradients"] = self._gradients(plan, "flex_gradients", held)
+        if hot_scalars:
+            tiers["hot"] = self._gradients(plan, "hot", np.full(node, hot_scalars))
+        rows = sum(route.rows_held() * route.dim for route in self._routes)
+        copies = options.memory_multiplier * np.tile(held + hot_scalars, nodes)
+        saved = options.saved_activations * (2 if options.coalesce else 1)
+        embeddings = cold.out + cold.into + flex.out + flex.into + self._expanded
+        activations = embeddings + (2 - saved) * self._hot_scalars
+        memory = SCALAR_BYTES * (rows + copies + activations.max(0))
+        return PlayedSide(tiers, cold.ids_in + flex.ids_in + self._hot_ids, memory)
 
-    def _predicted(self, plan: TierPlan, tier: Tier) -> PlayedTier:
-        """Of a sync of touched rows what the plan says: which rows batches share is not played."""
-        sent = traffic(plan)[tier]
-        bits, floats = (
-            np.full_like(self._hot_ids, round(num_bytes))
-            for num_bytes in (sent.integer_bytes, sent.float_bytes)
-        )
-        seconds = np.full(len(bits), sent.seconds)
-        return PlayedTier(sent.collective, sent.group, bits, floats, bits + floats, seconds)
-
-    def _all_reduce(
-        self,
-        group: Literal["global", "cross"],
-        reduced: NDArray[np.float64],
-        ranks: int,
-        seconds: float,
+    def _gradients(
+        self, plan: TierPlan, tier: Literal["hot", "flex_gradients"], held: Floats
     ) -> PlayedTier:
-        """``reduced``: bytes of the tensor of each rank; ``ranks``: that reduce it together."""
+        """Return the sum of gradients of the scalars that each rank of a node holds.
+
+        A sparse sync is that of the plan: which rows batches share is not played.
+        """
+        predicted = traffic(plan)[tier]
         steps = len(self._hot_ids)
-        sent = np.tile((2 * reduced * (ranks - 1) // ranks).astype(np.int64), (steps, 1))
-        nothing = np.zeros_like(sent)
-        return PlayedTier("all_reduce", group, nothing, sent, sent, np.full(steps, seconds))
+        ranks = plan.cluster.world_size if tier == "hot" else plan.cluster.nodes
+        if predicted.collective == "sparse":
+            bits, floats = (
+                np.full_like(self._hot_ids, round(num_bytes))
+                for num_bytes in (predicted.integer_bytes, predicted.float_bytes)
+            )
+            seconds = predicted.seconds
+        else:
+            reduced = SCALAR_BYTES * np.tile(held, plan.cluster.nodes)
+            floats = np.tile((2 * reduced * (ranks - 1) // ranks).astype(np.int64), (steps, 1))
+            bits = np.zeros_like(floats)
+            by = plan.cluster.collectives
+            collective = by.ar_global if tier == "hot" else by.ar_cross
+            seconds = collective.seconds_for(float(reduced.max()))
+        return PlayedTier(
+            predicted.collective,
+            predicted.group,
+            bits,
+            floats,
+            bits + floats,
+            np.full(steps, seconds),
+        )
 
-    def _static(self, plan: TierPlan) -> NDArray[np.float64]:
-        """The table itself keeps all rows; copies come on top."""
-        options, cluster = plan.options, plan.cluster
-        scalars = np.zeros(cluster.world_size)
-        for route, table in zip(self._routes, plan.tables, strict=True):
-            copies = np.zeros(cluster.ranks_per_node) + table.hot
-            if table.flex:
-                copies += route.flex_rows_held()
-            held = route.rows_held() + options.memory_multiplier * np.tile(copies, cluster.nodes)
-            scalars += held * table.demand.embedding_dim
-        return options.bytes_per_scalar * scalars
 
-
-def _bytes(of_ranks: NDArray[np.floating[Any]]) -> ByRank:
+def _bytes(of_ranks: NDArray[np.floating[Any]]) -> Counts:
     return np.rint(of_ranks).astype(np.int64)
-
-
-def _seconds(
-    exchange: Exchange, scalar_bytes: float, seconds_for: Callable[[float], float]
-) -> NDArray[np.float64]:
-    """Of the rank with the most to send or to get, forward and backward."""
-    most = np.maximum(exchange.scalars_out, exchange.scalars_in).max(1)
-    return np.array([seconds_for(scalar_bytes * float(each)) for each in most])

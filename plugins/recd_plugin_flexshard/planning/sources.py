@@ -8,14 +8,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.costs import rows_sent
+from recd_plugin_flexshard.planning.costs import Floats, rows_sent
 from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.plan import TierPlan
-from recd_plugin_flexshard.planning.routes import TableRoute
-from recd_plugin_flexshard.planning.simulate import StepLookups
-from recd_plugins.api import DataError, SetupError
+from recd_plugin_flexshard.planning.simulate import Counts, StepLookups, TableRoute
+from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
     from recd_plugins.api import Rows, Table
@@ -24,19 +22,17 @@ if TYPE_CHECKING:
 
 
 class DrawnBatches:
-    """Each row is accessed a Poisson number of times, whose mean is its demand's of a batch.
+    """Batches in which each row is accessed a Poisson number of times, independently of others.
 
-    So all rows of one place together are, too, and it is these sums that are drawn: no ids are
-    made. Deduplicated lists are drawn as so many fewer. Of a coalesced plan a batch has a row or
-    not, and the rows of one place that it has are drawn from the binomial distribution with their
-    mean and variance.
+    So is the sum over the rows of a place, and only these sums are drawn. Of a coalesced plan the
+    rows of a place that a batch has are drawn from the binomial distribution with their mean and
+    variance.
 
     Args:
-        plan: its batch size is drawn by, and what its tables were planned for.
+        plan: with the batch size.
         seed: the same draws for the same seed, step and rank.
-        demands: on the tables of the plan, in its order, where these are accessed otherwise than
-            planned for.
-        name: where ``demands`` come from.
+        demands: accesses of the plan's tables; None: those that it was made for.
+        name: of the source of ``demands``.
     """
 
     def __init__(
@@ -49,23 +45,19 @@ class DrawnBatches:
         self.name = f"drawn from {name}, seed {seed}"
         self._batch_size = plan.cluster.batch_size
         self._seed = seed
-        self._demands = demands or [table.demand for table in plan.tables]
-        self._rates: list[NDArray[np.float64]] | None = None
-        self._present: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+        self._demands = demands or plan.demands
+        self._rates: list[Floats] = []
+        self._present: list[tuple[Counts, Floats]] = []
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
     ) -> Iterator[tuple[StepLookups, StepLookups]]:
         """See ``simulate.BatchIds``."""
-        if self._rates is None:
-            self._rates = [
-                route.rates(demand) for route, demand in zip(routes, self._demands, strict=True)
-            ]
+        if not self._rates:
+            pairs = list(zip(routes, self._demands, strict=True))
+            self._rates = [route.rates(demand) for route, demand in pairs]
             if routes[0].coalesced:
-                self._present = [
-                    _binomial(route, demand, self._batch_size)
-                    for route, demand in zip(routes, self._demands, strict=True)
-                ]
+                self._present = [_binomial(*pair, self._batch_size) for pair in pairs]
         size = self._batch_size
         unique = [size / demand.dedupe_factor for demand in self._demands]
         for step in range(steps):
@@ -80,8 +72,7 @@ class DrawnBatches:
             yield mine, self._drawn(random, [size] * len(unique))
 
     def _drawn(self, random: np.random.Generator, rows: Sequence[float]) -> StepLookups:
-        """``rows``: lists of a feature of each table."""
-        assert self._rates is not None, "read sets it"
+        """Draw a batch with so many rows of each table."""
         features = [demand.features for demand in self._demands]
         return StepLookups(
             [random.poisson(rates * n) for rates, n in zip(self._rates, rows, strict=True)],
@@ -89,37 +80,28 @@ class DrawnBatches:
         )
 
 
-def _binomial(
-    route: TableRoute, demand: TableDemand, batch_size: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Trials and their probability, by place: of their sum the mean is that of the rows that a
-    batch has, and the variance nearly."""
-
+def _binomial(route: TableRoute, demand: TableDemand, batch_size: int) -> tuple[Counts, Floats]:
+    """Return trials and their probability, by place, for the rows that a batch has."""
     rows = demand.independent_rows(batch_size)
 
-    def present(accesses: NDArray[np.float64]) -> NDArray[np.float64]:
+    def present(accesses: Floats) -> Floats:
         return rows_sent(accesses, rows, demand.dedupe_factor, coalesce=True)
 
-    mean, squares = (
-        route.rates(demand, of) for of in (present, lambda accesses: present(accesses) ** 2)
-    )
+    mean = route.rates(demand, present)
+    squares = route.rates(demand, lambda accesses: present(accesses) ** 2)
     trials = np.ceil(np.divide(mean**2, squares, out=np.zeros_like(mean), where=squares > 0))
     p = np.divide(mean, trials, out=np.zeros_like(mean), where=trials > 0)
     return trials.astype(np.int64), np.clip(p, 0.0, 1.0)
 
 
 class RegistryBatches:
-    """The first batches of the training split as the registry's converter gives them.
+    """The first batches of the training split, as the registry's converter gives them.
 
-    Each rank reads its own share, as it would in training. The plain ones beside them are of the
-    same rows, with all lists as they are.
+    Each rank reads its own share. The plain batches beside them have the same rows.
 
     Args:
         prepared: a model that looks up ``tables`` in an EmbeddingCollection.
         tables: of the plan, in its order.
-
-    Raises:
-        SetupError: a table is not looked up as sequences.
     """
 
     def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
@@ -130,9 +112,6 @@ class RegistryBatches:
         self.name = f"batches of {registry.path}"
         self._registry, self._dataset = registry, prepared.wrapped_dataset
         self._tables = tables
-        pooled = [table.name for table in tables if table.pooled]
-        if pooled:
-            raise SetupError(f"tables {', '.join(pooled)} are looked up in bags, not as sequences")
         plain = replace(registry, converter=PlainConverter(PlainConverter.Options()))
         self._pipeline, self._plain = (
             RowPipeline(each, fitted_transforms(each, prepared)) for each in (registry, plain)
@@ -141,19 +120,20 @@ class RegistryBatches:
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
     ) -> Iterator[tuple[StepLookups, StepLookups]]:
-        """See ``simulate.BatchIds``."""
-        _, world_size = routes[0].shape
+        """See ``simulate.BatchIds``.
+
+        Raises:
+            DataError: the training split has too few batches.
+        """
+        world_size, batch_size = routes[0].shape[1], self._registry.training.batch_size
         reader = self._dataset.reader(
-            rank=rank,
-            world_size=world_size,
-            batch_size=self._registry.training.batch_size,
-            split="train",
+            rank=rank, world_size=world_size, batch_size=batch_size, split="train"
         )
         if len(reader) < steps:
             raise DataError(
                 f"{self._registry.path}: on {world_size:,} ranks the training split has "
-                f"{len(reader)} batches of {self._registry.training.batch_size} rows for each, and "
-                f"{steps} steps are asked for; play fewer steps or smaller batches"
+                f"{len(reader)} batches of {batch_size} rows for each, and {steps} steps are asked "
+                "for; play fewer steps or smaller batches"
             )
         for rows in islice(self._pipeline.reading(reader), steps):
             yield (

@@ -1,26 +1,55 @@
-"""An EmbeddingCollection that knows which rows of its tables are to have copies when sharded."""
+"""EmbeddingCollections that know which rows of their tables get copies when sharded."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from recd_plugin_flexshard.runtime.tiers import RowTiers
 from recd_plugins.api import SetupError
 
 #: The tiers whose rows have copies.
 CopyTier = Literal["hot", "flex"]
 _SCALAR_BYTES = 4
-# Of a copy: which row of its table it is.
+# The number of a copy's row in its table.
 _ROW_BYTES = 8
 # Of a chosen row, wherever its copies are: the row, its key, its place, and at most one bucket.
 _CHOSEN_BYTES = 24
-# What a collection is made with beside its tables. The last ones are not in torchrec 1.6 and 1.7.
+# Arguments of a collection beside its tables. The last ones are not in torchrec 1.6 and 1.7.
 _OPTIONS = ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
+
+
+@dataclass(frozen=True, eq=False)
+class RowTiers:
+    """The rows of one table that have copies (FlexShard, arXiv 2301.02959, section 3).
+
+    Attributes:
+        hot: rows with a copy on every rank, ``[num_hot]`` int64, most read first.
+        flex: rows with a copy in every node, dealt to its ranks in turns, ``[num_flex]`` int64,
+            most read first. All other rows are cold.
+
+    Raises:
+        SetupError: a row is there twice, or negative.
+    """
+
+    hot: NDArray[np.int64]
+    flex: NDArray[np.int64]
+
+    def __init__(self, hot: ArrayLike = (), flex: ArrayLike = ()) -> None:
+        for name, rows in (("hot", hot), ("flex", flex)):
+            array = np.array(rows, dtype=np.int64)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        chosen = np.concatenate([self.hot, self.flex])
+        if len(np.unique(chosen)) < len(chosen) or (chosen < 0).any():
+            raise SetupError("rows of tiers are negative, or in the tiers twice")
 
 
 class TieredEmbeddingCollection(EmbeddingCollection):
@@ -32,14 +61,13 @@ class TieredEmbeddingCollection(EmbeddingCollection):
     Args:
         collection: whose tables these are; they are shared, not copied.
         tiers: by table name; tables without an entry have no tiers.
-        retier_every: choose the tiers' rows anew after that many steps, from the accesses in them.
-            Without it they stay. The tiers' sizes stay in any case.
-        sparse: tiers whose copies' gradients are summed over the ranks for the rows alone that some
-            rank looked up; those of other tiers for all.
+        retier_every: choose the tiers' rows anew after that many steps, from the accesses in them;
+            None keeps them. The tiers' sizes stay in any case.
+        sparse: tiers whose gradients are summed over the ranks for touched rows alone.
 
     Raises:
-        SetupError: tiers of a table that is not there, of rows that it does not have, of one that
-            shares a feature with another, or of one whose rows are not 32-bit floats.
+        SetupError: tiers of a table or a row that is not there, of a table that shares a feature
+            with another, or of one whose rows are not 32-bit floats.
     """
 
     def __init__(
@@ -57,21 +85,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         )
         self.embeddings = collection.embeddings
         self._device = collection.device
-        _refuse_shared_features(configs, tiers)
-        by_name = {config.name: config for config in configs}
-        for table, rows in tiers.items():
-            if table not in by_name:
-                raise SetupError(
-                    f"tiers of table {table}, but the EmbeddingCollection has {', '.join(by_name)}"
-                )
-            if by_name[table].data_type != DataType.FP32:
-                raise SetupError(
-                    f"table {table} has rows of {by_name[table].data_type.value}; "
-                    "tiers are for tables of 32-bit floats"
-                )
-            rows.check(table, by_name[table].num_embeddings)
-        if retier_every is not None and retier_every < 1:
-            raise SetupError(f"retier_every is {retier_every}: give a number of steps from 1")
+        _check(configs, tiers)
         self.tiers: dict[str, RowTiers] = {
             # In the order of the tables, whatever the order of the mapping.
             config.name: tiers[config.name]
@@ -81,24 +95,33 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         self.retier_every = retier_every
         self.sparse: frozenset[CopyTier] = frozenset(sparse)
 
-    @property
-    def num_hot(self) -> int:
-        """Rows of all tables that are hot."""
-        return sum(len(tiers.hot) for tiers in self.tiers.values())
-
-    @property
-    def num_flex(self) -> int:
-        """Rows of all tables that are flex."""
-        return sum(len(tiers.flex) for tiers in self.tiers.values())
-
     def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
         """See the function of that name."""
-        return overlay_bytes(
-            self.num_hot, self.num_flex, self.embedding_dim(), ranks_per_node, optimizer
+        num_hot, num_flex = (
+            sum(len(getattr(tiers, tier)) for tiers in self.tiers.values())
+            for tier in ("hot", "flex")
         )
+        return overlay_bytes(num_hot, num_flex, self.embedding_dim(), ranks_per_node, optimizer)
 
 
-def _refuse_shared_features(configs: Sequence[EmbeddingConfig], tiers: Collection[str]) -> None:
+def _check(configs: Sequence[EmbeddingConfig], tiers: Mapping[str, RowTiers]) -> None:
+    by_name = {config.name: config for config in configs}
+    for table, rows in tiers.items():
+        if (config := by_name.get(table)) is None:
+            raise SetupError(
+                f"tiers of table {table}, but the EmbeddingCollection has {', '.join(by_name)}"
+            )
+        if config.data_type != DataType.FP32:
+            raise SetupError(
+                f"table {table} has rows of {config.data_type.value}; tiers are for tables of "
+                "32-bit floats"
+            )
+        last = max((int(each.max()) for each in (rows.hot, rows.flex) if len(each)), default=0)
+        if last >= config.num_embeddings:
+            raise SetupError(
+                f"the tiers of table {table} have row {last}, and the table "
+                f"{config.num_embeddings} rows: its access profile is of another table size"
+            )
     looked_up: dict[str, str] = {}
     for config in configs:
         for feature in config.feature_names:
@@ -113,19 +136,66 @@ def _refuse_shared_features(configs: Sequence[EmbeddingConfig], tiers: Collectio
 def overlay_bytes(
     num_hot: int, num_flex: int, embedding_dim: int, ranks_per_node: int, optimizer: str
 ) -> int:
-    """Bytes that copies of rows take at most on the rank with most of them, beside the tables.
+    """Return the most bytes that copies of rows take on a rank, beside the tables.
 
-    Copies with their optimizer state, and what finds ids in them, of which 8 bytes a chosen row
-    are in host memory. Buffers of a step (a gradient of the size of the copies while the
-    backward pass runs) are not in it.
+    That is copies with their optimizer state, and the index of ids (8 bytes a chosen row are in
+    host memory). The gradient of a step, as large as the copies, is not in it.
 
     Args:
-        num_hot: rows that are hot, of tables of one collection.
-        num_flex: rows of them that are flex.
-        embedding_dim: scalars a row.
-        ranks_per_node: that deal a node's flex rows out among them.
+        num_hot: hot rows of the tables of one collection.
+        num_flex: flex rows of them.
+        embedding_dim: scalars of a row.
+        ranks_per_node: ranks that share a node's flex rows.
         optimizer: ``"sgd"`` or ``"rowwise_adagrad"``, which has one scalar a row.
     """
     scalars = embedding_dim + (optimizer == "rowwise_adagrad")
     held = num_hot + -(-num_flex // ranks_per_node)
     return held * (scalars * _SCALAR_BYTES + _ROW_BYTES) + (num_hot + num_flex) * _CHOSEN_BYTES
+
+
+def with_tiers(
+    model: nn.Module,
+    tiers: Mapping[str, RowTiers],
+    retier_every: int | None,
+    sparse: Collection[CopyTier] = (),
+) -> nn.Module:
+    """Return the model with tiers for the tables in ``tiers``; paths and parameters stay.
+
+    Tiers that other entries have put into a collection stay, too.
+
+    Raises:
+        SetupError: tables of one collection have different ``retier_every``.
+    """
+    tiered = {
+        module: _tiered(path, module, tiers, retier_every, sparse)
+        for path, module in model.named_modules()
+        if isinstance(module, EmbeddingCollection)
+        and any(config.name in tiers for config in module.embedding_configs())
+    }
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, EmbeddingCollection) and child in tiered:
+                setattr(parent, name, tiered[child])
+    return tiered.get(model, model) if isinstance(model, EmbeddingCollection) else model
+
+
+def _tiered(
+    path: str,
+    collection: EmbeddingCollection,
+    tiers: Mapping[str, RowTiers],
+    every: int | None,
+    sparse: Collection[CopyTier],
+) -> TieredEmbeddingCollection:
+    names = [config.name for config in collection.embedding_configs()]
+    chosen = {name: tiers[name] for name in names if name in tiers}
+    if isinstance(collection, TieredEmbeddingCollection):
+        if collection.retier_every != every:
+            given = " and ".join(str(n or "null") for n in (collection.retier_every, every))
+            raise SetupError(
+                f"tables {', '.join([*collection.tiers, *chosen])} are in one EmbeddingCollection "
+                f"({path}), and their entries say retier_every {given}; give them one"
+            )
+        chosen = {**collection.tiers, **chosen}
+        # A sum of touched rows sends at most a bit a row and rank more than one of all.
+        sparse = collection.sparse.union(sparse)
+    return TieredEmbeddingCollection(collection, chosen, every, sparse)

@@ -1,40 +1,150 @@
-"""Copies of chosen rows, and how they learn: as the fused kernel of their table does."""
+"""Copies of chosen rows, which learn as the fused FBGEMM kernel of their table does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
 from torchrec.distributed import comm_ops
+from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 
-from recd_plugin_flexshard.runtime.touched import TouchedRows
-from recd_plugin_flexshard.runtime.update_rule import Rates, UpdateRule
-from recd_plugin_flexshard.runtime.wire import Codec
+from recd_plugin_flexshard.runtime.touched import Codec, TouchedRows
 from recd_plugins.api import ExactnessError
+from recd_plugins.api.distributed import require_attributes
 
-# In a profile: the learning of copies is part of the lookup, as that of a fused kernel is.
+# In a profile the learning of copies is part of the lookup, as that of a fused kernel is.
 LOOKUP_REGION = "[lookup]_[tiers]"
-# And the exchange of touched rows is one of embeddings, as far as its time goes.
+# And the exchange of touched rows is one of embeddings.
 SYNC_REGION = "[output_dist]_[tiers]"
+_REFUSED_OPTIONS = (
+    "weight_decay",
+    "gradient_clipping",
+    "max_norm",
+    "weight_decay_mode",
+    "regularization_mode",
+)
+
+
+class Rates(NamedTuple):
+    """Hyperparameters of a kernel."""
+
+    learning_rate: float
+    eps: float
+
+
+class UpdateRule:
+    """The update of one fused kernel.
+
+    Args:
+        kernel: FBGEMM's.
+        tables: names of its tables, for errors.
+
+    Raises:
+        ExactnessError: its optimizer is neither SGD nor row-wise Adagrad, or has options that
+            change the update, or its embeddings are no 32-bit floats.
+    """
+
+    def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
+        require_attributes(
+            kernel, "optimizer", "optimizer_args", "get_learning_rate", "output_dtype"
+        )
+        require_attributes(kernel.optimizer_args, "eps", *_REFUSED_OPTIONS)
+        self._kernel = kernel
+        self._tables = ", ".join(tables)
+        if kernel.optimizer not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
+            raise ExactnessError(
+                f"tiered tables {self._tables} have the optimizer {kernel.optimizer.value}; copies "
+                "of rows learn by exact_sgd or exact_row_wise_adagrad only"
+            )
+        output = SparseType.from_int(kernel.output_dtype)
+        if output != SparseType.FP32:
+            raise ExactnessError(
+                f"tiered tables {self._tables} have output_dtype {output.value}; embeddings of "
+                "copies are 32-bit floats: leave it away"
+            )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        arguments = self._kernel.optimizer_args
+        for option in _REFUSED_OPTIONS:
+            if getattr(arguments, option):
+                raise ExactnessError(
+                    f"tiered tables {self._tables} have {option}={getattr(arguments, option)} in "
+                    "their optimizer, which copies of rows do not follow: leave it away"
+                )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a row has a sum of squared gradients."""
+        return bool(self._kernel.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+
+    @property
+    def rates(self) -> Rates:
+        """Those of the kernel now; it learns by those of the lookup."""
+        return Rates(self._kernel.get_learning_rate(), self._kernel.optimizer_args.eps)
+
+    def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor, rates: Rates) -> None:
+        """Update rows in place.
+
+        SGD: ``w -= lr * g``. Row-wise Adagrad: ``s += mean(g * g)`` over the row's scalars, then
+        ``w -= lr * g / (sqrt(s) + eps)``. Rows without a gradient stay as they are.
+
+        Args:
+            weights: ``[n, embedding_dim]``.
+            state: sums of squares, ``[n]``; None where there are none.
+            gradient: ``[n, embedding_dim]``.
+            rates: of the lookup.
+
+        Raises:
+            ExactnessError: the kernel got an option since that changes the update.
+        """
+        self._check_options()
+        rate, eps = rates
+        if not self.has_state:
+            weights.add_(gradient, alpha=-rate)
+            return
+        assert state is not None
+        norms = torch.linalg.vector_norm(gradient, dim=1)
+        state.addcmul_(norms, norms, value=1 / gradient.shape[1])
+        scale = rate / (state.sqrt() + eps)
+        # With eps 0 a row that never had a gradient would become 0 * infinity.
+        scale.masked_fill_(state == 0, 0)
+        weights.addcmul_(gradient, scale.unsqueeze(1), value=-1)
+
+
+def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[str, UpdateRule]:
+    """Return the rule of each tiered table that this rank has; tables of one kernel share one.
+
+    Raises:
+        ExactnessError: see ``UpdateRule``.
+    """
+    rules: dict[str, UpdateRule] = {}
+    for module in (module for lookup in lookups for module in lookup.modules()):
+        if isinstance(module, BatchedFusedEmbedding):
+            names = [table.name for table in module.config.embedding_tables]
+            if tables := [name for name in names if name in tiered]:
+                rules.update(dict.fromkeys(tables, UpdateRule(module.emb_module, tables)))
+    return rules
 
 
 @dataclass(frozen=True)
 class LookedUp:
-    """What the backward pass of a lookup has to know of the forward pass.
+    """State of a lookup for its backward pass.
 
     Attributes:
         rows: that the positions stood for.
-        touched: what each rank looks up; None where they need not know.
-        rates: that it learns by, of each rule, as FBGEMM keeps them; None: those of the backward
-            pass, as rows were looked up before their step began.
+        touched: the lookups of all ranks; None with a dense sync.
+        rates: of each rule, as FBGEMM keeps them; None: those of the backward pass, as rows were
+            looked up before their step began.
     """
 
     rows: Mapping[str, Tensor]
@@ -87,31 +197,24 @@ class Overlay:
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
-        """Say which rows the positions stand for from now on; they are as many as before."""
+        """Set the rows that the positions stand for; they are as many as before."""
         self.rows: Mapping[str, Tensor] = rows
         # Tables of one kernel are updated together.
         self._updates: list[tuple[UpdateRule, slice]] = []
-        for rule, tables in groupby(self.positions.items(), key=lambda item: self._rules[item[0]]):
-            slices = [positions for _, positions in tables]
-            self._updates.append((rule, slice(slices[0].start, slices[-1].stop)))
-
-    @property
-    def positions(self) -> dict[str, slice]:
-        """The positions of each table."""
-        slices, start = {}, 0
-        for table, rows in self.rows.items():
-            slices[table] = slice(start, start + len(rows))
-            start += len(rows)
-        return slices
+        start = 0
+        for rule, tables in groupby(rows.items(), key=lambda item: self._rules[item[0]]):
+            stop = start + sum(len(of_table) for _, of_table in tables)
+            self._updates.append((rule, slice(start, stop)))
+            start = stop
 
     def look_up(self, positions: Tensor, *, ahead: bool) -> Tensor:
-        """Embeddings ``[n, embedding_dim]`` of ``positions``; the backward pass trains them.
+        """Return embeddings ``[n, embedding_dim]`` of ``positions``; the backward pass trains them.
 
         It does so without positions, too, as other ranks have some.
 
         Args:
             positions: ``[n]``, repeated ones too.
-            ahead: as ``looked_up`` has it.
+            ahead: they are looked up before their step begins.
         """
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
             self.anchor(), self, positions, self.looked_up(positions, ahead=ahead)
@@ -119,29 +222,20 @@ class Overlay:
         return output
 
     def looked_up(self, positions: Tensor, *, ahead: bool) -> LookedUp:
-        """What the backward pass of a lookup of ``positions`` has to know.
-
-        Args:
-            positions: ``[n]``, repeated ones too.
-            ahead: they are looked up before their step begins.
-        """
-        rates = None if ahead else self._rates()
-        return LookedUp(self.rows, self._touched(positions), rates)
+        """Return the state of a lookup; arguments as ``look_up``."""
+        touched = None
+        has_peers = self._group.size() > 1 and len(self.weights) > 0
+        # Tell the other ranks, where a backward pass may follow.
+        if self._sparse and has_peers and torch.is_grad_enabled():
+            with torch.no_grad(), record_function(SYNC_REGION):
+                touched = TouchedRows(positions, len(self.weights), self._group, self._codec)
+        return LookedUp(self.rows, touched, None if ahead else self._rates())
 
     def _rates(self) -> list[Rates]:
         return [rule.rates for rule, _ in self._updates]
 
-    def _touched(self, positions: Tensor) -> TouchedRows | None:
-        """Tell the other ranks what this one looks up, where a backward pass may follow."""
-        if not self._sparse or not torch.is_grad_enabled():
-            return None
-        if self._group.size() == 1 or not len(self.weights):
-            return None
-        with torch.no_grad(), record_function(SYNC_REGION):
-            return TouchedRows(positions, len(self.weights), self._group, self._codec)
-
     def anchor(self) -> Tensor:
-        """A scalar that needs a gradient: without an input that does, there is no backward pass.
+        """Return a scalar that needs a gradient: without such an input there is no backward pass.
 
         On the device of the copies. Autograd runs what is on another one in another thread, which
         would leave the order of collectives to chance.
@@ -218,7 +312,7 @@ class Overlay:
     def _update(
         self, gradient: Tensor, touched: Tensor | None, divisor: int, rates: Sequence[Rates]
     ) -> None:
-        """``gradient`` of all positions, or of ``touched`` ones, ascending."""
+        """Train with the gradient of all positions, or of ``touched`` ones, ascending."""
         with record_function(LOOKUP_REGION):
             if divisor > 1:
                 gradient.div_(divisor)
@@ -237,7 +331,7 @@ class Overlay:
         self.num_updates += 1
 
     def _touched_parts(self, touched: Tensor) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
-        """``touched`` by rule, and where they are in it."""
+        """Return ``touched`` by rule, and their places in it."""
         if len(self._updates) == 1:
             return [(self._updates[0][0], touched, slice(None))]
         starts = torch.tensor([part.stop for _, part in self._updates], device=touched.device)

@@ -24,17 +24,15 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugin_flexshard.runtime.collection import TieredEmbeddingCollection
-from recd_plugin_flexshard.runtime.flex import FlexLookup, FlexSizesAwaitable
+from recd_plugin_flexshard.runtime.flex import FlexLookup, FlexSizesAwaitable, TieredAwaitable
 from recd_plugin_flexshard.runtime.groups import TierGroups, tier_groups
-from recd_plugin_flexshard.runtime.merge import TieredAwaitable
-from recd_plugin_flexshard.runtime.overlay import Overlay
+from recd_plugin_flexshard.runtime.overlay import Overlay, update_rules
 from recd_plugin_flexshard.runtime.retier import Retiering, RetierReport
-from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
-from recd_plugin_flexshard.runtime.state import CopiedRows, FoldingOptimizer, set_group
-from recd_plugin_flexshard.runtime.tracking import flex_lookup, hot_lookup
-from recd_plugin_flexshard.runtime.update_rule import update_rules
-from recd_plugin_flexshard.runtime.wire import Wire
+from recd_plugin_flexshard.runtime.rows import CopiedRows, FoldingOptimizer, set_group
+from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit, feature_of
+from recd_plugin_flexshard.runtime.touched import Wire
 from recd_plugins.api import (
+    ExactEmbeddingCollectionSharder,
     ExactnessError,
     ExactSequenceContext,
     ExactShardedEmbeddingCollection,
@@ -227,14 +225,21 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             group = self.groups.flex
             flex = FlexLookup(self.flex, wanted.values(), sizes, group, self._wire, ahead=ahead)
             if self.post_lookup_tracker_fn is not None:
-                features = ctx.split.index.features
-                lookup = flex_lookup(features, wanted.values(), sizes, self.flex)
-                self.post_lookup_tracker_fn(*lookup, self, None)
+                self._count(wanted.values(), torch.tensor(sizes.received).sum(0))
         if self.index.num_hot:
             hot = self.hot.look_up(ctx.split.hot, ahead=ahead)
             if self.post_lookup_tracker_fn is not None:
-                self.post_lookup_tracker_fn(*hot_lookup(ctx.split, self.hot), self, None)
+                of_ids = feature_of(ctx.split.hot_source, ctx.split.ids_per_feature)
+                per_feature = torch.bincount(of_ids, minlength=len(self.index.features))
+                self._count(ctx.split.hot, per_feature)
         return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)
+
+    def _count(self, positions: Tensor, per_feature: Tensor) -> None:
+        """Tell ``lookup_ids`` how many copies of each feature are looked up."""
+        assert self.post_lookup_tracker_fn is not None
+        lengths = per_feature.to(positions.device)
+        ids = KeyedJaggedTensor(self.index.features, positions, lengths=lengths)
+        self.post_lookup_tracker_fn(ids, positions, self, None)
 
     def output_dist(
         self, ctx: EmbeddingCollectionContext, output: list[Tensor]
@@ -314,3 +319,24 @@ def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterShar
                 f"kernel {sharding.compute_kernel}: plan it as row_wise, fused "
                 "(ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused']))"
             )
+
+
+class TieredEmbeddingCollectionSharder(ExactEmbeddingCollectionSharder):
+    """Shards a TieredEmbeddingCollection: tiered tables row-wise, others in any way.
+
+    DistributedModelParallel finds it by the module's type.
+
+    ``shard`` raises SetupError where a tiered table is not planned row-wise with the fused kernel,
+    or ranks and nodes do not fit together, and ExactnessError where copies of rows cannot follow
+    the optimizer.
+    """
+
+    @property
+    def module_type(self) -> type[TieredEmbeddingCollection]:
+        """The type that ``shard`` takes."""
+        return TieredEmbeddingCollection
+
+    @property
+    def sharded_module_type(self) -> type[ShardedTieredEmbeddingCollection]:
+        """The type that ``shard`` returns."""
+        return ShardedTieredEmbeddingCollection

@@ -8,7 +8,7 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
-from recd_plugin_flexshard.planning.sections import SECTION, TierMemory
+from recd_plugin_flexshard.table_plan import SECTION, TierMemory
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
@@ -19,7 +19,7 @@ from recd_plugins.api import Measurement, hookimpl
 
 class Tiers(Measurement):
     def cluster(self, device):
-        from recd_plugin_flexshard.planning.sections import SECTION, TierMemory
+        from recd_plugin_flexshard.table_plan import SECTION, TierMemory
         from recd_plugins.api.planning import this_machine
 
         memory = TierMemory(memory_multiplier=2.5, saved_activations=0.5)

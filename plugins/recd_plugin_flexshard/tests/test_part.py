@@ -18,7 +18,7 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
-from recd_plugin_flexshard.planning.traffic import cold_size_bytes, flex_size_bytes
+from recd_plugin_flexshard.planning.plan import cold_size_bytes, flex_size_bytes
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.work import LENGTH_BYTES, work_of_step
 from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_flexshard.budget import read_budget
-from recd_plugin_flexshard.joint import Joint
 from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableDemand, TierPlan
-from recd_plugin_flexshard.planning.sections import TierMemory, cluster_of
-from recd_plugin_flexshard.three_tier import ThreeTier
-from recd_plugin_flexshard.two_tier import TwoTier
+from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier, read_budget
+from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.distributed.gradient_dedup import all_gradients_sent
@@ -146,20 +143,6 @@ def test_budgets(budget: str | int, read: dict[str, float]) -> None:
 NO_BUDGETS = [
     "", "x", "0x", "-1x", "1,5x", "neutral", "2 bananas", "inf", 0, -1, 1.5, True, None, [1]
 ]  # fmt: skip
-NO_FACTORS = ["all", 0.5, -1, None, ["a"], {"a": 0.5}, {"a": "much"}]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "advice"),
-    [
-        *(("budget", value, "is no budget; write memory_neutral") for value in NO_BUDGETS),
-        *(("dedupe", value, "write data, none, one number from 1") for value in NO_FACTORS),
-    ],
-)
-def test_a_wrong_value_is_one_problem(option: str, value: object, advice: str) -> None:
-    with pytest.raises(ValidationError, match=advice) as raised:
-        make(TwoTier, **{option: value})
-    assert raised.value.error_count() == 1
 
 
 def test_a_budget_that_cannot_be_kept(setting: Setting) -> None:
@@ -175,11 +158,6 @@ def test_dedupe_factors(setting: Setting) -> None:
     assert factors() == pytest.approx([4, 2 / (1 / 4 + 1)])
     assert factors(dedupe="none") == [1, 1]
     assert factors(dedupe=3) == [3, 3]
-    assert factors(dedupe={"a": 2, "b": 1, "c": 1}) == [2, 1]
-    with pytest.raises(DataError, match="no number for feature b, c; give each one"):
-        factors(dedupe={"a": 2})
-    with pytest.raises(DataError, match=r"a number for aa, .* did you mean a\?$"):
-        factors(dedupe={"a": 2, "b": 1, "c": 1, "aa": 3})
 
 
 def test_m_and_c_come_from_options_then_from_the_topology(setting: Setting) -> None:
@@ -206,7 +184,7 @@ def test_a_plan_for_another_cluster(setting: Setting) -> None:
     assert hot_and_flex(planned(ThreeTier, setting, dedupe=2)) == hot_and_flex(
         planned(ThreeTier, here, plan_for=other, dedupe=2)
     )
-    with pytest.raises(SetupError, match="plan_for is one node"):
+    with pytest.raises(SetupError, match=r"set plan_for\.nodes"):
         planned(ThreeTier, here, plan_for={**other, "nodes": 1})
     for topology, problem in (("nowhere", "no topology is named nowhere"), ("no.yaml", "no.yaml")):
         with pytest.raises(SetupError, match=f"^the option plan_for: {problem}"):
@@ -265,7 +243,7 @@ def test_counts_of_unique_rows_carry_their_dedupe_factor(setting: Setting, tmp_p
     assert demand(one_row).dedupe_factor == 1
     more = planned(Joint, replace(setting, batch_size=2**20), profile=path)
     assert 2.5 < demand(more).dedupe_factor < 2.51
-    for dedupe in ("none", 3, {"a": 2, "b": 1, "c": 1}):
+    for dedupe in ("none", 3):
         with pytest.raises(DataError, match=r"profile again with --all-rows"):
             planned(Joint, setting, profile=path, dedupe=dedupe)
 
@@ -320,3 +298,12 @@ def test_copies_pay_later_where_equal_gradients_travel_once(setting: Setting) ->
     elsewhere = planned(TwoTier, by_gloo, plan_for=there)
     assert hot_and_flex(elsewhere) == hot_and_flex(planned(TwoTier, on_gpu, plan_for=there))
     assert elsewhere.options.gradient_share < 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [*(("budget", value) for value in NO_BUDGETS), ("dedupe", 0.5), ("dedupe", "all")],
+)
+def test_a_wrong_value(option: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=option):
+        make(TwoTier, **{option: value})

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from tests.covering import of_today
 
-from recd_plugin_flexshard.report.tier_report import TierReport
+from recd_plugin_flexshard.run_report import TierReport
 from recd_plugin_flexshard.tests.run_cases import train_under_each
 from recd_plugins.cli import main
 from recd_plugins.testing.gloo import run_on_ranks

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from ruamel.yaml import YAML
 
-from recd_plugin_flexshard.planning.sections import memory_of
+from recd_plugin_flexshard.table_plan import memory_of
 from recd_plugins.cli import main
 from recd_plugins.planning.measurement import measurement
 from recd_plugins.planning.topologies import read_topology
@@ -137,13 +136,7 @@ def test_without_an_entry_that_has_tiers(folder: Path) -> None:
     result = plan()
     assert result.exit_code == 1
     shown = words(result)
-    assert "add an entry for tables of t_seq_0_0, t_seq_0_1, t_seq_0_2 to the section" in shown
-    assert "that uses flexshard.two_tier or flexshard.three_tier or flexshard.joint" in shown
-    document = YAML(typ="safe").load(REGISTRY.replace(SHARDING, ""))
-    del document["pooling"]
-    with (folder / "registry.yaml").open("w", encoding="utf-8") as stream:
-        YAML().dump(document, stream)
-    assert "this model has none: name features in the section pooling" in words(plan())
+    assert "add an entry to the section sharding that uses flexshard.two_tier" in shown
 
 
 def test_options_of_tiers_alone_are_refused(folder: Path) -> None:

@@ -47,8 +47,7 @@ def simulate(*arguments: str) -> Result:
 
 
 def test_drawn_batches(folder: Path) -> None:
-    outputs = ["--json", "s.json", "--plot", "plots/s.png"]
-    result = simulate(*TOPOLOGY, "--batch-size", "64", "--steps", "2", *outputs)
+    result = simulate(*TOPOLOGY, "--batch-size", "64", "--steps", "2", "--json", "s.json")
     assert result.exit_code == 0, result.output
     assert "sharding[0], three_tier: 3 tables, 2 steps of 64 rows" in result.stdout
     report = json.loads((folder / "s.json").read_text())
@@ -57,7 +56,6 @@ def test_drawn_batches(folder: Path) -> None:
     assert entry["tiered"]["tiers"].keys() == {"cold", "hot", "flex", "flex_gradients"}
     reduction = entry["a2a_reduction"]
     assert reduction["simulated"] == pytest.approx(reduction["predicted"], abs=0.03)
-    assert (folder / "plots" / "s.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_real_batches(folder: Path) -> None:
@@ -105,7 +103,6 @@ def test_accesses_that_have_changed(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--data", "--profile", "p"], "--data plays real batches"),
-        (["--plot", "s.txt"], "--plot s.txt ends in none of"),
         (["--topology", "dgx-h10"], "did you mean dgx-h100?"),
         (
             ["--topology", "dgx-h100", "--nodes", "2049"],
@@ -123,9 +120,7 @@ def test_without_tiers(folder: Path) -> None:
     text = REGISTRY.replace("flexshard.three_tier", "torchrec.row_wise")
     (folder / "registry.yaml").write_text(text)
     shown = " ".join(simulate().output.split())
-    assert (
-        "registry.yaml: no table has tiers of rows; add an entry for tables of t_seq_0_0" in shown
-    )
+    assert "registry.yaml: no table has tiers of rows; add an entry" in shown
 
 
 def test_where_auto_chose_none(folder: Path) -> None:

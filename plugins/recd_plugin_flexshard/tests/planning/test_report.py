@@ -11,13 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from recd_plugin_flexshard.plan_report import (
+    EntryTiers,
+    TierRows,
+    TiersReport,
+    plot,
+    render,
+    study_entry,
+)
 from recd_plugin_flexshard.planning import ClusterShape, CostOptions, TableDemand, paper, plan_tiers
 from recd_plugin_flexshard.planning.plan import POINTS, Strategy
-from recd_plugin_flexshard.planning.report_plot import plot
-from recd_plugin_flexshard.planning.report_text import render
-from recd_plugin_flexshard.planning.sections import collectives_of
-from recd_plugin_flexshard.planning.tier_plan_report import EntryTiers, TiersReport, merged
-from recd_plugin_flexshard.planning.tier_study import study_entry
+from recd_plugin_flexshard.table_plan import collectives_of
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.topologies import load_topology
 
@@ -103,12 +107,12 @@ def test_json_has_everything(rm_2: EntryTiers) -> None:
 
 def test_the_curve_of_two_tiers_goes_from_row_wise_over_the_points_to_all(rm_2: EntryTiers) -> None:
     curve = rm_2.curves["two_tier"]
-    hot = [merged(plan).hot for plan in curve]
+    hot = [sum(t.hot for t in plan.tables) for plan in curve]
     assert hot == sorted(hot)
     assert curve[0].memory_bytes == pytest.approx(rm_2.plan.row_wise_memory_bytes)
     assert curve[0].a2a_reduction == 0
     assert hot[-1] == 30_000_000
-    assert {merged(point).hot for point in rm_2.points.values()} <= set(hot)
+    assert {sum(t.hot for t in point.tables) for point in rm_2.points.values()} <= set(hot)
     least = min(plan.memory_bytes for plan in curve)
     assert least == rm_2.points["least_memory"].memory_bytes
     # Three tiers send less than two at any budget that both have.
@@ -121,7 +125,7 @@ def test_the_curve_of_two_tiers_goes_from_row_wise_over_the_points_to_all(rm_2: 
 
 def test_tables_together_are_weighted_by_their_accesses() -> None:
     found = entry(tables=3)
-    rows = merged(found.plan)
+    rows = TierRows.of("all", found.plan.tables)
     assert rows.rows == 6000
     assert rows.hot == sum(table.hot for table in found.tables)
     covered = sum(table.length * table.hot_share for table in found.tables)

@@ -19,8 +19,13 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
-from recd_plugin_flexshard.planning.routes import TableRoute, routes_of
-from recd_plugin_flexshard.planning.simulate import StepLookups, imbalance, simulate
+from recd_plugin_flexshard.planning.simulate import (
+    StepLookups,
+    TableRoute,
+    imbalance,
+    routes_of,
+    simulate,
+)
 from recd_plugin_flexshard.planning.sources import DrawnBatches
 from recd_plugin_flexshard.tests.planning import simulate_cases as cases
 from recd_plugins.testing.gloo import run_on_ranks

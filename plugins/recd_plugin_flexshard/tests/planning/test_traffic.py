@@ -21,8 +21,8 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
+from recd_plugin_flexshard.planning.costs import Syncs
 from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
-from recd_plugin_flexshard.planning.sync import Syncs
 from recd_plugin_flexshard.tests.planning import traffic_cases as cases
 from recd_plugins import load_registry
 from recd_plugins.distributed.gradient_dedup import all_gradients_sent

@@ -18,7 +18,7 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
-from recd_plugin_flexshard.report.tier_report import OtherTables, TierReport
+from recd_plugin_flexshard.run_report import OtherTables, TierReport
 from recd_plugin_flexshard.runtime.retier import RetierReport
 
 CLUSTER = ClusterShape(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
@@ -33,7 +33,7 @@ def plan(strategy: Strategy, dedupe_factor: float = 1.0) -> TierPlan:
 
 def shown(report: TierReport) -> str:
     text = StringIO()
-    Console(file=text, width=80).print(report.table("mine"))
+    Console(file=text, width=80).print(*report.shown("mine"))
     return text.getvalue()
 
 
@@ -83,7 +83,7 @@ def test_tiers_that_send_nothing_are_left_out() -> None:
 def test_of_many_retierings_the_last_are_told() -> None:
     retierings = [RetierReport(step, {("hot", "cold"): 3}, 0.5, 0.25) for step in range(1, 14)]
     report = TierReport.of([plan("two_tier")], None, retierings=retierings)
-    first, *others = report.retiering_text().splitlines()
+    first, *others = str(report.shown("")[1]).splitlines()
     assert first == "3 choices of tiers before these; --json has all"
     assert len(others) == 10
     assert "after step 13: 3 hot to cold" in others[-1]

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recd_plugin_flexshard.runtime import exchange
-from recd_plugin_flexshard.runtime.exchange import ColdRows, RowBlocks, Slots
+from recd_plugin_flexshard.runtime import rows as exchange
+from recd_plugin_flexshard.runtime.rows import ColdRows, RowBlocks, Slots
 from recd_plugins.testing.fake_device import fake_device
 
 
@@ -129,7 +129,7 @@ def _even_blocks(num_rows: int, world_size: int) -> RowBlocks:
     bounds = [_bounds(num_rows, rank, world_size) for rank in range(world_size)]
     full = [(bound.start, rank) for rank, bound in enumerate(bounds) if bound.start < bound.stop]
     starts, ranks = torch.tensor(full, dtype=torch.int64).unbind(1)
-    return RowBlocks(starts, ranks, num_rows)
+    return RowBlocks(starts, ranks)
 
 
 def _node_group(world_size: int, ranks_per_node: int) -> dist.ProcessGroup:

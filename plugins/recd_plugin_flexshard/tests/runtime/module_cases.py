@@ -313,12 +313,10 @@ class Seen:
     Attributes:
         ids: looked up on this rank, by feature.
         bytes: sent by this rank, by tier.
-        rows: that a tracker of lookups saw, by feature.
     """
 
     ids: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    rows: dict[str, list[int]] = field(default_factory=dict)
 
 
 def tracked(rank: int, world_size: int) -> list[RecdError | None]:
@@ -333,27 +331,11 @@ def tracked(rank: int, world_size: int) -> list[RecdError | None]:
 def seen(rank: int, world_size: int, with_tiers: bool, sparse: Collection[CopyTier] = ()) -> Seen:
     dmp = shard(TIERS if with_tiers else None, SGD, sparse=sparse)
     result = Seen()
-    table: dict[str, Tensor] = {}
-
-    def track(features: KeyedJaggedTensor, embeddings: Tensor, *_: Any) -> None:
-        start = 0
-        for name in list(features.keys()):
-            rows = features[name].values()
-            result.rows.setdefault(name, []).extend(rows.tolist())
-            if table and features.stride() == 1:  # of a tier
-                weights = table[f"embeddings.{'u' if name == 'h' else 't'}.weight"]
-                torch.testing.assert_close(
-                    embeddings[start : start + len(rows)].detach(), weights[rows]
-                )
-            start += len(rows)
-
-    dmp.module.post_lookup_tracker_fn = track
     groups = tier_groups().names
     a_step(dmp, rank)
+    dmp.state_dict()
     with torch.no_grad():
-        table = {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
         dmp(batch(rank))  # the copies follow the state dict
-    result.rows.clear()
     with lookup_ids(dmp) as ids, CollectiveBytes() as counter:
         a_step(dmp, rank)
     result.ids = dict(ids.per_feature)

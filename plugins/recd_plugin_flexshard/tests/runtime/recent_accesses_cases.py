@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from recd_plugin_flexshard.runtime.recent_accesses import Chosen, RecentAccesses, choose_rows
+from recd_plugin_flexshard.runtime.retier import Chosen, RecentAccesses, choose_rows
 
 
 @dataclass(frozen=True)

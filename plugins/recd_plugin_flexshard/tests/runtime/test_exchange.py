@@ -7,7 +7,7 @@ import torch
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 
-from recd_plugin_flexshard.runtime.exchange import RowBlocks
+from recd_plugin_flexshard.runtime.rows import RowBlocks
 from recd_plugin_flexshard.tests.runtime.exchange_cases import (
     Case,
     exchange_rows,

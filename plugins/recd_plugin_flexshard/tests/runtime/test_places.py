@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugin_flexshard.runtime.places import Places
+from recd_plugin_flexshard.runtime.split import Places
 
 CPU = torch.device("cpu")
 KEYS = st.integers(-2, 40) | st.integers(-1, 2**62)

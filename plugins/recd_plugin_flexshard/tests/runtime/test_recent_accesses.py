@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from recd_plugin_flexshard.runtime.recent_accesses import RecentAccesses
+from recd_plugin_flexshard.runtime.retier import RecentAccesses
 from recd_plugin_flexshard.tests.runtime.recent_accesses_cases import (
     Case,
     choose,

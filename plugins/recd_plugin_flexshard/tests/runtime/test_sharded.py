@@ -69,8 +69,7 @@ def test_outputs(need_indices: bool) -> None:
             torch.testing.assert_close(with_tiers[name][2], ids)
 
 
-def test_trackers_see_all_lookups() -> None:
-    """And embeddings that are the tables' rows, which the case checks."""
+def test_all_lookups_are_counted() -> None:
     with_tiers, without = (
         run_on_ranks(cases.seen, 4, tiers, local_world_size=2) for tiers in (True, False)
     )
@@ -165,7 +164,7 @@ REFUSED: list[tuple[str, type[RecdError], Attempt]] = [
         Attempt(T, SGD | {"output_dtype": SparseType.FP16}, [table()], "row_wise"),
     ),
     ("tiers of table x", SetupError, Attempt({"x": RowTiers()}, SGD, [table()], "row_wise")),
-    ("has row 9", SetupError, Attempt({"t": RowTiers([], [9])}, SGD, [table()], "row_wise")),
+    ("have row 9", SetupError, Attempt({"t": RowTiers([], [9])}, SGD, [table()], "row_wise")),
 ]
 
 

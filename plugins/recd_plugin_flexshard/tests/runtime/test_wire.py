@@ -9,7 +9,7 @@ import torch
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import CommOp
 
-from recd_plugin_flexshard.runtime.wire import Wire
+from recd_plugin_flexshard.runtime.touched import Wire
 from recd_plugins.api import SetupError
 
 

@@ -1,4 +1,4 @@
-"""What tiers of rows send, next to what their plan predicts (FlexShard, arXiv 2301.02959)."""
+"""The section ``tiers`` of a run: what each tier sent, next to the prediction of its plan."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import RenderableType
 from rich.table import Table
+from torch import nn
 
 from recd_plugin_flexshard.planning import TIERS, Tier, TierPlan, plan_tiers, traffic
-from recd_plugins.api import Section
+from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
+from recd_plugins.api import Section, TrainedRun
 from recd_plugins.api.files import bytes_text
+from recd_plugins.api.planning import bytes_of_tables, gradients_sent_once
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime.retier import RetierReport
@@ -30,10 +33,9 @@ class TierBytes:
     """Bytes that all ranks together send in one step for one tier.
 
     Attributes:
-        tier: ``cold``, ``hot``, ``flex``, or ``flex_gradients`` for what the flex tier's gradients
-            are reduced by.
-        collective: ``all_to_all``, ``all_reduce``, or ``sparse`` for gradients of touched rows.
-        group: the ranks of a collective: ``global``, ``node``, or ``cross`` for one of each node.
+        tier: of ``TIERS``.
+        collective: as in ``TierTraffic``.
+        group: as in ``TierTraffic``.
         observed: by the byte counter; None for a run too short to tell.
         predicted: by the plan.
     """
@@ -54,9 +56,7 @@ class TierBytes:
 
 @dataclass(frozen=True)
 class OtherTables:
-    """Tables without tiers in one EmbeddingCollection with tables that have some.
-
-    Their ids travel in the same all-to-all, which the counter cannot take apart.
+    """Tables without tiers that share an EmbeddingCollection, and its all-to-all, with tiered ones.
 
     Attributes:
         names: of the tables.
@@ -75,8 +75,7 @@ class TierReport(Section):
 
     Attributes:
         tiers: in the order of ``TIERS``.
-        row_wise: bytes that all ranks would send in the all-to-all of these tables with all of
-            their rows row-wise, by the same prediction, for batches as deduplicated as this run's.
+        row_wise: predicted bytes of all ranks in the all-to-all with all rows row-wise.
         plain_row_wise: the same for batches that are not deduplicated.
         others: the other tables.
         retierings: each new choice of the tiers' rows.
@@ -95,30 +94,28 @@ class TierReport(Section):
         cls,
         plans: Sequence[TierPlan],
         observed: Mapping[str, float] | None,
-        others: OtherTables | None = None,
+        others: OtherTables = OtherTables(),
         retierings: Sequence[RetierReport] = (),
     ) -> TierReport:
-        """The report of a run.
+        """Return the report of a run.
 
         Args:
-            plans: of the sharding entries that have tiers, for the ranks of the run; at least one.
+            plans: of the sharding entries that have tiers; at least one.
             observed: bytes of all ranks in one step by tier; None where nothing was counted.
-            others: the other tables; none without it.
+            others: the other tables.
             retierings: of all collections.
         """
-        others = others or OtherTables()
         tiers = []
         for tier in TIERS:
             parts = [traffic(plan)[tier] for plan in plans]
-            predicted = sum(
-                plan.cluster.world_size * part.bytes
-                for plan, part in zip(plans, parts, strict=True)
-            )
+            sizes = [plan.cluster.world_size for plan in plans]
+            predicted = sum(n * part.bytes for n, part in zip(sizes, parts, strict=True))
+            # Entries of one collection sum alike: touched rows if one of them does.
+            collective = max((part.collective for part in parts), key="sparse".__eq__)
             tiers.append(
                 TierBytes(
                     tier,
-                    # Entries of one collection sum alike: touched rows if one of them does.
-                    max((part.collective for part in parts), key="sparse".__eq__),
+                    collective,
                     parts[0].group,
                     None if observed is None else observed.get(tier, 0.0),
                     predicted + (others.predicted if tier == "cold" else 0.0),
@@ -134,7 +131,7 @@ class TierReport(Section):
 
     @property
     def a2a_reduction(self) -> tuple[float | None, float]:
-        """The share of ``plain_row_wise`` that is not sent: observed, and predicted."""
+        """The saved share of ``plain_row_wise``: observed, and predicted."""
         cold = self.tiers[TIERS.index("cold")]
         if not self.plain_row_wise:
             return None, 0.0
@@ -142,54 +139,47 @@ class TierReport(Section):
         return observed, 1 - cold.predicted / self.plain_row_wise
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values; bytes are those of all ranks in one step."""
+        """Return JSON values; bytes are those of all ranks in one step."""
         observed, predicted = self.a2a_reduction
+        tiers = {tier.tier: asdict(tier) | {"ratio": tier.ratio} for tier in self.tiers}
+        for values in tiers.values():
+            del values["tier"]
         return {
-            "tiers": {
-                tier.tier: {
-                    **{name: value for name, value in asdict(tier).items() if name != "tier"},
-                    "ratio": tier.ratio,
-                }
-                for tier in self.tiers
-            },
+            "tiers": tiers,
             "row_wise": self.row_wise,
             "plain_row_wise": self.plain_row_wise,
             "a2a_reduction": {"observed": observed, "predicted": predicted},
             "other_tables": list(self.others.names),
-            "retierings": [_retiering_json(report) for report in self.retierings],
+            "retierings": [
+                asdict(each) | {"moved": {" to ".join(k): n for k, n in each.moved.items()}}
+                for each in self.retierings
+            ],
         }
 
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """Both of the next."""
-        text = self.retiering_text()
-        return [self.table(run), *([text] if text else [])]
-
-    def retiering_text(self) -> str:
-        """A line for each new choice of rows, the last ones of many."""
+        """Return a table, and a line for each of the last new choices of rows."""
         lines = [str(report) for report in self.retierings[-_SHOWN_RETIERINGS:]]
         if (more := len(self.retierings) - len(lines)) > 0:
             lines.insert(0, f"{more} choices of tiers before these; --json has all")
-        return "\n".join(lines)
+        return [self._table(run), *(["\n".join(lines)] if lines else [])]
 
-    def table(self, name: str = "") -> Table:
-        """A row for each tier that sends, then row-wise sharding; ``name`` tells the run."""
+    def _table(self, run: str) -> Table:
         title = "tiers of rows: bytes sent a step, all ranks"
-        table = Table(title=f"{name}, {title}" if name else title)
+        table = Table(title=f"{run}, {title}" if run else title)
         for heading in ("", "collective", "over"):
             table.add_column(heading)
         for heading in ("observed", "predicted", "ratio"):
             table.add_column(heading, justify="right")
         for tier in self.tiers:
-            if not tier.predicted and not tier.observed:
-                continue
-            table.add_row(
-                tier.tier.replace("_", " "),
-                _COLLECTIVES[tier.collective],
-                _GROUPS[tier.group],
-                bytes_text(tier.observed),
-                bytes_text(tier.predicted),
-                "" if tier.ratio is None else f"{tier.ratio:.3f}",
-            )
+            if tier.predicted or tier.observed:
+                table.add_row(
+                    tier.tier.replace("_", " "),
+                    _COLLECTIVES[tier.collective],
+                    _GROUPS[tier.group],
+                    bytes_text(tier.observed),
+                    bytes_text(tier.predicted),
+                    "" if tier.ratio is None else f"{tier.ratio:.3f}",
+                )
         table.add_section()
         instead = {"row-wise": self.row_wise}
         if self.plain_row_wise != self.row_wise:
@@ -206,22 +196,55 @@ class TierReport(Section):
         return table
 
 
-def _retiering_json(report: RetierReport) -> dict[str, Any]:
-    moved = {f"{old} to {new}": count for (old, new), count in report.moved.items()}
-    return {
-        "step": report.step,
-        "moved": moved,
-        "a2a_share_before": report.a2a_share_before,
-        "a2a_share_after": report.a2a_share_after,
-    }
-
-
 def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
-    """Bytes of all ranks with every row in the cold tier."""
-    demands = [table.demand for table in plan.tables]
-    options = plan.options
+    """Return the bytes of all ranks with every row in the cold tier."""
+    demands, options = plan.demands, plan.options
     if not deduplicated:
         demands = [replace(demand, dedupe_factor=1.0) for demand in demands]
         options = options.plain
     cold = traffic(plan_tiers(demands, plan.cluster, "row_wise", options))["cold"]
     return plan.cluster.world_size * cold.bytes
+
+
+def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
+    """Return the report of a trained model."""
+    planned = {table.name for plan in plans for table in plan.tables}
+    modules = tiered_modules(run.model)
+    retierings = [report for module in modules.values() for report in module.retier_reports]
+    shardings = {
+        name: sharding
+        for path in modules
+        for name, sharding in run.plan.plan[path].items()
+        if name not in planned
+    }
+    tables = [table for table in run.tables if table.name in shardings]
+    others = OtherTables()
+    if tables:
+        setting, profile = run.setting, run.setting.data.profile()
+        predicted, plain = (
+            sum(
+                bytes_of_tables(
+                    tables,
+                    shardings,
+                    known,
+                    batch_size=setting.batch_size,
+                    world_size=setting.world_size,
+                    wire_bytes=setting.wire_bytes,
+                ).values()
+            )
+            for known in (
+                replace(profile, gradients=gradients_sent_once(setting)),
+                profile.plain(),
+            )
+        )
+        others = OtherTables(tuple(table.name for table in tables), predicted, plain)
+    return TierReport.of(plans, run.sent, others, retierings)
+
+
+def tiered_modules(model: nn.Module) -> dict[str, ShardedTieredEmbeddingCollection]:
+    """Return the sharded modules with tiers, by path."""
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, ShardedTieredEmbeddingCollection)
+    }

@@ -1,0 +1,235 @@
+"""``recd plan --tiers`` and ``recd simulate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, RecdError
+from recd_plugins.api.commands import (
+    ABOVE_0,
+    AT_LEAST_1,
+    SHARE,
+    chosen_topology,
+    error_console,
+    output_console,
+    topology_options,
+)
+from recd_plugins.api.files import write_json
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from recd_plugin_flexshard.planning import TierPlan
+    from recd_plugin_flexshard.planning.simulate import BatchIds
+    from recd_plugins.api.planning import Candidate, TopologySpec
+    from recd_plugins.api.registry import RunConfig
+
+#: Time and memory grow with their square: so many took 3 minutes, with 3 tables on two cores.
+_MOST_RANKS = 16_384
+
+
+@dataclass(frozen=True)
+class PlannedTiers:
+    """A prepared model, and the plans of its sharding entries with tiers, by ``Entry.field``."""
+
+    candidate: Candidate
+    plans: Mapping[str, TierPlan]
+
+
+def planned_tiers(registry: RunConfig, spec: TopologySpec) -> PlannedTiers:
+    """Prepare data and model for the ranks of ``spec``.
+
+    Raises:
+        RecdError: no entry has tiers.
+    """
+    from recd_plugin_flexshard.part import TieredPart
+    from recd_plugins.api.planning import with_plugins
+    from recd_plugins.api.registry import wrapped_dataset
+
+    wrapped_dataset(registry).prepare()
+    candidate = with_plugins(registry, spec)
+    parts = candidate.prepared.parts.items()
+    plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}
+    if plans:
+        return PlannedTiers(candidate, plans)
+    names = "flexshard.two_tier, flexshard.three_tier or flexshard.joint"
+    if (chosen := candidate.prepared.chosen) is not None:
+        raise RecdError(
+            f"{registry.path}: no table has tiers of rows: {chosen}. recd plan shows what else was "
+            f"tried; an entry that uses {names} gives them tiers all the same"
+        )
+    raise RecdError(
+        f"{registry.path}: no table has tiers of rows; add an entry to the section sharding that "
+        f"uses {names}, for tables of sequences (features that the section pooling names)"
+    )
+
+
+class TiersPlan(PlanMode):
+    """The tiers of rows that the registry's entries choose, and what others would give."""
+
+    flag = "--tiers"
+    help = (
+        "Plan tiers of rows instead: what flexshard's entries choose, and what others would give. "
+        "--calibrate measures collectives, and memory of copied rows."
+    )
+    calibrates = "topology"
+    because = "are chosen for a number of rows"
+
+    def options(self) -> Sequence[click.Option]:
+        """Other memory, and other overlap."""
+        return [
+            click.Option(
+                ["--budget", "memory_ratio"],
+                type=ABOVE_0,
+                metavar="RATIO",
+                help="memory of a rank over that of row-wise, in place of the entries' own.",
+            ),
+            click.Option(
+                ["--overlap"],
+                type=SHARE,
+                metavar="SHARE",
+                help="how much of the other collectives' time work hides, 0 to 1, likewise.",
+            ),
+        ]
+
+    def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
+        """Measure the ranks of the topology on this machine."""
+        from recd_plugin_flexshard.planning.calibrate import calibrate_tiers
+
+        question.say("measuring collectives, and memory of a few training steps")
+        registry = question.registry.with_training({"batch_size": question.batch_size})
+        planned = planned_tiers(registry, question.spec).plans
+        return calibrate_tiers(registry, planned.values(), question.spec, path)
+
+    def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Read the data where no profile is named, and choose tiers."""
+        from recd_plugin_flexshard.plan_report import TiersReport, plot, render, study_entry
+        from recd_plugins.api.registry import at_entry
+
+        question.say("reading the data")
+        registry = question.registry.with_training({"batch_size": question.batch_size})
+        what_if = {name: each for name, each in question.options.items() if each is not None}
+        planned = planned_tiers(registry, question.spec).plans
+        entries = []
+        for entry in registry.sharding:
+            if (plan := planned.get(entry.field)) is not None:
+                question.say(f"planning tiers of {entry.field}")
+                with at_entry(registry.path, entry):
+                    entries.append(study_entry(entry.field, entry.plugin.name, plan, what_if))
+        report = TiersReport(
+            question.topology, question.spec, registry.training.batch_size, what_if, entries
+        )
+        return PlanAnswer(render(report), report.as_json, partial(plot, report))
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@topology_options
+@click.option(
+    "--batch-size",
+    type=AT_LEAST_1,
+    help="Rows of a rank, in place of training.batch_size.",
+)
+@click.option("--steps", type=AT_LEAST_1, default=3, show_default=True, help="Batches of a rank.")
+@click.option(
+    "--data",
+    is_flag=True,
+    help="Play the registry's own batches, as its converter gives them, in place of drawn ones.",
+)
+@click.option(
+    "--profile",
+    "profile_path",
+    type=click.Path(path_type=Path),
+    help="Draw batches from this access profile, in place of the one that was planned for.",
+)
+@click.option(
+    "--json", "json_path", type=click.Path(path_type=Path), help="Write the whole report here."
+)
+@click.pass_obj
+def simulate(
+    plugins_dir: Path | None,
+    registry: Path,
+    topology: str | None,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    batch_size: int | None,
+    steps: int,
+    data: bool,
+    profile_path: Path | None,
+    json_path: Path | None,
+) -> None:
+    """Play batches through the tiers of rows of REGISTRY, on any number of ranks, without them.
+
+    Shows what each rank sends, modelled times, memory and balance, next to plain row-wise tables.
+
+    \b
+    recd simulate registry.yaml --topology zionex-a100-40g --nodes 16
+    """
+    from recd_plugin_flexshard.planning.simulate import simulate as play
+    from recd_plugin_flexshard.simulate_report import as_json, render
+    from recd_plugins.api.commands import silence_upstream
+    from recd_plugins.api.registry import load_registry
+
+    if data and profile_path is not None:
+        raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
+    silence_upstream()
+    loaded = load_registry(registry, plugins_dir=plugins_dir)
+    if batch_size is not None:
+        loaded = loaded.with_training({"batch_size": batch_size})
+    topology = topology or loaded.training.topology or "machine"
+    spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
+    if spec.world_size > _MOST_RANKS:
+        raise RecdError(
+            f"{spec.world_size:,} ranks: no more than {_MOST_RANKS:,} can be played; recd plan "
+            "plans for more"
+        )
+    with error_console().status("planning tiers"):
+        planned = planned_tiers(loaded, spec)
+    entries = {}
+    for field, plan in planned.plans.items():
+        source = _source(planned.candidate, plan, data, profile_path)
+        with _bar(f"playing {field}", spec.world_size) as advance:
+            entries[field] = play(plan, source, steps, advance)
+    if json_path is not None:
+        write_json(json_path, as_json(topology, spec, entries))
+    output_console().print(render(topology, spec, entries))
+
+
+def _source(
+    candidate: Candidate, plan: TierPlan, data: bool, profile_path: Path | None
+) -> BatchIds:
+    from recd_plugin_flexshard.planning import TableDemand
+    from recd_plugin_flexshard.planning.sources import DrawnBatches, RegistryBatches
+    from recd_plugins.api.access import AccessProfile
+
+    if data:
+        tables = {table.name: table for table in candidate.tables}
+        return RegistryBatches(candidate.prepared, [tables[table.name] for table in plan.tables])
+    if profile_path is None:
+        return DrawnBatches(plan)
+    profile = AccessProfile.load(profile_path)
+    demands = []
+    for planned in plan.demands:
+        access = profile.covering(planned.name, planned.num_embeddings)
+        factor = planned.dedupe_factor if access.batch_size is None else access.dedupe_factor
+        demand = TableDemand.from_access(access, planned.embedding_dim, factor)
+        # A profile may know other features.
+        demands.append(replace(demand, features=planned.features))
+    return DrawnBatches(plan, demands=demands, name=str(profile_path))
+
+
+@contextmanager
+def _bar(what: str, ranks: int) -> Iterator[Callable[[], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("ranks"))
+    with Progress(*columns, console=error_console(), transient=True) as progress:
+        task = progress.add_task(what, total=ranks)
+        yield lambda: progress.advance(task)

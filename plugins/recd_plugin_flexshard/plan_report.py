@@ -1,0 +1,460 @@
+"""``recd plan --tiers``: the tiers of each sharding entry, and what other choices would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from recd_plugin_flexshard.planning.costs import CollectiveSeconds
+from recd_plugin_flexshard.planning.plan import (
+    Strategy,
+    TableTiers,
+    TierPlan,
+    four_points,
+    pareto_curve,
+    plan_tiers,
+    sync_bytes,
+    two_tier_curve,
+)
+from recd_plugin_flexshard.table_plan import memory_of
+from recd_plugins.api import SetupError
+from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import plot_style
+from recd_plugins.api.planning import TopologySpec, size_text, topology_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_STRATEGIES: tuple[Strategy, ...] = ("two_tier", "three_tier", "joint")
+_STRATEGY_NAMES = {"two_tier": "two tiers", "three_tier": "three tiers", "joint": "joint"}
+_POINT_NAMES = {
+    "least_memory": "least memory",
+    "memory_neutral": "zero extra memory",
+    "least_communication": "least communication",
+    "data_parallel": "all DP",
+}
+#: Fields of ``Collectives``.
+COLLECTIVE_NAMES = {
+    "a2a_global": "all-to-all, all ranks",
+    "a2a_intra": "all-to-all, in a node",
+    "ar_global": "all-reduce, all ranks",
+    "ar_cross": "all-reduce, across nodes",
+}
+# Plans of a curve; those of two tiers take less time.
+_TWO_TIER_PLANS, _PLANS = 96, 32
+# Tables with a line each; of more, those with the most accesses.
+_LINES = 16
+
+
+@dataclass(frozen=True)
+class TierRows:
+    """Rows and shares of accesses by tier, of one table or of several together."""
+
+    name: str
+    rows: int
+    length: float
+    hot: int
+    hot_share: float
+    flex: int
+    flex_share: float
+
+    @classmethod
+    def of(cls, name: str, tables: Sequence[TableTiers]) -> TierRows:
+        lengths = np.array([table.demand.length for table in tables])
+        total = float(lengths.sum())
+        hot, flex = (
+            float(lengths @ [getattr(table, share) for table in tables]) / (total or 1.0)
+            for share in ("hot_share", "flex_share")
+        )
+        rows = sum(table.demand.num_embeddings for table in tables)
+        num_hot, num_flex = sum(t.hot for t in tables), sum(t.flex for t in tables)
+        return cls(name, rows, total, num_hot, hot, num_flex, flex)
+
+    @property
+    def cold_share(self) -> float:
+        return max(0.0, 1.0 - self.hot_share - self.flex_share)
+
+    def as_json(self) -> dict[str, Any]:
+        cold = self.rows - self.hot - self.flex
+        return asdict(self) | {"cold": cold, "cold_share": self.cold_share}
+
+
+@dataclass(frozen=True)
+class EntryTiers:
+    """One sharding entry.
+
+    Attributes:
+        field: ``sharding[0]`` and so on.
+        plugin: its name.
+        plan: the choice of the plugin.
+        alternatives: plans of the same tables by strategy.
+        problems: why a strategy has no plan.
+        points: FlexShard's four points, by name.
+        curves: by strategy, plans from few to many copies.
+    """
+
+    field: str
+    plugin: str
+    plan: TierPlan
+    alternatives: Mapping[Strategy, TierPlan]
+    problems: Mapping[Strategy, str]
+    points: Mapping[str, TierPlan]
+    curves: Mapping[Strategy, Sequence[TierPlan]]
+
+    @property
+    def tables(self) -> list[TierRows]:
+        return [TierRows.of(table.name, [table]) for table in self.plan.tables]
+
+    def as_json(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "entry": self.field,
+            "plugin": self.plugin,
+            "strategy": plan.strategy,
+            "options": asdict(plan.options),
+            "tables": [table.as_json() for table in self.tables],
+            "row_wise": {
+                "memory_bytes": plan.row_wise_memory_bytes,
+                "seconds": _seconds_json(plan.row_wise_seconds, plan.options.overlap),
+            },
+            "strategies": {name: _plan_json(plan) for name, plan in self.alternatives.items()},
+            "problems": dict(self.problems),
+            "points": {name: _point_json(point) for name, point in self.points.items()},
+            "curves": {
+                name: [_point_json(point) for point in curve] for name, curve in self.curves.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class TiersReport:
+    """The tiers of all sharding entries that have some.
+
+    Attributes:
+        topology: its name.
+        spec: nodes and ranks.
+        batch_size: rows of a rank.
+        what_if: cost options in place of the entries' own.
+        entries: in the order of the registry.
+    """
+
+    topology: str
+    spec: TopologySpec
+    batch_size: int
+    what_if: Mapping[str, float]
+    entries: Sequence[EntryTiers]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report of ``recd plan --tiers --json``."""
+        return {
+            "topology": topology_json(self.topology, self.spec),
+            "batch_size": self.batch_size,
+            "what_if": dict(self.what_if),
+            "entries": [entry.as_json() for entry in self.entries],
+        }
+
+
+def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]) -> EntryTiers:
+    """Return ``plan`` with other cost options, if any, and its alternatives.
+
+    Raises:
+        SetupError: these options allow no plan.
+    """
+    demands, cluster = plan.demands, plan.cluster
+    options = replace(plan.options, **what_if)
+    if "memory_ratio" in what_if:
+        options = replace(options, memory_bytes=None)
+    if what_if:
+        plan = plan_tiers(demands, cluster, plan.strategy, options)
+    alternatives: dict[Strategy, TierPlan] = {}
+    problems: dict[Strategy, str] = {}
+    for strategy in _STRATEGIES:
+        try:
+            same = strategy == plan.strategy
+            found = plan if same else plan_tiers(demands, cluster, strategy, options)
+            alternatives[strategy] = found
+        except SetupError as error:
+            problems[strategy] = str(error)
+    points = four_points(demands, cluster, options)
+    rows = sum(table.num_embeddings for table in demands)
+    hot = {0, *np.geomspace(1, rows, _TWO_TIER_PLANS).astype(int).tolist()}
+    hot |= {sum(table.hot for table in point.tables) for point in points.values()}
+    curves: dict[Strategy, Sequence[TierPlan]] = {
+        "two_tier": two_tier_curve(demands, cluster, options, sorted(hot))
+    }
+    if cluster.nodes > 1:
+        further: Strategy = "joint" if plan.strategy == "joint" else "three_tier"
+        least = points["least_memory"].memory_ratio * (1 + 1e-9)  # the sums are rounded
+        most = max(least, points["least_communication"].memory_ratio)
+        ratios = np.geomspace(least, most, _PLANS).tolist()
+        curves[further] = pareto_curve(demands, cluster, further, options, ratios)
+    return EntryTiers(field, plugin, plan, alternatives, problems, points, curves)
+
+
+def topology_json(name: str, spec: TopologySpec) -> dict[str, Any]:
+    """Return a topology with the collectives that are planned with."""
+    return {
+        "name": name,
+        **spec.model_dump(),
+        "world_size": spec.world_size,
+        "collectives": spec.collective_rates.model_dump(),
+        "collectives_measured": spec.collectives is not None,
+    }
+
+
+def rows_by_tier(plan: TierPlan) -> dict[str, dict[str, int]]:
+    """Return the rows of each tier, by table."""
+    return {t.name: {"hot": t.hot, "flex": t.flex, "cold": t.cold} for t in plan.tables}
+
+
+def _plan_json(plan: TierPlan) -> dict[str, Any]:
+    return {
+        "merged": TierRows.of("all", plan.tables).as_json(),
+        "tables": rows_by_tier(plan),
+        "memory_bytes": plan.memory_bytes,
+        "a2a_reduction": plan.a2a_reduction,
+        "seconds": _seconds_json(plan.seconds, plan.options.overlap),
+        "sync": {
+            tier: {"chosen": getattr(plan.syncs, tier), "bytes": by_sync}
+            for tier, by_sync in sync_bytes(plan).items()
+        },
+    }
+
+
+def _point_json(plan: TierPlan) -> dict[str, Any]:
+    return {
+        "hot": sum(table.hot for table in plan.tables),
+        "flex": sum(table.flex for table in plan.tables),
+        "memory_bytes": plan.memory_bytes,
+        "a2a_reduction": plan.a2a_reduction,
+        "exposed_seconds": plan.seconds.exposed(plan.options.overlap),
+    }
+
+
+def _seconds_json(seconds: CollectiveSeconds, overlap: float) -> dict[str, float]:
+    return asdict(seconds) | {"total": seconds.exposed(), "exposed": seconds.exposed(overlap)}
+
+
+def render(report: TiersReport) -> RenderableType:
+    """Return the terminal report: the topology, then the tables of each entry."""
+    spec = report.spec
+    rates = "of the topology" if spec.collectives else "what its bandwidths allow"
+    memory = "measured, where the registry has none" if memory_of(spec) else "assumed"
+    parts: list[RenderableType] = [
+        topology_line(report.topology, spec),
+        Text(f"{report.batch_size:,} rows a rank; collectives: {rates}; M and c: {memory}"),
+    ]
+    for entry in report.entries:
+        parts += ["", *_entry(entry)]
+    return Group(*parts)
+
+
+def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
+    plan, options = entry.plan, entry.plan.options
+    budget = "the memory of row-wise"
+    if options.memory_bytes is not None:
+        budget = size_text(options.memory_bytes)
+    elif options.memory_ratio != 1:
+        budget = f"{options.memory_ratio:g} times the memory of row-wise"
+    yield Text(
+        f"{entry.field} {entry.plugin}: M = {options.memory_multiplier:.3g}, "
+        f"c = {options.saved_activations:.3g}, least {options.minimise} within {budget}"
+    )
+    yield _tables(entry)
+    yield _strategies(entry)
+    yield _times(entry)
+    yield _points(entry)
+    if syncs := "; ".join(_syncs(plan)):
+        yield Text(f"Gradients of copies, bytes of a rank: {syncs}")
+    for strategy, problem in entry.problems.items():
+        yield Text(f"no {_STRATEGY_NAMES[strategy]}: {problem}")
+    more = plan.memory_ratio - 1
+    change = f"{abs(more):.1%} {'more' if more > 0 else 'less'}" if abs(more) > 5e-4 else "the same"
+    yield Text(
+        f"Predicted against plain row-wise: {plan.a2a_reduction:.1%} less in the all-to-all of all "
+        f"ranks, {change} memory of a rank"
+    )
+
+
+def _syncs(plan: TierPlan) -> Iterator[str]:
+    words = {"dense": "all rows", "sparse": "touched rows"}
+    for tier, by_sync in sync_bytes(plan).items():
+        if any(getattr(table, tier) for table in plan.tables):
+            chosen = getattr(plan.syncs, tier)
+            others = "".join(
+                f" ({words[sync]}: {size_text(sent)})"
+                for sync, sent in by_sync.items()
+                if sync != chosen
+            )
+            yield f"{tier} {size_text(by_sync[chosen])} of {words[chosen]}{others}"
+
+
+def _tables(entry: EntryTiers) -> Table:
+    """Like table 5 of FlexShard."""
+    table = _new_table(
+        "Rows by tier (DP: data-parallel), share of ids",
+        "table",
+        *("rows", "ids", "DP", "", "flex", "", "row-wise"),
+    )
+    tables = entry.tables
+    most_read = sorted(tables, key=lambda table: -table.length)[:_LINES]
+    sections = [most_read if len(tables) > _LINES else tables]
+    if len(tables) > 1:
+        sections.append([TierRows.of("all", entry.plan.tables)])
+    for rows in sections:
+        for each in rows:
+            numbers = (f"{each.rows:,}", f"{each.length:,.1f}", *_tiers(each))
+            table.add_row(each.name, *numbers, f"{each.cold_share:.1%}")
+        if len(tables) > _LINES and rows is most_read:
+            table.add_row(f"and {len(tables) - _LINES:,} with fewer accesses")
+        table.add_section()
+    return table
+
+
+def _tiers(rows: TierRows) -> Iterator[str]:
+    for count, share in ((rows.hot, rows.hot_share), (rows.flex, rows.flex_share)):
+        yield from (f"{count:,}", f"{share:.1%}") if count else ("-", "")
+
+
+def _strategies(entry: EntryTiers) -> Table:
+    table = _new_table(
+        "Strategies: rows of all tables, and what they save",
+        "",
+        *("DP", "", "flex", "", "a2a saved", "memory", "x RW"),
+    )
+    memory = entry.plan.row_wise_memory_bytes
+    table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", size_text(memory), "1.00")
+    for strategy, plan in entry.alternatives.items():
+        table.add_row(
+            _marked(entry, strategy),
+            *_tiers(TierRows.of("all", plan.tables)),
+            *_saved(plan),
+            style="bold" if strategy == entry.plan.strategy else None,
+        )
+    table.caption = "* of the registry; a2a: bytes of the all-to-all of all ranks"
+    table.caption_justify = "left"
+    return table
+
+
+def _saved(plan: TierPlan) -> tuple[str, str, str]:
+    ratio = plan.memory_ratio
+    times = f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
+    return f"{plan.a2a_reduction:.1%}", size_text(plan.memory_bytes), times
+
+
+def _times(entry: EntryTiers) -> Table:
+    """Like table 6 of FlexShard."""
+    columns = {"row-wise": entry.plan.row_wise_seconds} | {
+        _marked(entry, strategy): plan.seconds for strategy, plan in entry.alternatives.items()
+    }
+    table = _new_table("Collectives of a step, predicted milliseconds", "", *columns)
+    for field, name in COLLECTIVE_NAMES.items():
+        table.add_row(name, *(_milliseconds(getattr(each, field)) for each in columns.values()))
+    table.add_section()
+    # Nothing hides the all-to-all of all ranks.
+    for overlap in sorted({0.0, entry.plan.options.overlap, 1.0}):
+        name = f"exposed at {overlap:.0%} overlap" if overlap else "total"
+        table.add_row(name, *(_milliseconds(each.exposed(overlap)) for each in columns.values()))
+    return table
+
+
+def _points(entry: EntryTiers) -> Table:
+    """FlexShard's four points."""
+    table = _new_table(
+        "Two tiers at any budget", "", *("DP", "a2a saved", "memory", "x RW", "ms exposed")
+    )
+    for name, plan in entry.points.items():
+        hot = f"{sum(each.hot for each in plan.tables):,}"
+        exposed = _milliseconds(plan.seconds.exposed(entry.plan.options.overlap))
+        table.add_row(_POINT_NAMES[name], hot, *_saved(plan), exposed)
+    return table
+
+
+def _new_table(title: str, first: str, *numbers: str) -> Table:
+    # Narrow columns, so that in 80 characters lines break between words.
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    table.add_column(first, overflow="fold", no_wrap=not first)
+    for heading in numbers:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table
+
+
+def _marked(entry: EntryTiers, strategy: Strategy) -> str:
+    return _STRATEGY_NAMES[strategy] + (" *" if strategy == entry.plan.strategy else "")
+
+
+def _milliseconds(seconds: float) -> str:
+    milliseconds = seconds * 1e3
+    return f"{milliseconds:,.{3 if milliseconds < 1 else 1}f}" if seconds else "-"
+
+
+@plot_style()
+def plot(report: TiersReport, path: Path) -> None:
+    """Draw what is left of the all-to-all, and time, against memory (FlexShard, figure 5).
+
+    Args:
+        report: a row of plots for each entry.
+        path: a file with the suffix of its format, as ``.png`` or ``.svg``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1 + 4 * len(report.entries)), layout="constrained")
+    rows = figure.subplots(len(report.entries), 2, squeeze=False)
+    for entry, (left, time) in zip(report.entries, rows, strict=True):
+        overlap = entry.plan.options.overlap
+
+        def exposed(plan: TierPlan, overlap: float = overlap) -> float:
+            return plan.seconds.exposed(overlap) * 1e3
+
+        _draw(entry, left, lambda plan: 100 * (1 - plan.a2a_reduction))
+        left.set(ylabel="all-to-all of all ranks left, %", ylim=(-3, 103))
+        _draw(entry, time, exposed)
+        # Not far more than row-wise and the plan take.
+        shown = max(entry.plan.row_wise_seconds.exposed(overlap) * 1e3, exposed(entry.plan))
+        drawn = max(exposed(plan) for curve in entry.curves.values() for plan in curve)
+        time.set(ylabel=f"collectives of a step at {overlap:.0%} overlap, ms")
+        time.set_ylim(0, 1.1 * min(max(shown, drawn), 3 * shown))
+        left.set_title(f"{entry.field}: {entry.plugin}")
+        time.legend(fontsize="small")
+    spec = report.spec
+    figure.suptitle(
+        f"{spec.nodes:,} x {spec.ranks_per_node:,} ranks of {report.topology}, "
+        f"{report.batch_size:,} rows a rank"
+    )
+    write_figure(path, figure, dpi=120)
+
+
+def _draw(entry: EntryTiers, axes: Axes, height: Callable[[TierPlan], float]) -> None:
+    two_tier, further = "tab:blue", "tab:orange"
+    for strategy, curve in entry.curves.items():
+        axes.plot(
+            [plan.memory_ratio for plan in curve],
+            [height(plan) for plan in curve],
+            color=two_tier if strategy == "two_tier" else further,
+            label=_STRATEGY_NAMES[strategy],
+        )
+    row_wise = entry.curves["two_tier"][0]
+    axes.plot(row_wise.memory_ratio, height(row_wise), "ko", label="row-wise")
+    for (name, plan), marker in zip(entry.points.items(), "vs^D", strict=True):
+        axes.plot(
+            plan.memory_ratio,
+            height(plan),
+            marker,
+            color=two_tier,
+            markerfacecolor="white",
+            label=_POINT_NAMES[name],
+        )
+    axes.plot(entry.plan.memory_ratio, height(entry.plan), "r*", markersize=14, label="the plan")
+    axes.axvline(1, color="gray", linestyle=":", linewidth=1)
+    axes.set(xscale="log", xlabel="memory of a rank, over that of row-wise")
+    axes.grid(alpha=0.3)

@@ -1,1 +1,0 @@
-"""What runs report of tiers of rows."""

@@ -1,0 +1,221 @@
+"""Plans of tiers for the tables of a model, from their data and the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recd_plugin_flexshard.planning import (
+    ClusterShape,
+    Collective,
+    Collectives,
+    CostOptions,
+    Strategy,
+    TableDemand,
+    TierPlan,
+    on_cluster,
+    plan_tiers,
+)
+from recd_plugins.api import DataError, RecdError, SetupError
+
+if TYPE_CHECKING:
+    from recd_plugin_flexshard.sharding import OtherCluster, TierOptions
+    from recd_plugins.api import Setting, Table
+    from recd_plugins.api.access import TableAccess
+    from recd_plugins.api.planning import CollectiveRates, DistinctGradients, TopologySpec
+
+#: The name of ``TierMemory`` in a topology.
+SECTION = "tiers"
+# Plans with the share of gradients of the one before: a third one changes it by 0.2 % at most.
+_ROUNDS = 2
+
+
+class TierMemory(BaseModel):
+    """The section ``tiers`` of a topology: measured memory of copied rows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        description="M: bytes that a replicated row takes on a rank, over those of its weights."
+    )
+    saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
+        description="c: embeddings that a rank need not hold for an access of a replicated row."
+    )
+
+    def multiplier(self, world_size: int) -> float:
+        """Return M plus the row that stays in the table, which the cost model has leave it."""
+        return self.memory_multiplier + 1 / world_size
+
+
+def memory_of(known: Setting | TopologySpec) -> TierMemory | None:
+    """Return the measured memory of copied rows, if any."""
+    found = known.sections.get(SECTION)
+    assert found is None or isinstance(found, TierMemory), "the package declares it"
+    return found
+
+
+def collectives_of(rates: CollectiveRates) -> Collectives:
+    """Return rates as the cost model takes them."""
+    return Collectives(
+        **{name: Collective(rate.bytes_per_second, rate.seconds) for name, rate in rates}
+    )
+
+
+def cluster_of(setting: Setting) -> ClusterShape:
+    """Return the ranks as the cost model takes them."""
+    rates = collectives_of(setting.rates)
+    return ClusterShape(setting.nodes, setting.ranks_per_node, setting.batch_size, rates)
+
+
+def plan_tables(
+    strategy: Strategy, options: TierOptions, tables: Sequence[Table], setting: Setting
+) -> TierPlan:
+    """Plan the tiers of ``tables`` together.
+
+    Raises:
+        DataError: the data cannot be read, or the access profile is not of these tables.
+        SetupError: there is no such plan.
+    """
+    from recd_plugins.api.planning import gradients_sent_once
+
+    here, other = cluster_of(setting), options.plan_for
+    cluster, memory = (here, memory_of(setting)) if other is None else _other(other, setting)
+    for one, remedy in (
+        (setting.nodes == 1, "training.ranks_per_node, or --nodes of recd plan and recd simulate"),
+        (cluster.nodes == 1, "plan_for.nodes"),
+    ):
+        if one and strategy == "three_tier":
+            raise SetupError(
+                "three tiers need several nodes, as flex rows are once in every node: use "
+                f"flexshard.two_tier, or flexshard.joint, which takes two tiers there; or set "
+                f"{remedy}"
+            )
+    demands = _demands(options, tables, setting)
+    costs = _costs(options, memory, cluster.world_size, setting.wire_bytes)
+    known = gradients_sent_once(setting)
+    try:
+        plan = plan_tiers(demands, cluster, strategy, costs)
+        if other is not None:
+            plan = on_cluster(plan, here)
+            return on_cluster(plan, here, _gradient_share(known, plan, setting.world_size))
+        for _ in range(_ROUNDS):
+            share = _gradient_share(known, plan, setting.world_size)
+            if share == plan.options.gradient_share:
+                break
+            plan = plan_tiers(demands, cluster, strategy, replace(costs, gradient_share=share))
+    except SetupError as error:
+        raise SetupError(f"the budget {options.budget} cannot be kept: {error}") from error
+    return plan
+
+
+def _gradient_share(
+    known: Mapping[str, DistinctGradients], plan: TierPlan, world_size: int
+) -> float:
+    """Return the share of cold rows' gradients that is sent, where equal ones are sent once."""
+    from recd_plugins.api.planning import NUMBER_BYTES
+
+    options, of_all, of_sent = plan.options, 0.0, 0.0
+    for tiers in plan.tables:
+        dim, share = tiers.demand.embedding_dim, 1.0
+        if (gradients := known.get(tiers.name)) is not None:
+            kept = tiers.shares_sent[2]
+            differ = gradients.share(kept, world_size, coalesced=options.coalesce)
+            share = min(1.0, differ + NUMBER_BYTES / (dim * options.wire_bytes))
+        # Where all rows are copied, the share of the first cold ones.
+        cold = dim * max(tiers.cold_sent, 1e-9)
+        of_all += cold
+        of_sent += share * cold
+    return of_sent / of_all
+
+
+def _costs(
+    options: TierOptions, memory: TierMemory | None, world_size: int, wire_bytes: float
+) -> CostOptions:
+    given: dict[str, Any] = {
+        "memory_multiplier": options.memory_multiplier,
+        "saved_activations": options.saved_activations,
+    }
+    measured: dict[str, Any] = {}
+    if memory is not None:
+        measured = {
+            "memory_multiplier": memory.multiplier(world_size),
+            "saved_activations": memory.saved_activations,
+        }
+    chosen = measured | {name: value for name, value in given.items() if value is not None}
+    return CostOptions(wire_bytes=wire_bytes, **chosen, **options.cost_options())
+
+
+def _other(other: OtherCluster, setting: Setting) -> tuple[ClusterShape, TierMemory | None]:
+    from recd_plugins.api.planning import load_topology
+
+    try:
+        spec = load_topology(
+            other.topology,
+            nodes=other.nodes,
+            ranks_per_node=other.ranks_per_node,
+            ranks=setting.ranks_per_node,
+            device=setting.device_type,
+        )
+    except RecdError as error:  # that of a file names its own lines, not the entry's
+        raise SetupError(f"the option plan_for: {error}") from error
+    batch_size = other.batch_size or setting.batch_size
+    rates = collectives_of(spec.collective_rates)
+    return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates), memory_of(spec)
+
+
+def _demands(options: TierOptions, tables: Sequence[Table], setting: Setting) -> list[TableDemand]:
+    """Return the accesses and dedupe factors of ``tables``."""
+    profile = options.accesses(tables, setting, deduplicated=options.dedupe == "data")
+    counts_distinct = options.coalesce or options.sync != "dense"
+    distinct = setting.data.distinct(tables) if counts_distinct else {}
+    demands = []
+    for table in tables:
+        access = profile.covering(table.name, table.num_embeddings)
+        if access.batch_size is None:
+            factor = _dedupe_factor(options, table, setting, setting.batch_size)
+        elif options.dedupe == "data":
+            factor = _counted_factor(access, access.batch_size, options, table, setting)
+        else:
+            raise DataError(
+                f"{options.profile} counts {access.counted} for table {table.name}, and so has the "
+                "dedupe factor of the data: leave the option dedupe out, or profile again with "
+                "--all-rows"
+            )
+        demand = TableDemand.from_access(access, table.embedding_dim, factor)
+        # No sample follows a distribution. And a profile may know other features.
+        counted = distinct.get(table.name) if access.samples > 1 else None
+        demands.append(replace(demand, features=len(table.features), distinct=counted))
+    return demands
+
+
+def _counted_factor(
+    access: TableAccess, batch_size: int, options: TierOptions, table: Table, setting: Setting
+) -> float:
+    """Return the factor of a profile; for other batch sizes it grows as that of the data."""
+    known = setting.data.profile()
+    if not any(known.of(name).deduplicated for name in table.features):
+        raise DataError(
+            f"the access profile counts {access.counted} for table {table.name}, and the "
+            f"registry's converter deduplicates none of {', '.join(table.features)}: profile again "
+            "with this converter"
+        )
+    if batch_size == setting.batch_size:
+        return access.dedupe_factor
+    there, here = (
+        _dedupe_factor(options, table, setting, size) for size in (batch_size, setting.batch_size)
+    )
+    return max(1.0, access.dedupe_factor * here / there)
+
+
+def _dedupe_factor(options: TierOptions, table: Table, setting: Setting, batch_size: int) -> float:
+    """Return ids of a table's features over those that are looked up."""
+    if options.dedupe != "data":
+        return 1.0 if options.dedupe == "none" else options.dedupe
+    known = setting.data.profile()
+    features = [known.of(name) for name in table.features]
+    ids = sum(feature.length for feature in features)
+    unique = sum(f.length / f.dedupe_factor(batch_size, pooled=False) for f in features)
+    return ids / unique if unique else 1.0
