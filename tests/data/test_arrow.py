@@ -58,13 +58,6 @@ def test_integers_are_lists_of_one():
     ]
 
 
-def test_a_batch_without_rows():
-    rows = make_rows(f=pa.array([], pa.list_(pa.int64())), x=pa.array([], pa.float32()))
-    assert as_lists(sparse_column(rows, "f")) == []
-    assert dense_features(rows, ("x",)).shape == (0, 1)
-    assert labels(rows, "x").shape == (0,)
-
-
 def test_nulls_outside_the_slice_are_no_errors():
     whole = pa.array([[None, 1], [2, 3], [4]], pa.list_(pa.int64()))
     assert as_lists(sparse_column(make_rows(f=whole.slice(1)), "f")) == [[2, 3], [4]]

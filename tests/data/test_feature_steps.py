@@ -7,7 +7,6 @@ from recd_plugins import load_registry
 from recd_plugins.data.fitted_steps import (
     build_preprocess,
     feature_steps,
-    num_dense_inputs,
     refuse_ids_apart,
 )
 from recd_plugins.errors import RegistryError
@@ -56,15 +55,6 @@ def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
 
 
 @pytest.mark.parametrize(
-    ("dense", "said"),
-    [("hour", "dense of FeatureSchema is 'hour'"), (("a",), "FeatureSchema has 2 features 'a'")],
-)
-def test_what_is_no_schema(dense, said):
-    with pytest.raises((TypeError, ValueError), match=said):
-        FeatureSchema(("a",), dense, "label")
-
-
-@pytest.mark.parametrize(
     ("entry", "message"),
     [
         (
@@ -89,12 +79,6 @@ def test_a_pattern_without_a_feature_to_take_is_an_error(registry, entry, messag
     with pytest.raises(RegistryError) as caught:
         feature_steps(registry(entry), SCHEMA)
     assert message in str(caught.value)
-
-
-def test_dense_inputs_grow_with_what_widens_features(registry):
-    assert num_dense_inputs(registry(LOGIT % "price"), SCHEMA) == 2
-    assert num_dense_inputs(registry(ONEHOT % ("price", 5)), SCHEMA) == 6
-    assert num_dense_inputs(registry(ONEHOT % ('"*"', 2), ONEHOT % ("price", 3)), SCHEMA) == 8
 
 
 def test_the_model_is_built_for_the_dense_features_that_preprocessing_gives(registry):

@@ -147,10 +147,6 @@ def test_each_feature_has_a_copy_fitted_to_it_alone_once(folder: Path) -> None:
     assert known == steps(found.with_training({"batch_size": 32}))
 
 
-def test_all_rows(folder: Path) -> None:
-    assert steps(registry(folder, ALL % ", options: {rows: null}"))["item_0"].num_rows == 512
-
-
 def test_features_that_are_fitted_together_share_one(folder: Path) -> None:
     (known,) = set(steps(registry(folder, ALL % ", options: {together: true}")).values())
     assert known.features == ["seq_0_0", "seq_0_1", "item_0"]
@@ -337,19 +333,6 @@ def test_what_a_step_refuses_names_its_entry(
         READERS[who](found)
 
 
-def test_what_the_data_lacks_is_not_the_steps_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(*_: Any) -> Any:
-        raise DataError("table.parquet cannot be read")
-        yield
-
-    found = registry(folder, ALL % "")
-    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", unreadable)
-    with pytest.raises(DataError, match=r"^table\.parquet cannot be read$"):
-        steps(found)
-
-
 def test_a_long_fit_shows_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bars: dict[str, list[Any]] = {}
 
@@ -368,3 +351,16 @@ def test_a_long_fit_shows_how_far_it_is(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     steps(registry(folder, ALL % ""))
     assert not bars
+
+
+def test_what_the_data_lacks_is_not_the_steps_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: Any) -> Any:
+        raise DataError("table.parquet cannot be read")
+        yield
+
+    found = registry(folder, ALL % "")
+    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", unreadable)
+    with pytest.raises(DataError, match=r"^table\.parquet cannot be read$"):
+        steps(found)

@@ -56,10 +56,6 @@ def test_there_and_back(lists, start, encode):
     assert to_lists(values.dictionary_encode() if encode else values).to_pylist() == lists[start:]
 
 
-def test_narrow_ids_are_widened():
-    assert to_lists(to_list_dict(pa.array([[1], [2, 3]], pa.list_(pa.int16())))).type == IDS
-
-
 @pytest.mark.parametrize("lists", [[[1], None], [[1, None]]])
 def test_nulls_are_refused(lists):
     with pytest.raises(ValueError, match="null"):

@@ -55,13 +55,6 @@ def test_pooled_features_share_one_variable_batch(batch: Batch) -> None:
         assert [unique[i] for i in row.tolist()] == ROWS[key]
 
 
-def test_pooled_features_without_duplicates_stay_plain(batch: Batch) -> None:
-    kjt = lower(batch, Placement(pooled=("c",))).sparse_features
-    assert kjt is not None
-    assert not kjt.variable_stride_per_key()
-    assert kjt.inverse_indices_or_none() is None
-
-
 def test_replicated_features_have_every_row(batch: Batch) -> None:
     kjt = lower(batch, Placement(replicated=("b", "c", "d"))).replicated_features
     assert kjt is not None
@@ -115,12 +108,6 @@ def test_partial_sequence_features_have_stored_ids_and_segments(partial_batch: B
     assert embeddings.grad[3:6].flatten().tolist() == [1, 2, 1]  # both unique rows have the 2
 
 
-def test_partial_sequence_features_alone(partial_batch: Batch) -> None:
-    kjt = lower(partial_batch, Placement(sequence=("m",))).sequence_features
-    assert kjt is not None
-    assert kjt.stride() == 1
-
-
 def test_partial_features_that_are_pooled_become_exact(partial_batch: Batch) -> None:
     placement = Placement(pooled=("m",), replicated=("m", "n"), sequence=("m",))
     model_input = lower(partial_batch, placement)
@@ -150,11 +137,6 @@ def test_weights_come_along_and_none_get_lost(form: str, attribute: str) -> None
     torch.testing.assert_close(placed.weights(), placed.values() / 10)
     with pytest.raises(DataError, match="features c have weights and a have none"):
         lower(batch, Placement(**{form: ("a", "c")}))
-
-
-def test_unknown_feature(batch: Batch) -> None:
-    with pytest.raises(KeyError):
-        lower(batch, Placement(pooled=("nobody",)))
 
 
 def test_moving_keeps_what_is_shared(batch: Batch) -> None:
@@ -227,18 +209,6 @@ def test_copies_can_overlap(form: str, batch: Batch, partial_batch: Batch) -> No
         model_input.record_stream(torch.Stream(device="cpu"))
     expected = tensors_of(model_input)
     assert set(calls.pinned) == set(calls.copied) == set(calls.kept) == expected
-
-
-def test_nothing_about_lengths_is_asked_of_a_device(batch: Batch) -> None:
-    placement = Placement(pooled=("c", "a"), replicated=("d",), sequence=("b",))
-    moved = lower(batch, placement).to(torch.device("meta"))
-    for kjt, expected in (
-        (moved.sparse_features, [3, 3]),
-        (moved.replicated_features, [2]),
-        (moved.sequence_features, [3]),
-    ):
-        assert kjt is not None
-        assert kjt.length_per_key() == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

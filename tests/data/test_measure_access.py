@@ -197,19 +197,3 @@ def test_without_deduplication_all_rows_are_sent(registry: RunConfig, tmp_path: 
     for name, table in sent.tables.items():
         assert (table.samples, table.dedupe_factor, table.batch_size) == (1000, 1, None)
         np.testing.assert_array_equal(table.accesses, stored.tables[name].accesses)
-
-
-def test_a_table_without_deduplicated_features_counts_all_rows(
-    registry: RunConfig, tmp_path: Path
-) -> None:
-    converter = "{use: recd.ikjt, options: {groups: [[seq_0_0]]}}"
-    tables = measure_access(with_converter(registry, tmp_path, converter), TABLES).tables
-    stored = measure_access(registry, TABLES, rows=960, deduplicated=False).tables["t_user"]
-    assert (tables["t_items"].batch_size, tables["t_user"].batch_size) == (64, None)
-    np.testing.assert_array_equal(tables["t_user"].accesses, stored.accesses)
-    assert (tables["t_user"].samples, tables["t_user"].dedupe_factor) == (960, 1)
-
-
-def test_ids_outside_the_table_are_refused_where_rows_are_unique(registry: RunConfig) -> None:
-    with pytest.raises(DataError, match=OUTSIDE):
-        measure_access(registry, [Table("t", ("seq_0_0", "item_0"), 20, 8, pooled=False)])

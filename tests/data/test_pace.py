@@ -19,12 +19,6 @@ def test_without_variance_utilisation_alone_counts(making, training, number, blo
     assert share == pytest.approx(max(0.0, 1 - number * training / making), abs=2e-3)
 
 
-@settings(max_examples=30, deadline=None)
-@given(making=seconds, training=seconds)
-def test_a_trainer_that_reads_itself_waits_while_it_reads(making, training):
-    assert Pace(making, training).stall_share(0) == pytest.approx(making / (making + training))
-
-
 @pytest.mark.parametrize(("making", "training"), [(1.0, 1.0), (0.5, 1.0), (3.0, 1.0)])
 def test_exponential_times_of_one_reader(making, training):
     """One is made while one is trained on: a turn takes the longer of the two times."""
@@ -51,14 +45,6 @@ def test_the_fewest_that_keep_the_target(making, training, spread, target):
     assert found == 1 or found * training >= (1 - target) * making
     if found < 32 and found > 1:
         assert pace.stall_share(found - 1) > target
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
-def test_what_lets_readers_be_further_ahead_helps(spread):
-    pace = Pace(3.0, 1.0, 3 * spread, spread)
-    ahead = Pace(3.0, 1.0, 3 * spread, spread, blocks_ahead=8)
-    assert ahead.stall_share(4) <= pace.stall_share(4)
-    assert (ahead.readers_for(0.05) or 0) <= (pace.readers_for(0.05) or 0)
 
 
 def test_unpacking_is_waiting_that_no_reader_takes_away():

@@ -57,28 +57,8 @@ def test_a_mark_on_what_is_no_list_dict_is_refused(tmp_path):
             ParquetTable(tmp_path)
 
 
-def test_lists_with_and_without_room_for_nulls_are_one_table(tmp_path):
-    pq.write_table(pa.Table.from_batches([ROWS]), tmp_path / "a.parquet")
-    write(tmp_path / "b.parquet", "list")
-    assert read(ParquetTable(tmp_path)) == LISTS * 2
-
-
 def test_layouts_do_not_mix(tmp_path):
     write(tmp_path / "a.parquet", "list")
     write(tmp_path / "b.parquet", "list_dict")
     with pytest.raises(DataError, match=r"seen is list<int64> in .*a\.parquet and list_dict in"):
         ParquetTable(tmp_path)
-
-
-@pytest.mark.parametrize("layout", ["list", "list_dict"])
-def test_a_flipped_bit_is_found_by_its_checksum(tmp_path, layout):
-    path = tmp_path / "a.parquet"
-    write(path, layout)
-    column = pq.read_metadata(path).row_group(1).column(2)
-    start = column.dictionary_page_offset or column.data_page_offset
-    content = bytearray(path.read_bytes())
-    # The end of the first page: behind its header, in what is compressed.
-    content[start + (column.data_page_offset - start or column.total_compressed_size) - 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.parquet: row group 1 cannot be read"):
-        read(ParquetTable(path))

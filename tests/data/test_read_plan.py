@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,23 +80,12 @@ def test_one_step_too_many_is_impossible(plan, world_size):
     assert not plan.is_possible(((world_size, plan.num_steps(world_size) + 1),))
 
 
-def test_a_rank_reads_in_the_order_of_the_units():
-    plan = ReadPlan(make_units([10, 10, 10, 10]), batch_size=5)
-    assert rows_of(plan, 0, (), 0, 2) == list(range(20))
-    assert rows_of(plan, 0, (), 1, 2) == list(range(20, 40))
-
-
 def test_shuffle_orders_units_anew_in_each_epoch():
     plan = ReadPlan(make_units([4] * 16), batch_size=4, shuffle=True, seed=1)
     orders = [tuple(rows_of(plan, epoch, (), 0, 1)) for epoch in (0, 1, 0)]
     assert orders[0] == orders[2] != orders[1]
     assert sorted(orders[1]) == list(range(64))
     assert rows_of(plan, 0, (), 0, 1)[::4] != list(range(0, 64, 4))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_too_few_rows_make_no_step(world_size):
-    assert ReadPlan(make_units([world_size * 8 - 1]), batch_size=8).num_steps(world_size) == 0
 
 
 @given(plans, world_sizes, st.integers(1, 40), st.data())

@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins import RunConfig, load_registry, prepare
-from recd_plugins.data import reader as reader_module
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.read_plan import Piece
@@ -200,34 +199,6 @@ def test_a_block_reads_its_row_groups_alone():
         assert len(Recorded.read) <= 2, "its own and what completes its last batch"
 
 
-def test_the_rest_of_an_epoch_is_cut_once_for_all_its_blocks(monkeypatch):
-    """Else an epoch of n blocks would cost its readers n times n."""
-    cut, cut_into_blocks = [], reader_module.cut_into_blocks
-
-    def counted(*arguments):
-        cut.append(1)
-        return cut_into_blocks(*arguments)
-
-    monkeypatch.setattr(reader_module, "cut_into_blocks", counted)
-    task = read_task(registry_of(Numbers(Numbers.Options())), 0, 1)
-    reader, start = task.open(), start_of(task)
-    cut.clear()  # fitting the converter read too
-    blocks = [reader.block(start, number) for number in range(4)]
-    assert len(cut) == 1
-    later = blocks[1].batches[-1][1]
-    assert contents(reader.block(later, 0)) == contents(blocks[2])
-    assert len(cut) == 2
-
-
-def test_blocks_that_take_turns_disturb_each_other_not(made):
-    _, start, _, (reader, _) = made
-    expected = list(reader.blocks(start, 0, 2))
-    with closing(reader.blocks(start, 0, 2)) as first:
-        for block in expected:
-            reader.block(start, 1)
-            assert contents(next(first)) == contents(block)
-
-
 def test_a_dataset_that_only_iterates():
     """A block is a batch; the number of blocks shows at the end."""
     registry = registry_of(Iterated(Iterated.Options()))
@@ -286,17 +257,6 @@ def test_errors_stand_behind_the_batches_before_them():
     with pytest.raises(DataError, match="row 50"):
         list(hand_out(blocks, target))
     assert target.state_dict() == read[-1][1]
-
-
-class Blind(Iterated):
-    """Its reader fails to take up, or to say, a position."""
-
-    name = "test.blind"
-    method: ClassVar[str] = ""
-
-    def reader(self, **options: Any) -> Reader:
-        fails = {self.method: lambda *_: dict[str, object]()["position"]}
-        return type("BlindReader", (IteratedReader,), fails)(Numbers.reader(self, **options))
 
 
 def test_handing_out_moves_the_reader(made):

@@ -55,12 +55,3 @@ def test_a_dictionary_keeps_what_its_rows_use() -> None:
     assert taken.data.schema == SCHEMA
     assert [np.frombuffer(value, np.int64).tolist() for value in same.to_pylist()] == [[1]] * 4
     assert len(same.dictionary) <= 2, "one value of each part at most"
-
-
-def test_rows_are_named_by_what_their_file_was_made_of() -> None:
-    of_a = Origin("a", 10, 6, named=lambda path, row: f"clicks.csv, by {path}: row {row - 10}")
-    taken = RowTable([rows(0, of_a), rows(6, Origin("b", 0, 6))]).take(np.array([7, 3]), {})
-    assert [taken.place_of(row) for row in (0, 1)] == [
-        "b: row 1 (from 0)",
-        "clicks.csv, by a: row 3",
-    ]

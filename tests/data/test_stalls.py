@@ -58,19 +58,10 @@ def test_causes_add_up_to_the_wait(fill, convert, preprocess, transfer, arrival,
     assert causes[STALL_CAUSES.index("transfer")] >= min(arrival, waited) * 0.999
 
 
-def test_a_batch_made_in_the_trainer_is_waited_for_as_long_as_it_takes():
-    making = MakingTimes(1.0, 2.0, 3.0, 4.0)
-    assert making.causes_of(making.total) == pytest.approx((1.0, 2.0, 3.0, 4.0))
-
-
 def test_what_was_ready_costs_what_unpacking_costs():
     making = MakingTimes(10.0, 20.0, 30.0, 2.0, arrival=2.0)
     assert making.causes_of(2.0) == (0.0, 0.0, 0.0, 2.0)
     assert making.causes_of(8.0) == pytest.approx((1.0, 2.0, 3.0, 2.0))
-
-
-def test_without_making_times_all_is_transfer():
-    assert MakingTimes().causes_of(3.0) == (0.0, 0.0, 0.0, 3.0)
 
 
 def test_making_times_travel():
@@ -91,15 +82,6 @@ def test_a_turn_is_from_batch_to_batch(clock):
     assert recent.share == pytest.approx(5 / 11)
     assert (recent.training_seconds, recent.training_deviation) == (3.0, 0.0)
     assert meter.taken == 4
-
-
-def test_the_wait_for_the_first_batch_is_in_no_turn(clock):
-    meter = StallMeter()
-    batches = meter.metered(taking(clock, [100.0, 1.0], MakingTimes()))
-    next(batches)
-    assert meter.recent() is None
-    next(batches)
-    assert meter.recent().step_seconds == 1.0
 
 
 def test_totals():

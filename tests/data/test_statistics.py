@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -69,18 +68,6 @@ def test_counts_of_a_small_table():
     assert (x.stays, x.length, x.exact_rows) == (2 / 6, 15 / 8, 2 / 8)
     assert (x.exact_duplication, x.partial_duplication) == (3 / 15, 7 / 15)
     assert (x.dedupe_factor, x.partial_dedupe_factor) == (15 / 12, 15 / 9)
-
-
-def test_an_empty_table_has_statistics():
-    found = statistics(batch(pa.array([], pa.int64()), x=[]))
-    x = found.features["x"]
-    assert (found.samples_per_session, x.length, x.stays, x.dedupe_factor) == (1, 0, 0, 1)
-
-
-def test_neighbours_of_other_sessions_are_no_duplicates():
-    found = statistics(batch(["a", "b", "a"], x=[[1], [1], [1]]))
-    assert found.sessions == 3
-    assert found.features["x"].unchanged_rows == 0
 
 
 def by_hand(sessions, lists) -> FeatureStatistics:
@@ -163,40 +150,10 @@ def test_a_null_session_is_an_error_that_names_the_row():
         statistics(batch([1, None], x=[[1], [1]]))
 
 
-def test_a_missing_session_column_is_an_error_that_names_those_there():
-    with pytest.raises(DataError, match=r"no column 'session_id' for the session.* x"):
-        statistics(pa.record_batch({"x": pa.array([[1]])}))
-
-
-def test_papercal_has_the_duplication_of_the_paper():
-    """81.5 % of the ids exact and 89.7 % partial, DedupeFactor 5.4 exact and 9.7 partial."""
-    accumulator = StatisticsAccumulator(papercal.SCHEMA, KEYS)
-    for keys in papercal.chunks(papercal.row_keys(1 << 15, 0, "clustered"), 1 << 12):
-        accumulator.add(papercal.make_rows(keys))
-    found = accumulator.result()
-    total = found.total
-    assert found.samples_per_session == pytest.approx(16.5, rel=0.05)
-    assert total.exact_duplication == pytest.approx(0.815, abs=0.01)
-    assert total.shifted_ids / total.ids == pytest.approx(0.897, abs=0.01)
-    assert total.partial_duplication == pytest.approx(0.897, abs=0.015)
-    assert total.dedupe_factor == pytest.approx(5.4, rel=0.05)
-    assert total.partial_dedupe_factor == pytest.approx(9.7, rel=0.05)
-    for feature in papercal.FEATURES:
-        counted = found.features[feature.name]
-        assert counted.stays == pytest.approx(feature.keep, abs=0.02)
-        predicted = dedupe_factor(counted.samples_per_session, counted.stays)
-        assert predicted == pytest.approx(counted.dedupe_factor, rel=0.1)
-
-
 def test_files_add_up():
     first, second = batch([1, 1], x=[[1], [1]]), batch([2, 2, 2], x=[[2], [3], [3]])
     parts = [statistics(first), statistics(second)]
     assert TableStatistics.merge(parts) == statistics(first, second)
-
-
-def test_tables_with_other_features_do_not_add_up():
-    with pytest.raises(ValueError, match="y"):
-        TableStatistics.merge([statistics(batch([1], x=[[1]])), statistics(batch([1], y=[[1]]))])
 
 
 def write(path, table: pa.RecordBatch, metadata: bytes | None) -> None:
@@ -225,14 +182,6 @@ def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path, damage):
         read_footers([tmp_path / "f.parquet"])
 
 
-def test_a_truncated_file_is_an_error_that_names_it(tmp_path):
-    path = tmp_path / "f.parquet"
-    write(path, batch([1], x=[[1]]), None)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"f\.parquet: no readable Parquet file"):
-        read_footers([path])
-
-
 def test_footers_of_other_features_are_an_error_that_names_the_file(tmp_path):
     for name in ("x", "y"):
         part = batch([1], **{name: [[1]]})
@@ -241,8 +190,21 @@ def test_footers_of_other_features_are_an_error_that_names_the_file(tmp_path):
         read_footers([tmp_path / "x", tmp_path / "y"])
 
 
-def test_wide_offsets_and_slices():
-    """Offsets that do not start at 0, in 64 bits."""
-    lists = pa.array([[9], [1, 2], [1, 2], [2, 7]], pa.large_list(pa.int64()))
-    table = pa.record_batch({"session_id": np.array([0, 1, 1, 1]), "x": lists}).slice(1)
-    assert statistics(table) == statistics(batch([1, 1, 1], x=[[1, 2], [1, 2], [2, 7]]))
+def test_papercal_has_the_duplication_of_the_paper():
+    """81.5 % of the ids exact and 89.7 % partial, DedupeFactor 5.4 exact and 9.7 partial."""
+    accumulator = StatisticsAccumulator(papercal.SCHEMA, KEYS)
+    for keys in papercal.chunks(papercal.row_keys(1 << 15, 0, "clustered"), 1 << 12):
+        accumulator.add(papercal.make_rows(keys))
+    found = accumulator.result()
+    total = found.total
+    assert found.samples_per_session == pytest.approx(16.5, rel=0.05)
+    assert total.exact_duplication == pytest.approx(0.815, abs=0.01)
+    assert total.shifted_ids / total.ids == pytest.approx(0.897, abs=0.01)
+    assert total.partial_duplication == pytest.approx(0.897, abs=0.015)
+    assert total.dedupe_factor == pytest.approx(5.4, rel=0.05)
+    assert total.partial_dedupe_factor == pytest.approx(9.7, rel=0.05)
+    for feature in papercal.FEATURES:
+        counted = found.features[feature.name]
+        assert counted.stays == pytest.approx(feature.keep, abs=0.02)
+        predicted = dedupe_factor(counted.samples_per_session, counted.stays)
+        assert predicted == pytest.approx(counted.dedupe_factor, rel=0.1)

@@ -79,14 +79,6 @@ def test_without_keys_row_groups_are_full_and_there_are_no_statistics(tmp_path):
     assert read_footers([tmp_path / "t.parquet"]) is None
 
 
-@pytest.mark.parametrize("layout", ["list", "list_dict"])
-def test_what_is_stored_has_no_room_for_nulls(tmp_path, layout):
-    write(tmp_path / "t.parquet", table([1] * 9), layout=layout)
-    leaves = pq.ParquetFile(tmp_path / "t.parquet").schema
-    levels = {leaf.path.split(".")[0]: leaf.max_definition_level for leaf in leaves}
-    assert levels["history"] == (1 if layout == "list" else 0)
-
-
 def test_features_that_hardly_repeat_stay_lists(tmp_path):
     batch = table([s for s in range(10) for _ in range(6)])
     writer = write(tmp_path / "t.parquet", batch, layout="list_dict", row_group_rows=20)
@@ -160,11 +152,6 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
     assert path.read_text() == "the former file"
 
 
-def test_a_table_without_rows_has_its_columns(tmp_path):
-    write(tmp_path / "t.parquet", table([]), layout="list_dict")
-    assert pq.read_table(tmp_path / "t.parquet").num_rows == 0
-
-
 def test_a_missing_key_and_a_bad_place_are_errors(tmp_path):
     with pytest.raises(DataError, match=r"t\.parquet: no column 'session_id'"):
         TableWriter(tmp_path / "t.parquet", pa.schema([("ts", pa.int64())]), keys=KEYS)
@@ -185,11 +172,3 @@ def test_a_table_without_features(tmp_path, layout):
     found = read_footers([tmp_path / "t.parquet"])
     assert found is not None
     assert (found.rows, found.sessions, found.features) == (3, 2, {})
-
-
-@pytest.mark.parametrize("sessions", [[[1]] * 3, [{"user": 1}] * 3])
-def test_sessions_that_cannot_be_told_apart_are_an_error(tmp_path, sessions):
-    batch = table([1, 1, 1]).set_column(0, "session_id", pa.array(sessions))
-    with pytest.raises(DataError, match=r"t\.parquet: column session_id is .*; sessions are told"):
-        write(tmp_path / "t.parquet", batch, row_group_rows=1)
-    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.workers import _Process
 from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
-from recd_plugins.interfaces import Preprocessing
 from recd_plugins.values.batch import ModelInput
 
 ROWS, ROW_GROUP, BATCH = 700, 64, 16
@@ -206,33 +204,6 @@ def test_batches_and_positions_are_the_same(folder, workers):
     assert torch.equal(torch.get_rng_state(), drawn), "a model's dropout would draw other numbers"
 
 
-def test_a_reader_that_knows_nothing_of_workers(folder):
-    dataset = {"dataset": "{use: acme.numbers}"}
-    alone = build_dataloader(registry(folder, 0, **dataset), 0, 2)
-    shared = build_dataloader(registry(folder, 2, **dataset), 0, 2)
-    expected = with_positions(alone)
-    assert len(expected) == len(alone)
-    assert with_positions(shared) == expected
-    next(iter(shared))
-    assert with_positions(shared) == expected[1:]
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_row_groups_larger_than_a_block(folder, monkeypatch, num_workers):
-    """They are cut, and what one worker has of one is decoded in one pass."""
-    monkeypatch.setattr("recd_plugins.data.reader._MOST_ROWS", ROW_GROUP // 2)
-    dataset = registry(folder, 0).dataset
-    blocks: dict[int, list[int]] = {}
-    for worker in range(num_workers):
-        reader = dataset.reader(rank=0, world_size=1, batch_size=BATCH, split="train")
-        for number, block in enumerate(reader.blocks(worker, num_workers)):
-            rows = [row for batch in block for row in batch.data["number"].to_pylist()]
-            blocks[number * num_workers + worker] = rows
-    assert {len(rows) for rows in blocks.values()} == {ROW_GROUP // 2, BATCH}
-    in_order = [row for _, rows in sorted(blocks.items()) for row in rows]
-    assert in_order == list(range(ROWS // BATCH * BATCH))
-
-
 PLACES = [(ranks, workers) for ranks in (1, 2, 4) for workers in (0, 2)]
 
 
@@ -340,21 +311,6 @@ def test_errors_are_those_of_reading_alone(folder, capfd, kind, options):
     assert str(error).replace("2.yaml", "0.yaml") == str(expected)
     assert read == read_alone == list(range(288))
     assert capfd.readouterr().err == ""
-
-
-def test_plugins_of_a_function_cannot_be_sent(folder):
-    class Local(Preprocessing):
-        """Not found by its name."""
-
-        name = "acme.local"
-
-        def transform(self, values, offsets):
-            return values, offsets
-
-    one = registry(folder, 1, fault=("raise", -1))
-    entry = replace(one.preprocessing[0], plugin=Local(Local.Options()))
-    with pytest.raises(PluginError, match="workers: 0"):
-        build_dataloader(replace(one, preprocessing=(entry,)), 0, 1)
 
 
 # Without `if __name__ == "__main__"`: workers must not run it.

@@ -7,11 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.api.registry import wrapped_dataset
-from recd_plugins.cli import main
 
 PLUGINS = '''
 from recd_plugins.api import *
@@ -72,32 +70,6 @@ def write(folder: Path, *entries: str) -> Path:
     wrap = "\n".join(f"    - {entry}" for entry in entries)
     (folder / "r.yaml").write_text(FILE.replace("WRAP", wrap))
     return folder / "r.yaml"
-
-
-def test_a_wrapper_that_drops_rows_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path, "{use: rowfix.only}", "{use: rowfix.only, options: {drops: true}}")
-    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "run", str(path)])
-    assert result.exit_code == 1, result.output
-    assert (
-        "r.yaml:7 dataset.wrap[1]: rowfix.only has 32 rows of the train split, of 64 that it wraps"
-    ) in result.stderr
-
-
-def test_a_wrapper_that_repeats_rows_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = write(tmp_path, "{use: rowfix.twice}")
-    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "run", str(path)])
-    assert result.exit_code == 1, result.output
-    assert (
-        "r.yaml:6 dataset.wrap[0]: rowfix.twice has 128 rows of the train split, of 64 that it "
-        "wraps; a wrapper keeps each row once"
-    ) in result.stderr
-    assert "or say by rows_together" in result.stderr
 
 
 def test_sessions_are_known_through_a_wrapper(

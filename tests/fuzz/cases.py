@@ -1,28 +1,60 @@
-"""Kinds of bad inputs, and the test that draws cases of them."""
+"""Bad inputs: how a test draws them, runs a command on them and checks what became of it.
+
+A command that gets a bad input refuses it by a message, or does what it would do with a good one.
+It ends, raises nothing, and changes no file where it fails.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Sized
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
-import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from tests.fuzz.oracle import Fault, Outcome
+
+from recd_plugins.cli import main
 
 T = TypeVar("T")
 
 #: More cases, of draws that differ from night to night.
 _ALONE = os.environ.get("RECD_FUZZ") == "nightly"
 NIGHTLY = _ALONE or settings.get_current_profile_name() == "nightly"
-#: Draws of a kind; hypothesis' profile ``nightly`` multiplies those of every property test.
-CASES = int(os.environ.get("RECD_FUZZ_CASES", "6" if _ALONE else "1"))
+#: Draws of a test, of which the first is the simplest one.
+CASES = int(os.environ.get("RECD_FUZZ_CASES", "8" if _ALONE else "2"))
+#: Longest that a command may take; most take a hundredth of it.
+SECONDS = 60.0
+#: One rank, in this process: `recd run` takes it for a rank that torchrun started.
+ONE_RANK = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
+}
+
+#: JSON values, those first that are mistaken for others.
+json_values: st.SearchStrategy[Any] = st.sampled_from(
+    [None, -1, 0, 1, 1 << 70, 0.5, 1e400, float("nan"), "", "x", "5", True, [], {}, [[]], [None]]
+) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=3,
+)
+#: Text that is no JSON object.
+no_json = st.sampled_from(
+    ["", "null", "[]", "{", "{}", "5", '"x"', "[[1]]", "[" * 100_000, "NaN", "\0", "\ufeff{}"]
+)
 
 
 @dataclass(frozen=True)
@@ -31,71 +63,184 @@ class Case:
 
     data: st.DataObject
 
-    def one_of(self, choices: Any, label: str | None = None) -> Any:
-        """One of a sequence."""
-        return self.data.draw(st.sampled_from(choices), label)
-
-    def number(self, least: int, most: int, label: str | None = None) -> int:
-        """A whole number, both ends included."""
-        return self.data.draw(st.integers(least, most), label)
-
-    def place(self, data: Sized, label: str | None = None) -> int:
-        """A place in what may be longer in the next run, as with times in it; draws stay equal."""
-        return self.number(0, (1 << 20) - 1, label) % len(data)
-
     def draw(self, strategy: st.SearchStrategy[T], label: str | None = None) -> T:
-        """Anything else."""
+        """Draw from a strategy."""
         return self.data.draw(strategy, label)
 
+    def one_of(self, choices: Any, label: str | None = None) -> Any:
+        """Draw one of a sequence."""
+        return self.draw(st.sampled_from(choices), label)
 
-Kind = Callable[[Case], Outcome]
+    def number(self, least: int, most: int, label: str | None = None) -> int:
+        """Draw a whole number, both ends included."""
+        return self.draw(st.integers(least, most), label)
 
+    def flag(self, label: str) -> bool:
+        return self.draw(st.booleans(), label)
 
-class Kinds:
-    """The kinds of one subject: functions that make a case, try it and say what became of it."""
+    def place(self, size: int, label: str | None = None) -> int:
+        """Draw a place in what may be longer in the next run, as with times in it."""
+        return self.number(0, (1 << 20) - 1, label) % max(1, size)
 
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        self.kinds: dict[str, Kind] = {}
-
-    def add(self, kind: Kind) -> Kind:
-        """A decorator; the function's name is the kind's."""
-        assert kind.__name__ not in self.kinds, f"two kinds named {kind.__name__}"
-        self.kinds[kind.__name__] = kind
-        return kind
-
-    def test(self) -> Callable[..., None]:
-        """The test of all kinds: the first draws of each are the same everywhere.
-
-        What failed is kept in hypothesis' database and tried first from then on.
-        """
-
-        @pytest.mark.parametrize("kind", self.kinds)
-        @settings(
-            max_examples=CASES,
-            deadline=None,
-            phases=(Phase.explicit, Phase.reuse, Phase.generate),
-            suppress_health_check=list(HealthCheck),
+    def damaged(self, data: bytes) -> bytes:
+        """Flip bits, cut, clear, insert, remove or append bytes."""
+        how = self.one_of(
+            ["flip", "cut", "zeros", "insert", "remove", "swap", "append", "empty"], "how"
         )
-        @given(data=st.data())
-        def test(kind: str, data: st.DataObject, tally: Counter[str]) -> None:
-            with _own_folder():
-                try:
-                    outcome = self.kinds[kind](Case(data))
-                except Fault as fault:
-                    tally[fault.outcome] += 1
-                    raise
-                tally[outcome] += 1
+        at, count = self.place(len(data), "at"), self.number(1, 99, "bytes")
+        if how == "flip":
+            changed = bytearray(data)
+            for place in (at, *(self.place(len(data)) for _ in range(self.number(0, 2, "more")))):
+                changed[place : place + 1] = bytes(
+                    byte ^ 1 << self.number(0, 7, "bit") for byte in changed[place : place + 1]
+                )
+            return bytes(changed)
+        if how == "swap":
+            half = data[at:]
+            return half + data[:at]
+        return {
+            "cut": data[:at],
+            "zeros": data[:at] + bytes(min(count, len(data) - at)) + data[at + count :],
+            "insert": data[:at] + b"\x07" * count + data[at:],
+            "remove": data[:at] + data[at + count :],
+            "append": data + data[:count],
+            "empty": b"",
+        }[how]
 
-        return test if NIGHTLY else seed(0)(test)
+    def damage(self, path: str | Path) -> None:
+        """Damage a file."""
+        Path(path).write_bytes(self.damaged(Path(path).read_bytes()))
+
+    def no_file(self, path: Path) -> None:
+        """Put a folder, a link to nowhere, a device or a loop in the place of a file."""
+        path.unlink()
+        what = self.one_of(["folder", "nowhere", "/dev/null", path.name], "what")
+        if what == "folder":
+            path.mkdir()
+        else:
+            path.symlink_to(what)
+
+
+def fuzz(kind: Callable[[Case], None]) -> Callable[..., None]:
+    """Make a test of a function that tries one case. Its first draws are the same everywhere."""
+
+    def test(data: st.DataObject) -> None:
+        before = Path.cwd()
+        with tempfile.TemporaryDirectory(prefix="recd-fuzz-") as folder:
+            os.chdir(folder)
+            try:
+                kind(Case(data))
+            finally:
+                os.chdir(before)
+
+    test.__name__ = test.__qualname__ = kind.__name__
+    test.__module__ = kind.__module__
+    drawn = settings(
+        max_examples=CASES,
+        deadline=None,
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),
+        suppress_health_check=list(HealthCheck),
+    )(given(data=st.data())(test))
+    return drawn if NIGHTLY else seed(0)(drawn)
+
+
+def wrong(message: str) -> NoReturn:
+    """The command succeeded, or failed, in a way that misleads."""
+    raise AssertionError(message)
+
+
+class _HangError(BaseException):
+    """Not an Exception: nothing may take it for an error of the input."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended as a command should.
+
+    Attributes:
+        arguments: of ``recd``.
+        ok: whether it succeeded.
+        output: all that it wrote, white space made single.
+    """
+
+    arguments: tuple[str, ...]
+    ok: bool
+    output: str
+
+    def refused(self, *names: object) -> None:
+        """Check that it failed, and that its message has all of ``names``."""
+        if self.ok:
+            wrong(f"{self} succeeded: {self.output[-400:]}")
+        for name in names:
+            if " ".join(str(name).split()) not in self.output:
+                wrong(f"{self} failed without naming {name!r}: {self.output[-800:]}")
+
+    def __str__(self) -> str:
+        return f"recd {' '.join(self.arguments)}"
+
+
+def recd(
+    *arguments: object, leaves: Iterable[str] = (), environ: dict[str, str] | None = None
+) -> Done:
+    """Run a command in this process and this folder.
+
+    Args:
+        arguments: of ``recd``.
+        leaves: names of files and folders that may be there after it failed.
+        environ: more of the environment.
+
+    Raises:
+        AssertionError: a traceback, a hang, no message, or a failure that left something else.
+    """
+    before = _tree(leaves)
+    given = tuple(map(str, arguments))
+    with _limited(given):
+        result = CliRunner(env={**ONE_RANK, **(environ or {})}).invoke(main, given)
+    done = Done(given, result.exit_code == 0, " ".join(result.output.split()))
+    error = result.exception
+    if error is not None and not isinstance(error, SystemExit):
+        wrong(f"{done}\n{''.join(traceback.format_exception(error))[-3000:]}")
+    if "Traceback (most recent call last)" in result.output:
+        wrong(f"{done}\n{result.output[-3000:]}")
+    if not done.ok:
+        if result.exit_code not in (1, 2) or not done.output:
+            wrong(f"{done} ended with {result.exit_code} and said {done.output!r}")
+        if changed := {name for name, _ in before.items() ^ _tree(leaves).items()}:
+            wrong(f"{done} failed and changed {', '.join(sorted(changed))}: {done.output[-400:]}")
+    return done
 
 
 @contextmanager
-def _own_folder() -> Iterator[None]:
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory(prefix="recd-fuzz-") as folder:
-        os.chdir(folder)
-        try:
-            yield
-        finally:
-            os.chdir(before)
+def _limited(arguments: tuple[str, ...]) -> Iterator[None]:
+    """Raise in the main thread after a time; another timer of the process goes on afterwards."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        raise _HangError
+
+    handler = signal.signal(signal.SIGALRM, end)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    except _HangError:
+        where = f"recd {' '.join(arguments)} was not done after {SECONDS:g} s"
+        wrong(f"{where}\n{traceback.format_exc()[-2000:]}")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _tree(without: Iterable[str]) -> dict[str, str]:
+    """Every file below this folder and a digest of it, but for bytecode that imports leave."""
+    found = {}
+    ignored = set(without)
+    for folder, folders, files in os.walk("."):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        if folder == ".":
+            folders[:] = [name for name in folders if name not in ignored]
+            files = [name for name in files if name not in ignored]
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            regular = path.is_file() and not path.is_symlink()
+            content = path.read_bytes() if regular else b"no file"
+            found[str(path)] = hashlib.sha256(content).hexdigest()
+    return found

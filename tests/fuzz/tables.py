@@ -1,11 +1,11 @@
-"""A tiny table, its registry, and what commands make of tables, next to plain Python's."""
+"""A tiny table, its registry, and results of commands next to those of plain Python."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.fuzz.cases import Case
-from tests.fuzz.oracle import Done, Outcome, recd, wrong
+from tests.fuzz.cases import Case, Done, recd, wrong
 
 Row = Mapping[str, Any]
 
-ROWS = 48
+ROWS, STEPS, BATCH = 48, 3, 8
+#: Every id of the rows below is smaller.
+NUM_IDS = 40
+#: Rows that a run reads.
+READ = STEPS * BATCH
 LISTS = pa.list_(pa.int64())
 SCHEMA = pa.schema(
     [
@@ -30,10 +33,7 @@ SCHEMA = pa.schema(
         ("items", LISTS),
     ]
 )
-#: Of the rows below: every id is below it.
-NUM_IDS = 40
-STEPS = 3
-BATCH = 8
+FILES = ("table/a.parquet", "table/b.parquet")
 
 
 def rows(count: int = ROWS, seed: int = 0) -> list[dict[str, Any]]:
@@ -54,6 +54,10 @@ def rows(count: int = ROWS, seed: int = 0) -> list[dict[str, Any]]:
 def table(given: Iterable[Row] | None = None) -> pa.Table:
     """``rows`` as Arrow."""
     return pa.Table.from_pylist(rows() if given is None else list(given), SCHEMA)
+
+
+def with_column(data: pa.Table, name: str, column: Any) -> pa.Table:
+    return data.set_column(data.column_names.index(name), name, column)
 
 
 def write(path: str | Path, data: pa.Table, **options: Any) -> None:
@@ -92,6 +96,10 @@ def registry(path: str = "table", *, where: object = (), buckets: int | None = N
     )
 
 
+def write_registry(text: str | None = None, **options: Any) -> None:
+    Path("registry.yaml").write_text(text or registry(**options), encoding="utf-8")
+
+
 def losses(registry_file: str = "registry.yaml", *options: object) -> list[float] | Done:
     """Losses of ``recd run``, or how it was refused."""
     done = recd("run", registry_file, "--json", "figures.json", *options)
@@ -109,8 +117,7 @@ def figures() -> list[float]:
 
 @cache
 def _losses_of(text: str) -> tuple[float, ...]:
-    meant = Path("meant")
-    write(meant / "all.parquet", pa.Table.from_pylist(json.loads(text), SCHEMA))
+    write("meant/all.parquet", pa.Table.from_pylist(json.loads(text), SCHEMA))
     Path("meant.yaml").write_text(registry("meant"), encoding="utf-8")
     found = losses("meant.yaml")
     assert isinstance(found, list), found
@@ -123,7 +130,7 @@ def losses_of(given: Iterable[Row]) -> list[float]:
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """What training sees of a row: a list_dict as lists, a bool as a number."""
+    """A row as training sees it: a list_dict as lists, a bool as a number."""
     return {
         "session_id": 0,
         "ts": 0,
@@ -149,7 +156,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def files_of(folder: str | Path) -> list[Path]:
-    """Those that make the table, in their order."""
+    """The files that make a table, in their order."""
     folder = Path(folder)
     if folder.is_file():
         return [folder]
@@ -167,9 +174,11 @@ def rows_in(folder: str | Path) -> list[dict[str, Any]]:
 
 def texts(given: Iterable[Row]) -> list[str]:
     """Rows to be compared, whatever the order of their columns and the layout of their lists."""
-    return [
-        repr(sorted((name, _normal(name, value)) for name, value in row.items())) for row in given
-    ]
+
+    def normal(name: str, value: Any) -> Any:
+        return _ids(value) if name in ("user", "items") and isinstance(value, bytes) else value
+
+    return [repr(sorted((name, normal(name, each)) for name, each in row.items())) for row in given]
 
 
 def counted(given: Iterable[Row]) -> Counter[str]:
@@ -177,16 +186,20 @@ def counted(given: Iterable[Row]) -> Counter[str]:
     return Counter(texts(given))
 
 
-def _normal(name: str, value: Any) -> Any:
-    return _ids(value) if name in ("user", "items") and isinstance(value, bytes) else value
+def check_rows(folder: str, meant: Iterable[Row] | None = None) -> None:
+    """The rows in a folder or file are those that are meant, whatever their order."""
+    expected, got = counted(rows() if meant is None else meant), counted(rows_in(folder))
+    if got != expected:
+        wrong(f"{folder}: {(expected - got)} missing, {(got - expected)} too many")
 
 
-def run(meant: Iterable[Row] | None) -> Outcome:
+def trained(meant: Sequence[Row] | None) -> None:
     """Train on ``table``: refused, or the losses are those of the rows that are meant."""
-    Path("registry.yaml").write_text(registry(), encoding="utf-8")
+    write_registry()
     found = losses()
     if isinstance(found, Done):
-        return found.refused("table")
+        found.refused("table")
+        return
     if meant is None:
         wrong(f"trained to {found}, which it should refuse")
     try:
@@ -195,80 +208,51 @@ def run(meant: Iterable[Row] | None) -> Outcome:
         wrong(f"trained to {found} on rows that cannot be trained on: {error}")
     if found != expected:
         wrong(f"losses {found}, not {expected}")
-    return Outcome.RIGHT
 
 
-def cluster(meant: Iterable[Row] | None) -> Outcome:
+def _written(meant: Sequence[Row] | None, done: Done, new: str) -> None:
+    if not done.ok:
+        done.refused("table")
+    elif meant is None:
+        wrong(f"{done} succeeded on what it should refuse")
+    else:
+        check_rows(new, meant)
+
+
+def clustered(meant: Sequence[Row] | None) -> None:
     """Sort ``table``: refused, or the rows are those that are meant, by session and time."""
     done = recd("cluster", "table", "clustered")
-    if not done.ok:
-        return done.refused("table")
-    return _same(meant, rows_in("clustered"), done, by_session=True)
-
-
-def convert(meant: Iterable[Row] | None) -> Outcome:
-    """Lay ``table`` out anew: refused, or the rows are those that are meant, in their order."""
-    done = recd("convert-layout", "table", "converted", "--layout", "list_dict")
-    if not done.ok:
-        return done.refused("table")
-    found = rows_in("converted")
-    if meant is not None and texts(found) != texts(meant):
-        wrong(f"{done}: other rows, or in another order")
-    return _same(meant, found, done)
-
-
-def log(meant: Iterable[Row] | None) -> Outcome:
-    """Write ``table`` to a log and read it: refused, or the rows are those that are meant."""
-    done = recd("logs", "write", "table", "log", "--shards", 2)
-    if not done.ok:
-        return done.refused("table")
-    back = recd("logs", "read", "log", "back.parquet")
-    if not back.ok:
-        wrong(f"what {done} wrote is refused: {back.output}")
-    return _same(meant, rows_in("back.parquet"), done)
-
-
-def profile(meant: Iterable[Row] | None) -> Outcome:
-    """Count reads of ``table``: refused, or as many as plain counting finds."""
-    Path("registry.yaml").write_text(registry(buckets=None), encoding="utf-8")
-    output = ("-o", "profile.parquet", "--json", "counts.json")
-    done = recd("profile", "registry", "registry.yaml", "--all-rows", *output)
-    if not done.ok:
-        return done.refused("table")
-    if meant is None:
-        wrong(f"{done} succeeded on what it should refuse")
-    found = json.loads(Path("counts.json").read_text(encoding="utf-8"))["tables"]
-    every = [plain(row) for row in meant]
-    for name in ("user", "items"):
-        expected = sum(len(row[name]) for row in every)
-        if found[f"t_{name}"]["accesses"] != expected:
-            wrong(f"{done}: {found[f't_{name}']} of t_{name}, expected {expected} accesses")
-    return Outcome.RIGHT
-
-
-def _same(
-    meant: Iterable[Row] | None, found: list[dict[str, Any]], done: Done, by_session: bool = False
-) -> Outcome:
-    if meant is None:
-        wrong(f"{done} succeeded on what it should refuse")
-    expected, got = counted(meant), counted(found)
-    if got != expected:
-        wrong(f"{done}: {(expected - got)} missing, {(got - expected)} too many")
-    if by_session:
-        keys = [(row["session_id"], row["ts"]) for row in found]
+    _written(meant, done, "clustered")
+    if done.ok:
+        keys = [(row["session_id"], row["ts"]) for row in rows_in("clustered")]
         sessions = [key[0] for at, key in enumerate(keys) if not at or keys[at - 1][0] != key[0]]
         if len(set(sessions)) != len(sessions):
             wrong(f"{done}: rows of a session lie apart")
         if any(one[0] == two[0] and one[1] > two[1] for one, two in pairwise(keys)):
             wrong(f"{done}: a session is not in the order of time")
-    return Outcome.RIGHT
+
+
+def converted(meant: Sequence[Row] | None) -> None:
+    """Lay ``table`` out anew: refused, or the rows are those that are meant, in their order."""
+    done = recd("convert-layout", "table", "converted", "--layout", "list_dict")
+    _written(meant, done, "converted")
+    if done.ok and texts(rows_in("converted")) != texts(meant or ()):
+        wrong(f"{done}: rows in another order")
+
+
+def logged(meant: Sequence[Row] | None) -> None:
+    """Write ``table`` to a log and read it: refused, or the rows are those that are meant."""
+    done = recd("logs", "write", "table", "log", "--shards", 2)
+    if done.ok and not (back := recd("logs", "read", "log", "back.parquet")).ok:
+        wrong(f"what {done} wrote is refused: {back.output}")
+    _written(meant, done, "back.parquet")
 
 
 #: What is done with a table that should be taken or refused by all of these alike.
-USES = {"run": run, "cluster": cluster, "convert": convert, "log": log}
+USES = {"run": trained, "cluster": clustered, "convert": converted, "log": logged}
 
 
-def use(case: Case, meant: Iterable[Row] | None, *names: str) -> Outcome:
-    """One of ``USES``, of ``names`` where they are given; None means nothing but a refusal."""
+def use(case: Case, meant: Iterable[Row] | None, *names: str) -> None:
+    """Try one of ``USES``, of ``names`` where they are given; None means that it is refused."""
     kept = None if meant is None else list(meant)
-    return USES[case.one_of(names or list(USES), "use")](kept)
+    USES[case.one_of(names or list(USES), "use")](kept)

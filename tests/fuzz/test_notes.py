@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hypothesis import strategies as st
+from click.testing import CliRunner
 from tests.fuzz import tables
-from tests.fuzz.cases import Case, Kinds
-from tests.fuzz.damage import OTHERS, damaged
-from tests.fuzz.oracle import Outcome, recd, wrong
+from tests.fuzz.cases import Case, fuzz, json_values, no_json, recd, wrong
 
-KINDS = Kinds("notes")
+from recd_plugins.cli import main
 
 TOPOLOGY: dict[str, Any] = {
     "device": "cuda",
@@ -34,72 +35,86 @@ TOPOLOGY: dict[str, Any] = {
     },
     "tiers": {"memory_multiplier": 2.3, "saved_activations": 0.5},
 }
+CRITEO = (
+    "version: 1\ndataset: {use: dlrm.criteo, options: {path: days, buckets: 8, prefetch: 0, "
+    "evaluate: nothing}}\nconverter: {use: recd.kjt}\nmodel: {embedding_dim: 4, "
+    "num_embeddings: 8, bottom_mlp: [4], top_mlp: [4]}\n"
+    "training: {batch_size: 8, device: cpu}\n"
+)
+LINE = "\t".join(["1", *["5"] * 13, *["ab"] * 26]) + "\n"
 
 
-@KINDS.add
-def topologies_with_other_values(case: Case) -> Outcome:
-    tables.write_two()
-    Path("registry.yaml").write_text(tables.registry(), encoding="utf-8")
-    spec = json.loads(json.dumps(TOPOLOGY))
-    field = case.one_of([*sorted(spec), "more", "nothing"], "field")
-    value = case.one_of(OTHERS, "value")
-    if field == "collectives" and case.draw(st.booleans(), "inside"):
-        spec[field]["a2a_global"][case.one_of(["bytes_per_second", "seconds"])] = value
-    elif field == "tiers" and case.draw(st.booleans(), "inside"):
-        spec[field][case.one_of(["memory_multiplier", "saved_activations"])] = value
-    elif field == "nothing":
-        del spec[case.one_of(sorted(spec), "gone")]
+def change_json(case: Case, path: Path) -> None:
+    """Another digit somewhere, damaged bytes, or no JSON object at all."""
+    text = path.read_text(encoding="utf-8")
+    digits = [at for at, letter in enumerate(text) if letter.isdigit()]
+    how = case.one_of(["digit", "bytes", "text"], "how")
+    if how == "digit" and digits:
+        at = digits[case.place(len(digits), "at")]
+        path.write_text(text[:at] + case.one_of("0123456789", "digit") + text[at + 1 :])
+    elif how == "bytes":
+        case.damage(path)
     else:
-        spec[field] = value
+        path.write_text(case.draw(no_json, "text"), encoding="utf-8")
+
+
+@fuzz
+def test_topologies(case: Case) -> None:
+    tables.write_two()
+    tables.write_registry()
+    spec = json.loads(json.dumps(TOPOLOGY))
+    inside = [("collectives", "a2a_global", "seconds"), ("tiers", "memory_multiplier")]
+    place = case.one_of([*((name,) for name in (*spec, "more")), *inside], "place")
+    value = case.draw(json_values, "value")
+    inner = spec
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
     text = json.dumps(spec).replace("Infinity", ".inf").replace("NaN", ".nan")
-    Path("t.yaml").write_text(text, encoding="utf-8")
-    line = ("plan", "registry.yaml", "--topology", "t.yaml", "--json", "plan.json")
-    done = recd(*line)
-    if not done.ok:
-        return done.refused()
-    if isinstance(value, (str, list, bool)) and field not in ("nothing",):
-        wrong(f"{done} took {field}: {value!r}")
-    return Outcome.RIGHT
-
-
-@KINDS.add
-def topologies_damaged(case: Case) -> Outcome:
-    tables.write_two()
-    Path("registry.yaml").write_text(tables.registry(), encoding="utf-8")
-    Path("t.yaml").write_text(json.dumps(TOPOLOGY), encoding="utf-8")
-    damaged(case, "t.yaml")
+    damaged = case.flag("damaged")
+    Path("t.yaml").write_bytes(case.damaged(text.encode()) if damaged else text.encode())
     done = recd("plan", "registry.yaml", "--topology", "t.yaml")
-    return Outcome.RIGHT if done.ok else done.refused()
-
-
-def write_profile() -> str:
-    tables.write_two()
-    Path("registry.yaml").write_text(tables.registry(buckets=None), encoding="utf-8")
-    assert recd("profile", "registry", "registry.yaml", "--all-rows", "-o", "p.parquet").ok
-    return "p.parquet"
+    if not done.ok:
+        done.refused()
+    elif isinstance(value, (str, list, bool)) and not damaged:
+        wrong(f"{done} took {place}: {value!r}")
 
 
 def shown(path: str) -> Any:
-    """What ``recd profile show`` says of a profile, or how it was refused."""
+    """The counts that ``recd profile show`` shows, or how it was refused."""
     done = recd("profile", "show", path, "--json", "shown.json")
     return json.loads(Path("shown.json").read_text("utf-8"))["tables"] if done.ok else done
 
 
-@KINDS.add
-def access_profiles_damaged(case: Case) -> Outcome:
+def write_profile() -> str:
+    tables.write_two()
+    tables.write_registry(buckets=None)
+    assert recd("profile", "registry", "registry.yaml", "--all-rows", "-o", "p.parquet").ok
+    return "p.parquet"
+
+
+def rewrite(path: str, data: pa.Table) -> None:
+    """Write a profile again, in the same row groups."""
+    size = pq.read_metadata(path).row_group(0).num_rows
+    with pq.ParquetWriter(path, data.schema) as writer:
+        writer.write_table(data.slice(0, size))
+        writer.write_table(data.slice(size))
+
+
+@fuzz
+def test_access_profiles_damaged(case: Case) -> None:
     path = write_profile()
     good = shown(path)
-    damaged(case, path)
+    case.damage(path)
     found = shown(path)
-    if isinstance(found, dict):
-        if found != good:
-            wrong(f"other counts of a damaged profile: {found}")
-        return Outcome.RIGHT
-    return found.refused(path)
+    if not isinstance(found, dict):
+        found.refused(path)
+    elif found != good:
+        wrong(f"other counts of a damaged profile: {found}")
 
 
-@KINDS.add
-def access_profiles_with_other_lines(case: Case) -> Outcome:
+@fuzz
+def test_access_profiles_with_other_lines(case: Case) -> None:
     path = write_profile()
     data = pq.read_table(path)
     column = case.one_of(["row", "accesses"], "column")
@@ -110,114 +125,173 @@ def access_profiles_with_other_lines(case: Case) -> Outcome:
         "accesses": [-1.0, float("nan"), float("inf"), 1e300, None, -0.0],
     }
     values[at] = case.one_of(odd[column], "value")
-    field = data.schema.field(column)
-    data = (
-        data.set_column(data.schema.get_field_index(column), field, pa.array(values, field.type))
-        if values[at] is not None
-        else data.set_column(
-            data.schema.get_field_index(column),
-            field.with_nullable(True),
-            pa.array(values, field.type),
-        )
-    )
-    sizes = [pq.read_metadata(path).row_group(at).num_rows for at in range(2)]
-    with pq.ParquetWriter(path, data.schema) as writer:
-        writer.write_table(data.slice(0, sizes[0]))
-        writer.write_table(data.slice(sizes[0]))
+    place = data.schema.get_field_index(column)
+    field = data.schema.field(column).with_nullable(values[at] is None)
+    rewrite(path, data.set_column(place, field, pa.array(values, field.type)))
     found = shown(path)
-    if isinstance(found, dict):
-        if values[at] == 0:
-            return Outcome.RIGHT
+    if not isinstance(found, dict):
+        found.refused(path)
+    elif values[at] != 0:
         wrong(f"{column} {values[at]} was taken: {found}")
-    return found.refused(path)
 
 
-@KINDS.add
-def access_profiles_with_other_metadata(case: Case) -> Outcome:
+@fuzz
+def test_access_profiles_with_other_metadata(case: Case) -> None:
     path = write_profile()
     data = pq.read_table(path)
     key = b"recd_plugins.access_profile"
     said = json.loads(data.schema.metadata[key])
-    field = case.one_of(["version", "source", "tables", *sorted(said["tables"][0])], "field")
+    field = case.one_of(["version", "tables", "accesses", "name"], "field")
     inner = said if field in said else said["tables"][0]
-    before = inner[field]
-    inner[field] = case.one_of([*OTHERS[:-2], "[", [None], [[]]], "value")
-    text = case.one_of([json.dumps(said), json.dumps(said), "", "null", "[" * 100_000], "text")
-    data = data.replace_schema_metadata({**data.schema.metadata, key: text.encode()})
-    sizes = [pq.read_metadata(path).row_group(at).num_rows for at in range(2)]
-    with pq.ParquetWriter(path, data.schema) as writer:
-        writer.write_table(data.slice(0, sizes[0]))
-        writer.write_table(data.slice(sizes[0]))
+    inner[field] = case.draw(json_values, "value")
+    text = case.draw(no_json, "text") if case.flag("no JSON") else json.dumps(said)
+    metadata = {**data.schema.metadata, key: text.encode("utf-8", "replace")}
+    rewrite(path, data.replace_schema_metadata(metadata))
     found = shown(path)
-    if isinstance(found, dict):
-        # Free text, bounds of errors and sizes may be others and well-formed.
-        if field not in (
-            "source",
-            "table",
-            "samples",
-            "error",
-            "total",
-            "batch_size",
-            "features",
-            "dedupe_factor",
-            "num_embeddings",
-        ):
-            wrong(f"{field} {inner[field]!r} in place of {before!r} was taken: {found}")
-        return Outcome.RIGHT
-    return found.refused(path)
+    if not isinstance(found, dict):
+        found.refused(path)
 
 
-@KINDS.add
-def trace_profiles_damaged(case: Case) -> Outcome:
+@fuzz
+def test_trace_profiles_damaged(case: Case) -> None:
     Path("t.txt").write_text(" ".join(str(at * at % 7) for at in range(60)))
     assert recd("trace", "profile", "t.txt", "-o", "p.parquet").ok
     assert recd("trace", "generate", "p.parquet", "-o", "good.txt").ok
-    damaged(case, "p.parquet")
+    case.damage("p.parquet")
     done = recd("trace", "generate", "p.parquet", "-o", "new.txt")
     if not done.ok:
-        return done.refused("p.parquet")
-    if Path("new.txt").read_bytes() != Path("good.txt").read_bytes():
+        done.refused("p.parquet")
+    elif Path("new.txt").read_bytes() != Path("good.txt").read_bytes():
         wrong("another trace of a damaged profile")
-    return Outcome.RIGHT
 
 
-@KINDS.add
-def histograms_of_reuse(case: Case) -> Outcome:
-    content = case.one_of(
-        [
-            b"",
-            b"x\n",
-            b"\xff\xfe",
-            b"1 2 3\n",
-            b"1,2\n3,x\n",
-            b"-1,5\n",
-            b"nan,1\n",
-            b"\0",
-            b"1" * 9999,
-            b"name\n1 2\n",
-            b"a: b\n",
-            b"[1, 2]\n",
-            b"1:2 3:4\n",
-            b"{}",
-        ]
+@fuzz
+def test_counts_of_rows_changed(case: Case) -> None:
+    """The rows that a filter keeps are counted once and noted; a changed note is counted anew."""
+    tables.write_two()
+    tables.write_registry(where=[["label", "==", 0]])
+    cache = Path("cache").resolve()
+    environ = {"XDG_CACHE_HOME": str(cache)}
+    run = ("run", "registry.yaml", "--json", "figures.json")
+    assert recd(*run, environ=environ).ok
+    (note,) = cache.glob("recd/row_counts/*.json")
+    change_json(case, note)
+    done = recd(*run, environ=environ, leaves=["cache"])
+    if not done.ok:
+        done.refused()
+    elif tables.figures() != tables.losses_of(row for row in tables.rows() if not row["label"]):
+        wrong("other rows than the filter keeps")
+
+
+def broken_off(command: list[str], module: Any, name: str, times: int) -> list[Path]:
+    """A command is stopped as by Ctrl-C in a call; the files of JSON that it leaves."""
+    kept: Callable[..., Any] = getattr(module, name)
+    left = times
+
+    def stops(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return kept(*arguments, **options)
+
+    setattr(module, name, stops)
+    try:
+        CliRunner().invoke(main, command)
+    finally:
+        setattr(module, name, kept)
+    return sorted(Path().glob(".*/**/*.json"))
+
+
+@fuzz
+def test_a_conversion_of_criteo_that_broke_off(case: Case) -> None:
+    from recd_plugin_dlrm.criteo import convert
+
+    Path("days").mkdir()
+    for day in (0, 1):
+        Path(f"days/day_{day}").write_text(LINE * 40)
+    command = ["criteo", "convert", "days", "new", "--part-rows", "16"]
+    notes = broken_off(command, convert, "write_note", case.number(0, 4, "after"))
+    if notes:
+        change_json(case, case.one_of(notes, "note"))
+    else:
+        shutil.rmtree("new", ignore_errors=True)
+    done = recd(*command, leaves=[".new.recd-criteo"])
+    if not done.ok:
+        done.refused()
+        return
+    found = tables.rows_in("new")
+    if len(found) != 80 or any(row["cat_3"] != 0xAB or row["int_2"] != 5 for row in found):
+        wrong(f"{len(found)} rows, or other values")
+
+
+@fuzz
+def test_an_index_of_criteo_changed(case: Case) -> None:
+    Path("days").mkdir()
+    Path("days/day_0").write_text(LINE * 40)
+    tables.write_registry(CRITEO)
+    run = ("run", "registry.yaml", "--json", "figures.json")
+    assert recd(*run).ok
+    good = tables.figures()
+    (note,) = Path("days/.recd-criteo").glob("*.json")
+    change_json(case, note)
+    done = recd(*run, leaves=["days"])
+    if not done.ok:
+        done.refused()
+    elif tables.figures() != good:
+        wrong(f"losses {tables.figures()}, not {good}")
+
+
+@fuzz
+def test_statistics_in_footers(case: Case) -> None:
+    """The notes of ``recd cluster`` in footers are advice; a wrong one is told, or not used."""
+    tables.write_two()
+    assert recd("cluster", "table", "new").ok
+    path = tables.files_of("new")[0]
+    data = pq.read_table(path)
+    said = json.loads(pq.read_metadata(path).metadata[b"recd.statistics"])
+    said[case.one_of(sorted(said), "field")] = case.draw(json_values, "value")
+    text = case.draw(no_json, "text") if case.flag("no JSON") else json.dumps(said)
+    metadata = {b"recd.statistics": text.encode("utf-8", "replace")}
+    tables.write(path, data.replace_schema_metadata(metadata), store_schema=True)
+    os.rename("table", "before")
+    os.rename("new", "table")
+    tables.write_registry()
+    done = recd(*case.one_of(["run registry.yaml", "analyze table", "plan registry.yaml"]).split())
+    if not done.ok:
+        done.refused("table")
+
+
+@fuzz
+def test_generated_tables_changed(case: Case) -> None:
+    """A table that a registry would generate, and that somebody has changed."""
+    text = (
+        "version: 1\ndataset: {use: recd.session_parquet, options: {path: made, prefetch: 0, "
+        "generate: {rows: 24}}}\nconverter: {use: recd.kjt}\n"
+        "preprocessing: [{use: recd.sigrid_hash, features: ['*'], options: {buckets: 9}}]\n"
+        "model: {embedding_dim: 4, num_embeddings: 9, bottom_mlp: [4], top_mlp: [4]}\n"
+        "training: {batch_size: 8, steps: 1, device: cpu}\n"
     )
-    Path("h.txt").write_bytes(content)
-    line = (
-        "profile",
-        "reuse",
-        "h.txt",
-        "--name",
-        "x",
-        "--table",
-        "t",
-        "--length",
-        3,
-        "-o",
-        "p.parquet",
-    )
-    return recd(
-        *line, *case.one_of([(), ("--rows", 10), ("--rows", 10, "--read-rows", 5)])
-    ).refused()
-
-
-test_notes = KINDS.test()
+    tables.write_registry(text)
+    assert recd("generate", "made", "--rows", 24).ok
+    path = Path("made/part-00000.parquet")
+    how = case.one_of(["damaged", "metadata", "other", "gone", "rows"], "how")
+    before = path.read_bytes()
+    if how == "damaged":
+        case.damage(path)
+    elif how == "gone":
+        path.unlink()
+    elif how == "other":
+        tables.write(path, tables.table())
+    elif how == "rows":
+        tables.write_registry(text.replace("rows: 24", "rows: 23"))
+    else:
+        data = pq.read_table(path)
+        value = case.one_of([b"", b"[]", b"null", b"[" * 100_000, b"{}", b"\xff"], "metadata")
+        metadata = dict.fromkeys(data.schema.metadata, value)
+        pq.write_table(data.replace_schema_metadata(metadata), path)
+    done = recd("run", "registry.yaml")
+    if not done.ok:
+        done.refused("made")
+    elif how != "damaged" or len(path.read_bytes()) != len(before):
+        wrong(f"{how} was taken")

@@ -1,224 +1,373 @@
-"""Numbers for options of commands, odd ones and huge ones."""
+"""Numbers, words and places for options of commands, and environments."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hypothesis import strategies as st
 from tests.fuzz import tables
-from tests.fuzz.cases import Case, Kinds
-from tests.fuzz.options import HUGE, NUMBERS, SIZES, numbered, tables_same, tried
-from tests.fuzz.oracle import Outcome, recd, wrong
+from tests.fuzz.cases import Case, Done, fuzz, recd, wrong
 
-KINDS = Kinds("options")
+#: Numbers as people write them, text that is none, and numbers that are huge.
+NUMBERS = [
+    "-1",
+    "0",
+    "1",
+    "3",
+    "+2",
+    "1.5",
+    "1e1",
+    "1e400",
+    "nan",
+    "NaN",
+    "inf",
+    "-inf",
+    "0x10",
+    "1_0",
+    "٣",
+    "½",
+    "None",
+    "true",
+    "1,5",
+    "--",
+    "1e-320",
+    "-0",
+    "0.0",
+]
+NUMBERS += ["", " ", " 5 ", "5 5", "\t7", "7\n"]
+HUGE = [*NUMBERS, "9" * 18, "9" * 19, "18446744073709551616", "9" * 400]
+SIZES = [
+    "256MB",
+    "1GB",
+    "1.5GiB",
+    "1e9",
+    "-5MB",
+    "0",
+    "1",
+    "MB",
+    "1XB",
+    "nanMB",
+    "1e400",
+    "½GB",
+    "1MB1",
+    "0.0000001KB",
+    "1GBB",
+    "٣GB",
+]
+SIZES += ["300 MB", "1 PB", "1GB ", "", "9" * 400 + "GB"]
+WORDS = ["", " ", "\udcff", "*", "[", "ä", "\x1b[31m", "a\nb", "a,b", "None", "../x", "{x}", "%s"]
+WORDS += ["x" * 5000]
+Options = dict[str, list[str]]
 
 
-@KINDS.add
-def numbers_of_cluster(case: Case) -> Outcome:
+def tried(arguments: Sequence[object], check: Callable[[], object] = lambda: None) -> None:
+    """Refused with a word, or right."""
+    done = recd(*arguments)
+    if done.ok:
+        check()
+    else:
+        done.refused()
+
+
+def numbered(case: Case, line: str, options: Options) -> list[object]:
+    """A command line with one of the options that take a number."""
+    option = case.one_of(sorted(options), "option")
+    value = case.one_of(options[option], "value")
+    return [*line.split(), *([f"{option}={value}"] if case.flag("with =") else [option, value])]
+
+
+#: Commands that make the table anew by another way, and options of theirs.
+TABLES: dict[str, Options] = {
+    "cluster table new": {"--row-group-rows": HUGE, "--seed": HUGE, "--memory": SIZES},
+    "convert-layout table new --layout list_dict": {
+        "--row-group-rows": HUGE,
+        "--compression-level": [*NUMBERS, "20", "-5"],
+    },
+}
+#: Commands of which it is enough that they end, on a table and its registry.
+OTHERS: dict[str, Options] = {
+    "profile registry registry.yaml -o p.parquet": {"--rows": HUGE, "--bound": HUGE},
+    "plan registry.yaml --topology dgx-a100-80g": {
+        "--nodes": [*NUMBERS, "9" * 30],
+        "--ranks-per-node": [*NUMBERS, "9" * 30],
+        "--batch-size": [*NUMBERS, "AUTO", "auto ", "9" * 30],
+    },
+    "plan cached.yaml --cache": {
+        "--memory": SIZES,
+        "--profile-rows": [*NUMBERS, "all", "ALL", "9" * 30],
+        "--steps": HUGE,
+    },
+    "criteo sample days --rows 12": {"--days": NUMBERS, "--seed": HUGE},
+}
+
+
+@fuzz
+def test_numbers_of_commands_that_write_the_table(case: Case) -> None:
     tables.write_two()
-    options = {"--row-group-rows": NUMBERS + HUGE, "--seed": NUMBERS + HUGE, "--memory": SIZES}
-    return tried(numbered(case, ["cluster", "table", "new"], options), tables_same("new"))
+    line = case.one_of(list(TABLES), "command")
+    tried(numbered(case, line, TABLES[line]), lambda: tables.check_rows("new"))
 
 
-@KINDS.add
-def shares_of_cluster(case: Case) -> Outcome:
+@fuzz
+def test_numbers_of_other_commands(case: Case) -> None:
+    tables.write_two()
+    tables.write_registry()
+    text = tables.registry() + "cache:\n  - {use: scars.hot_rows, tables: ['t_*'], options: {}}\n"
+    Path("cached.yaml").write_text(text, encoding="utf-8")
+    line = case.one_of(list(OTHERS), "command")
+    tried(numbered(case, line, OTHERS[line]))
+
+
+@fuzz
+def test_shares_of_cluster(case: Case) -> None:
     """Whole sessions stay, or none of a session."""
     tables.write_two()
 
     def check() -> None:
-        found = tables.rows_in("new")
-        sessions = {row["session_id"] for row in found}
-        kept = [row for row in tables.rows() if row["session_id"] in sessions]
-        if tables.counted(found) != tables.counted(kept):
-            wrong("some rows of a session stayed and others did not")
+        sessions = {row["session_id"] for row in tables.rows_in("new")}
+        tables.check_rows("new", [row for row in tables.rows() if row["session_id"] in sessions])
 
-    line = numbered(case, ["cluster", "table", "new"], {"--downsample-sessions": [*NUMBERS, "0.5"]})
-    return tried(line, check)
+    options = {"--downsample-sessions": [*NUMBERS, "0.5"]}
+    tried(numbered(case, "cluster table new", options), check)
 
 
-@KINDS.add
-def numbers_of_convert_layout(case: Case) -> Outcome:
+@fuzz
+def test_numbers_of_logs(case: Case) -> None:
     tables.write_two()
-    options = {"--row-group-rows": NUMBERS + HUGE, "--compression-level": [*NUMBERS, "20", "-5"]}
-    line = numbered(case, ["convert-layout", "table", "new", "--layout", "list_dict"], options)
-    return tried(line, tables_same("new"))
-
-
-@KINDS.add
-def numbers_of_logs(case: Case) -> Outcome:
-    tables.write_two()
-    options = {
-        "--shards": [*NUMBERS, "100000", "9" * 30],
-        "--block-size": [*NUMBERS, "0.0001", "1025"],
-        "--level": [*NUMBERS, "23", "-5"],
-    }
-    line = numbered(case, ["logs", "write", "table", "log"], options)
 
     def check() -> None:
         assert recd("logs", "read", "log", "back.parquet").ok
-        tables_same("back.parquet")()
+        tables.check_rows("back.parquet")
 
-    return tried(line, check)
+    options = {"--shards": [*NUMBERS, "100000", "9" * 30], "--level": [*NUMBERS, "23", "-5"]}
+    tried(numbered(case, "logs write table log", options), check)
 
 
-@KINDS.add
-def numbers_of_generate(case: Case) -> Outcome:
-    options = {
-        "--rows": NUMBERS,
-        "--seed": NUMBERS + HUGE,
-        "--files": NUMBERS,
-        "--row-group-rows": NUMBERS + HUGE,
-        "--scale": [*NUMBERS, "0.00001", "1.0000001"],
-    }
-    line = numbered(case, ["generate", "made"], options)
-    if not any(str(each).startswith("--rows") for each in line):
-        line += ["--rows", "40"]
+@fuzz
+def test_numbers_of_generate(case: Case) -> None:
+    options = {"--files": NUMBERS, "--row-group-rows": HUGE, "--scale": [*NUMBERS, "0.00001"]}
 
     def check() -> None:
-        rows = [str(each) for each in line]
-        at = next(at for at, each in enumerate(rows) if each.startswith("--rows"))
-        wanted = int(rows[at].partition("=")[2] or rows[at + 1])
-        if len(tables.rows_in("made")) != wanted:
-            wrong(f"{len(tables.rows_in('made'))} rows, not {wanted}")
+        if len(tables.rows_in("made")) != 40:
+            wrong(f"{len(tables.rows_in('made'))} rows, not 40")
 
-    return tried(line, check)
+    tried(numbered(case, "generate made --rows 40", {**options, "--seed": HUGE}), check)
 
 
-@KINDS.add
-def numbers_of_run(case: Case) -> Outcome:
+@fuzz
+def test_numbers_of_run(case: Case) -> None:
     """Steps are those that were asked for, or all that there are."""
     tables.write_two()
-    Path("registry.yaml").write_text(tables.registry(), encoding="utf-8")
-    line = numbered(
-        case, ["run", "registry.yaml", "--json", "figures.json"], {"--steps": NUMBERS + HUGE}
-    )
+    tables.write_registry()
+    line = numbered(case, "run registry.yaml --json figures.json", {"--steps": HUGE})
 
     def check() -> None:
         steps = int(str(line[-1]).removeprefix("--steps="))
         if len(tables.figures()) != min(steps, tables.ROWS // tables.BATCH):
             wrong(f"{len(tables.figures())} steps, not {steps}")
 
-    return tried(line, check)
+    tried(line, check)
 
 
-@KINDS.add
-def numbers_of_analyze(case: Case) -> Outcome:
+@fuzz
+def test_numbers_of_analyze(case: Case) -> None:
     tables.write_two()
-    options = {"--batch-size": NUMBERS + HUGE, "--sample-mb": [*NUMBERS, "9" * 30]}
 
     def check() -> None:
         if json.loads(Path("a.json").read_text(encoding="utf-8"))["rows"] != tables.ROWS:
             wrong("other rows")
 
-    return tried(numbered(case, ["analyze", "table", "--json", "a.json"], options), check)
+    options = {"--batch-size": HUGE, "--sample-mb": [*NUMBERS, "9" * 30]}
+    tried(numbered(case, "analyze table --json a.json", options), check)
 
 
-@KINDS.add
-def numbers_of_profiles(case: Case) -> Outcome:
-    tables.write_two()
-    Path("registry.yaml").write_text(tables.registry(), encoding="utf-8")
-    if case.draw(st.booleans(), "of the registry"):
-        options = {"--rows": NUMBERS + HUGE, "--bound": NUMBERS + HUGE}
-        return tried(
-            numbered(case, ["profile", "registry", "registry.yaml", "-o", "p.parquet"], options)
-        )
-    options = {
-        "--rows": [*NUMBERS, "9" * 30],
-        "--length": [*NUMBERS, "1e300"],
-        "--exponent": [*NUMBERS, "1e300"],
-        "--shift": [*NUMBERS, "1e300"],
-        "--seed": NUMBERS + HUGE,
-    }
-    line: list[object] = ["profile", "distribution", case.one_of(["zipf", "uniform", "normal", ""])]
-    line += ["--table", "t_x", "--rows", "20", "--length", "3", "-o", "p.parquet"]
-    return tried(numbered(case, line, options), lambda: _shown("p.parquet"))
-
-
-def _shown(path: str) -> None:
-    done = recd("profile", "show", path, "--json", "shown.json")
-    if not done.ok:
-        wrong(f"what was written is refused: {done.output}")
-    if "nan" in Path("shown.json").read_text("utf-8").lower():
-        wrong("a figure is no number")
-
-
-@KINDS.add
-def numbers_of_plans(case: Case) -> Outcome:
-    tables.write_two()
-    Path("registry.yaml").write_text(tables.registry(), encoding="utf-8")
-    options = {
-        "--nodes": [*NUMBERS, "9" * 30],
-        "--ranks-per-node": [*NUMBERS, "9" * 30],
-        "--batch-size": [*NUMBERS, "AUTO", "auto ", "9" * 30],
-    }
-    line = numbered(case, ["plan", "registry.yaml", "--topology", "dgx-a100-80g"], options)
-    return tried(
-        [*line, "--json", "plan.json"], lambda: json.loads(Path("plan.json").read_text("utf-8"))
-    )
-
-
-@KINDS.add
-def numbers_of_cache_plans(case: Case) -> Outcome:
-    tables.write_two()
-    text = tables.registry() + "cache:\n  - {use: scars.hot_rows, tables: ['t_*'], options: {}}\n"
-    Path("registry.yaml").write_text(text, encoding="utf-8")
-    options = {
-        "--memory": SIZES,
-        "--profile-rows": [*NUMBERS, "all", "ALL", "9" * 30],
-        "--steps": NUMBERS + HUGE,
-    }
-    return tried(numbered(case, ["plan", "registry.yaml", "--cache"], options))
-
-
-@KINDS.add
-def numbers_of_criteo(case: Case) -> Outcome:
-    options = {"--rows": [*NUMBERS, "12"], "--days": NUMBERS, "--seed": NUMBERS + HUGE}
-    line = numbered(case, ["criteo", "sample", "days"], options)
-    given = [str(each) for each in line]
-    if not any(each.startswith("--rows") for each in given):
-        line += ["--rows", "12"]
-    done = recd(*line)
-    if not done.ok:
-        return done.refused()
-    options = {
-        "--part-rows": NUMBERS + HUGE,
-        "--row-group-rows": NUMBERS + HUGE,
-        "--max-bad-lines": NUMBERS + HUGE,
-    }
-    lines = sum(path.read_bytes().count(b"\n") for path in Path("days").iterdir())
+@fuzz
+def test_numbers_of_distributions(case: Case) -> None:
+    options = {name: [*NUMBERS, "1e300"] for name in ("--length", "--exponent", "--shift")}
+    options |= {"--rows": [*NUMBERS, "9" * 30], "--seed": HUGE}
+    name = case.one_of(["zipf", "uniform", "normal"])
+    line = f"profile distribution {name} --table t_x --rows 20 --length 3 -o p.parquet"
 
     def check() -> None:
-        if len(tables.rows_in("new")) != lines:
-            wrong(f"{len(tables.rows_in('new'))} rows of {lines} lines")
+        done = recd("profile", "show", "p.parquet", "--json", "shown.json")
+        if not done.ok:
+            wrong(f"what was written is refused: {done.output}")
+        if "nan" in Path("shown.json").read_text("utf-8").lower():
+            wrong("a figure is no number")
 
-    return tried(numbered(case, ["criteo", "convert", "days", "new"], options), check)
+    tried(numbered(case, line, options), check)
 
 
-@KINDS.add
-def numbers_of_traces(case: Case) -> Outcome:
+@fuzz
+def test_numbers_of_traces(case: Case) -> None:
     Path("t.txt").write_text(" ".join(str(at * at % 7) for at in range(40)))
-    done = recd(
-        *numbered(
-            case, ["trace", "profile", "t.txt", "-o", "p.parquet"], {"--rows": NUMBERS + HUGE}
-        )
-    )
-    if not done.ok:
-        return done.refused()
-    options = {
-        "--accesses": NUMBERS,
-        "--seed": NUMBERS + HUGE,
-        "--min-new": [*NUMBERS, "0.999999", "1"],
-    }
-    line = numbered(case, ["trace", "generate", "p.parquet", "-o", "new.txt"], options)
+    assert recd("trace", "profile", "t.txt", "-o", "p.parquet").ok
+    options = {"--accesses": NUMBERS, "--seed": HUGE, "--min-new": [*NUMBERS, "0.999999", "1"]}
+    line = numbered(case, "trace generate p.parquet -o new.txt", options)
 
     def check() -> None:
         ids = Path("new.txt").read_text().split()
-        wanted = [str(each).removeprefix("--accesses=") for each in line][-1]
+        wanted = str(line[-1]).removeprefix("--accesses=")
         if any("--accesses" in str(each) for each in line) and len(ids) != int(wanted):
             wrong(f"{len(ids)} accesses, not {wanted}")
 
-    return tried(line, check)
+    tried(line, check)
 
 
-test_options = KINDS.test()
+@fuzz
+def test_words(case: Case) -> None:
+    tables.write_two()
+    tables.write_registry()
+    line = case.one_of(
+        [
+            "profile registry registry.yaml -o p.parquet --tables",
+            "run registry.yaml --sharding",
+            "plan registry.yaml --topology",
+            "plugins --kind",
+            "init",
+            "trace profile registry.yaml -o p.parquet --tables",
+        ],
+        "command",
+    )
+    tried([*line.split(), case.one_of(WORDS, "word")])
+
+
+@fuzz
+def test_words_for_columns(case: Case) -> None:
+    """Another column may be the session or the time, if it has values to sort by."""
+    tables.write_two()
+    option = case.one_of(["--session", "--timestamp"], "option")
+    if case.flag("a column"):
+        column = case.one_of(["label", "price", "ts", "session_id", "user", "items"], "column")
+        done = recd("cluster", "table", "new", option, column)
+        if done.ok:
+            tables.check_rows("new")
+        else:
+            done.refused("table")
+        return
+    commands = ["cluster table new", "analyze table", "convert-layout table new --layout list"]
+    recd(*case.one_of(commands).split(), option, case.one_of(WORDS, "word")).refused()
+
+
+@fuzz
+def test_places_of_outputs(case: Case) -> None:
+    """An output goes where it was asked to go, or nothing is done."""
+    tables.write_two()
+    tables.write_registry()
+    Path("file").write_text("mine")
+    Path("folder").mkdir()
+    Path("link").symlink_to("link")
+    places = [
+        "folder",
+        "file/x",
+        "new/deep/x",
+        "folder/",
+        ".",
+        "..",
+        "/",
+        "/proc/x",
+        "/dev/null/x",
+        "link",
+        "-",
+    ]
+    place = case.one_of([*places, "", " ", "x" * 300, "a\0b", "\udcff"], "place")
+    lines = [
+        *("analyze table --json", "analyze table --html", "cluster table new --json"),
+        *("convert-layout table new --layout list --json", "logs read table"),
+        *("profile registry registry.yaml -o", "trace profile registry.yaml -o"),
+        *("plan registry.yaml --topology ndv4 --json", "plan registry.yaml --topology ndv4 --plot"),
+        *("run registry.yaml --json", "init papercal", "cluster table"),
+    ]
+    line = case.one_of([*lines, "generate --rows 20", "criteo sample --rows 5"], "command")
+    done = recd(*line.split(), place, leaves=["new"])
+    if Path("file").read_text() != "mine":
+        wrong(f"{done} wrote over a file")
+    if not done.ok:
+        done.refused()
+
+
+@fuzz
+def test_a_source_as_its_own_target(case: Case) -> None:
+    """A table is never replaced by itself, whatever ``--force`` says."""
+    tables.write_two()
+    Path("link").symlink_to("table")
+    places = ["table", "./table", "table/", "table/new", "link", ".", "table/../table"]
+    line = case.one_of(["cluster table", "convert-layout table --layout list", "logs write table"])
+    force = ["--force"] if line[0] != "l" and case.flag("force") else []
+    done = recd(*line.split(), case.one_of(places, "target"), *force)
+    tables.check_rows("table")
+    if not done.ok:
+        done.refused()
+
+
+@fuzz
+def test_flags_that_exclude_each_other(case: Case) -> None:
+    tables.write_two()
+    tables.write_registry()
+    command, flags = case.one_of(
+        [
+            ("plan", "--tiers --cache --readers --no-lookahead --budget=2 --memory=1MB"),
+            ("cluster", "--check --force --json=x.json --engine=spark"),
+            ("run", "--resume --compare --sharding=torchrec.row_wise"),
+        ]
+    )
+    chosen = sorted(case.draw(st.sets(st.sampled_from(flags.split()), min_size=2), "flags"))
+    tried([command, *(["table", "new"] if command == "cluster" else ["registry.yaml"]), *chosen])
+
+
+@fuzz
+def test_lines_of_another_form(case: Case) -> None:
+    lines = "|rnu|run|run a b|--nothing|run --step 5|cluster a|cluster|run --json|logs|logs x"
+    more = "--plugins-dir|--plugins-dir x|run --ranks 1 2|run -- --json|--version --nothing"
+    last = "validate -|analyze -|profile table|criteo convert - -"
+    line = case.one_of(
+        [*lines.split("|"), *more.split("|"), *last.split("|"), "\udcff", "x" * 9999]
+    )
+    tried(line.split() or [""])
+
+
+@fuzz
+def test_environments(case: Case) -> None:
+    """Losses do not depend on them."""
+    tables.write_two()
+    tables.write_registry(where=[["ts", "<", 140]])
+    name, values = case.one_of(
+        [
+            ("RANK", ["x", "", "-1", "1", "1.0", "9" * 30]),
+            ("WORLD_SIZE", ["x", "", "0", "-1"]),
+            ("LOCAL_RANK", ["x", "", "-1"]),
+            ("LOCAL_WORLD_SIZE", ["x", "", "0", "-1", "7"]),
+            ("MASTER_PORT", ["x", ""]),
+            ("XDG_CACHE_HOME", ["", "registry.yaml", "missing", "/proc/x", "a" * 300]),
+            ("COLUMNS", ["", "x", "0", "-1", "1"]),
+            ("OMP_NUM_THREADS", ["", "x", "0"]),
+            ("TZ", ["x"]),
+        ],
+        "name",
+    )
+    value = case.one_of(values, "value")
+    line = ("run", "registry.yaml", "--json", "figures.json")
+    done: Done = recd(*line, environ={name: value}, leaves=["missing"])
+    if not done.ok:
+        done.refused()
+    elif tables.figures() != tables.losses_of(row for row in tables.rows() if row["ts"] < 140):
+        wrong(f"{name}={value!r} changes losses")
+
+
+@fuzz
+def test_files_of_one_kind_in_place_of_another(case: Case) -> None:
+    tables.write_two()
+    tables.write_registry()
+    recd("profile", "registry", "registry.yaml", "-o", "profile.parquet")
+    place = case.one_of(["profile.parquet", "registry.yaml", "table"], "given")
+    lines = ["run", "validate", "plan", "profile show", "profile merge -o x.parquet", "logs stat"]
+    line = case.one_of([*lines, "trace generate -o x.txt", "simulate"], "command")
+    done = recd(*line.split(), place)
+    good = {("run", "registry.yaml"), ("validate", "registry.yaml"), ("plan", "registry.yaml")}
+    good |= {(each, "profile.parquet") for each in lines if each.startswith("profile")}
+    if not done.ok:
+        done.refused()
+    elif (line, place) not in good:
+        wrong(f"{done} succeeded: {done.output[-300:]}")

@@ -1,167 +1,372 @@
-"""Registry files whose text was damaged, or is written otherwise."""
+"""Registry files whose text is damaged or written otherwise, and values that are none."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
-from tests.fuzz.cases import Case, Kinds
-from tests.fuzz.oracle import Outcome
-from tests.fuzz.registries import TEXT, judge, lines, parsed
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from tests.fuzz import tables
+from tests.fuzz.cases import Case, Done, fuzz, json_values, recd, wrong
 
-KINDS = Kinds("registry")
-
-
-@KINDS.add
-def flipped_bits(case: Case) -> Outcome:
-    data = bytearray(TEXT.encode())
-    for _ in range(case.number(1, 3, "flips")):
-        data[case.number(0, len(data) - 1, "byte")] ^= 1 << case.number(0, 7, "bit")
-    return judge(bytes(data))
-
-
-@KINDS.add
-def cut_off(case: Case) -> Outcome:
-    return judge(TEXT[: case.number(0, len(TEXT) - 2, "characters")])
-
-
-@KINDS.add
-def lines_left_out(case: Case) -> Outcome:
-    kept = lines()
-    for _ in range(case.number(1, 3, "lines")):
-        del kept[case.number(0, len(kept) - 1, "line")]
-    return judge("".join(kept))
-
-
-@KINDS.add
-def a_line_twice(case: Case) -> Outcome:
-    at = case.number(0, len(lines()) - 1, "line")
-    return judge("".join([*lines()[: at + 1], *lines()[at:]]))
-
-
-@KINDS.add
-def a_line_indented(case: Case) -> Outcome:
-    given = lines()
-    at = case.number(0, len(given) - 1, "line")
-    by = case.number(-3, 5, "columns")
-    given[at] = given[at][-by:] if by < 0 else " " * by + given[at]
-    return judge("".join(given))
-
-
-@KINDS.add
-def tabs(case: Case) -> Outcome:
-    given = lines()
-    at = case.one_of([at for at, line in enumerate(given) if line.startswith(" ")], "line")
-    given[at] = given[at].replace("  ", "\t", 1)
-    return judge("".join(given))
+TEXT = """\
+# A comment.
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: table
+    prefetch: 0
+    sparse: [user, items]
+converter:
+  use: recd.ikjt
+  options:
+    groups:
+      - [user]
+      - [items]
+preprocessing:
+  - use: recd.sigrid_hash
+    features: ["*"]
+    options: {buckets: 40}
+pooling:
+  - use: recd.mean
+    features: [items]
+sharding:
+  - use: torchrec.row_wise
+    tables: ["t_*"]
+model:
+  embedding_dim: 4
+  num_embeddings: 40
+  bottom_mlp: [4]
+  top_mlp: [4]
+training:
+  batch_size: 8
+  steps: 3
+  learning_rate: 0.5
+  seed: 7
+  device: cpu
+"""
+Place = tuple[str | int, ...]
 
 
-@KINDS.add
-def two_lines_swapped(case: Case) -> Outcome:
-    given = lines()
-    one, two = case.number(0, len(given) - 1, "one"), case.number(0, len(given) - 1, "two")
-    given[one], given[two] = given[two], given[one]
-    return judge("".join(given))
+def parsed(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text)
 
 
-@KINDS.add
-def sections_in_another_order(case: Case) -> Outcome:
+def leaves(value: Any, path: Place = ()) -> Iterator[Place]:
+    """The places of the scalars of a document."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inner:
+        if isinstance(each, (dict, list)):
+            yield from leaves(each, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def put(document: Any, path: Place, value: Any) -> Any:
+    """The document with another value at a place; an Ellipsis removes what is there."""
+    copy = json.loads(json.dumps(document))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return copy
+
+
+def judge(content: str | bytes, *, refuse: bool = False, same: bool = False) -> None:
+    """Refused; or it trains as the same document, written as JSON, does.
+
+    Args:
+        content: of the file.
+        refuse: it cannot be anything that trains.
+        same: it says what ``TEXT`` says.
+    """
+    tables.write_two()
+    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    Path("registry.yaml").write_bytes(data)
+    checked = recd("validate", "registry.yaml")
+    found = tables.losses()
+    if isinstance(found, Done):
+        if same:
+            wrong(f"what says the same is refused: {found.output}")
+        if not checked.ok:
+            checked.refused("registry.yaml")
+        found.refused()
+        return
+    if refuse:
+        wrong(f"trained to {found} with {content[:300]!r}")
+    if not checked.ok:
+        wrong(f"trained what validate refuses: {checked.output}")
+    try:
+        document = parsed(data.decode("utf-8-sig"))
+    except (YAMLError, UnicodeDecodeError) as error:
+        wrong(f"trained what is no YAML: {error}")
+    training = document.get("training") or {}
+    if len(found) != min(
+        training.get("steps") or 1 << 30, tables.ROWS // training.get("batch_size", 512)
+    ):
+        wrong(f"{len(found)} steps with {document['training']}")
+    Path("meant.yaml").write_text(json.dumps(document, default=str), encoding="utf-8")
+    meant = tables.losses("meant.yaml")
+    if found != meant or (same and document != parsed(TEXT)):
+        wrong(f"losses {found}, not {meant}")
+
+
+@fuzz
+def test_damaged_bytes(case: Case) -> None:
+    judge(case.damaged(TEXT.encode()))
+
+
+@fuzz
+def test_damaged_lines(case: Case) -> None:
+    """Left out, twice, indented otherwise, with tabs, swapped."""
+    given = TEXT.splitlines(keepends=True)
+    at, other = case.number(0, len(given) - 1, "line"), case.number(0, len(given) - 1, "other")
+    how = case.one_of(["out", "twice", "less", "more", "tab", "swap"], "how")
+    if how == "swap":
+        given[at], given[other] = given[other], given[at]
+    else:
+        spaces = " " * case.number(1, 5, "columns")
+        given[at] = {
+            "out": "",
+            "twice": given[at] * 2,
+            "less": given[at].removeprefix("  "),
+            "more": spaces + given[at],
+            "tab": given[at].replace("  ", "\t", 1),
+        }[how]
+    judge("".join(given))
+
+
+@fuzz
+def test_the_same_in_another_form(case: Case) -> None:
+    """Order of sections, style, line ends, comments, anchors."""
     document = parsed(TEXT)
     order = case.draw(st.permutations(list(document)), "order")
-    return judge("".join(f"{key}: {json.dumps(document[key])}\n" for key in order), same=True)
-
-
-@KINDS.add
-def another_encoding(case: Case) -> Outcome:
-    encoding = case.one_of(["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp037", "utf-7"])
-    if encoding == "utf-7":
-        return judge(TEXT.encode("utf-7"))
-    return judge(TEXT.encode(encoding))
-
-
-@KINDS.add
-def other_line_ends(case: Case) -> Outcome:
-    end = case.one_of(["\r\n", "\r", "\n\n", "\n\r\n", " \n", "\x85", "\u2028", "\x0b"], "end")
-    same = end not in ("\x85", "\u2028", "\x0b")
-    return judge(TEXT.replace("\n", end).encode(), same=same)
-
-
-@KINDS.add
-def another_style(case: Case) -> Outcome:
-    document = parsed(TEXT)
-    style = case.one_of(["json", "json in lines", "start and end", "quoted", "comments"])
-    text = {
-        "json": json.dumps(document),
-        "json in lines": json.dumps(document, indent=3),
-        "start and end": f"---\n{TEXT}...\n",
-        "quoted": TEXT.replace("use:", '"use":').replace("recd.ikjt", "'recd.ikjt'"),
-        "comments": TEXT.replace("\n", " # use: nothing\n"),
-    }[style]
-    return judge(text, same=True)
-
-
-@KINDS.add
-def several_documents(case: Case) -> Outcome:
-    other = case.one_of(["", "a: 1\n", TEXT, "- 1\n", "null\n"], "other")
-    return judge(case.one_of([f"{TEXT}---\n{other}", f"{other}\n---\n{TEXT}"]))
-
-
-@KINDS.add
-def directives_and_tags(case: Case) -> Outcome:
     text = case.one_of(
         [
-            "%YAML 1.1\n---\n" + TEXT,
-            "%YAML 9.9\n---\n" + TEXT,
-            "%TAG ! tag:x,2000:\n---\n" + TEXT,
-            TEXT.replace("steps: 3", "steps: !!int '3'"),
-            TEXT.replace("steps: 3", "steps: !!float 3"),
-            TEXT.replace("use: recd.ikjt", "use: !!python/name:os.system recd.ikjt"),
-            TEXT.replace("path: table", "path: !!python/object/apply:os.getcwd []"),
-            TEXT.replace("path: table", "path: !!binary dGFibGU="),
-            TEXT.replace("[4]", "!!set {4}", 1),
-            TEXT.replace("seed: 7", "seed: !local 7"),
-            TEXT.replace("dataset:", "dataset: !!omap", 1),
+            "".join(f"{key}: {json.dumps(document[key])}\n" for key in order),
+            json.dumps(document),
+            json.dumps(document, indent=3),
+            f"---\n{TEXT}...\n",
+            TEXT.replace("use:", '"use":').replace("recd.ikjt", "'recd.ikjt'"),
+            TEXT.replace("\n", " # use: nothing\n"),
+            *(TEXT.replace("\n", end) for end in ("\r\n", "\r", "\n\n", "\n\r\n", " \n")),
+            TEXT.replace("[4]", "&mlp [4]", 1).replace("top_mlp: [4]", "top_mlp: *mlp"),
+            TEXT.replace("path: table", "path: &here table"),
+            f"# {'x' * 200_000}\n{TEXT}",
         ]
     )
-    return judge(text)
+    judge(text.encode(), same=True)
 
 
-@KINDS.add
-def anchors_and_aliases(case: Case) -> Outcome:
-    text, same = case.one_of(
-        [
-            (TEXT.replace("[4]", "&mlp [4]", 1).replace("top_mlp: [4]", "top_mlp: *mlp"), True),
-            (TEXT.replace("path: table", "path: &here table"), True),
-            (TEXT.replace("path: table", "path: *nowhere"), False),
-            (TEXT.replace("[4]", "&a [*a]", 1), False),
-            (TEXT.replace("model:\n", "model: &model\n").replace("seed: 7", "<<: *model"), False),
-            (TEXT.replace("seed: 7", "<<: {seed: 7}"), False),
-            (TEXT.replace("seed: 7", "<<: [{seed: 7}, {seed: 8}]"), False),
-            (TEXT.replace("seed: 7", '"<<": 7'), False),
-            (TEXT.replace("seed: 7", "seed: &x 7\n  &x epochs: 1"), False),
-        ]
+@fuzz
+def test_other_encodings_and_line_ends(case: Case) -> None:
+    encoding = case.one_of(
+        ["utf-8", "utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp037", "utf-7"]
     )
-    return judge(text, same=same)
+    end = case.one_of(["\n", "\x85", "\u2028", "\x0b"]) if "utf" in encoding else "\n"
+    judge(TEXT.replace("\n", end).encode(encoding))
 
 
-@KINDS.add
-def nested_deeply(case: Case) -> Outcome:
+@fuzz
+def test_yaml_that_says_more(case: Case) -> None:
+    """Several documents, directives, tags, aliases, merge keys."""
+    other = case.one_of(["", "a: 1\n", TEXT, "- 1\n", "null\n"], "other")
+    seed = "seed: 7"
+    judge(
+        case.one_of(
+            [
+                f"{TEXT}---\n{other}",
+                f"{other}\n---\n{TEXT}",
+                "%YAML 1.1\n---\n" + TEXT,
+                "%YAML 9.9\n---\n" + TEXT,
+                "%TAG ! tag:x,2000:\n---\n" + TEXT,
+                TEXT.replace("steps: 3", "steps: !!int '3'"),
+                TEXT.replace("steps: 3", "steps: !!float 3"),
+                TEXT.replace("use: recd.ikjt", "use: !!python/name:os.system recd.ikjt"),
+                TEXT.replace("path: table", "path: !!python/object/apply:os.getcwd []"),
+                TEXT.replace("path: table", "path: !!binary dGFibGU="),
+                TEXT.replace("path: table", "path: *nowhere"),
+                TEXT.replace("[4]", "!!set {4}", 1),
+                TEXT.replace("[4]", "&a [*a]", 1),
+                TEXT.replace("dataset:", "dataset: !!omap", 1),
+                TEXT.replace("model:\n", "model: &model\n").replace(seed, "<<: *model"),
+                *(TEXT.replace(seed, each) for each in ("seed: !local 7", "<<: {seed: 7}")),
+                *(TEXT.replace(seed, each) for each in ("<<: [{seed: 7}, {seed: 8}]", '"<<": 7')),
+                TEXT.replace(seed, "seed: &x 7\n  &x epochs: 1"),
+            ]
+        )
+    )
+
+
+@fuzz
+def test_nested_deeply(case: Case) -> None:
     depth = case.one_of([50, 500, 5000], "depth")
     opening, closing = case.one_of([("[", "]"), ("{a: ", "}"), ("- ", "")], "of")
-    where = case.one_of(["sparse", "top", "key"], "at")
     deep = opening * depth + "1" + closing * depth
     if opening == "- ":
-        deep = (
-            "\n"
-            + "".join("  " * at + "-\n" for at in range(2, depth + 2))
-            + "  " * (depth + 2)
-            + "1"
+        lines = ("  " * at + "-\n" for at in range(2, depth + 2))
+        deep = "\n" + "".join(lines) + "  " * (depth + 2) + "1"
+    where = case.one_of([f"{TEXT}extra: {deep}\n", f"{TEXT}? {deep}\n: 1\n", None], "at")
+    judge(where or TEXT.replace("[user, items]", deep), refuse=True)
+
+
+@fuzz
+def test_numbers_of_other_yamls(case: Case) -> None:
+    """A number that two readers of YAML read differently is one of them, or is refused."""
+    numbers = "0b11 0o3 03 0x3 3_0 +3 3. 3e0 1:30 .3e1 ３ 3,0 1,000 ~3 .inf -.inf .nan '3'"
+    number = case.one_of([*numbers.split(), "3 ", "3.0000000000000001"], "number")
+    key = case.one_of(["steps: 3", "batch_size: 8", "learning_rate: 0.5", "seed: 7"], "key")
+    judge(TEXT.replace(key, f"{key.partition(':')[0]}: {number}"))
+
+
+@fuzz
+def test_a_value_of_another_type(case: Case) -> None:
+    document = parsed(TEXT)
+    path = case.one_of(list(leaves(document)), "place")
+    inner: Any = document
+    for key in path:
+        inner = inner[key]
+    is_number = isinstance(inner, (int, float))
+    near = st.sampled_from([inner + 0.25, -inner, str(inner)] if is_number else [3, [inner]])
+    value = case.draw((near | json_values).filter(lambda each: each != inner), "value")
+    refuse = is_number and isinstance(value, (bool, str, list, dict))
+    text = json.dumps(put(document, path, value)).replace("Infinity", ".inf").replace("NaN", ".nan")
+    judge(text, refuse=refuse or (isinstance(inner, int) and value == inner + 0.25))
+
+
+@fuzz
+def test_other_keys(case: Case) -> None:
+    """Every key is known, and none is taken for another."""
+    document = parsed(TEXT)
+    paths = [path for path in leaves(document) if isinstance(path[-1], str)]
+    path = case.one_of([*paths, *((section,) for section in document)], "key")
+    if case.flag("one more"):
+        key = case.one_of(
+            ["extra", "use2", "Use", "x-use", "1", "null", "", "model_fields"], "name"
         )
-    if where == "sparse":
-        return judge(TEXT.replace("[user, items]", deep), refuse=True)
-    if where == "key":
-        return judge(f"{TEXT}? {deep}\n: 1\n", refuse=True)
-    return judge(f"{TEXT}extra: {deep}\n", refuse=True)
+        judge(json.dumps(put(document, (*path[:-1], key), case.draw(json_values))), refuse=True)
+        return
+    change: Callable[[str], str] = case.one_of(
+        [
+            *(str.upper, str.title, lambda key: key + " ", lambda key: " " + key),
+            *(lambda key: key + "s", lambda key: key.replace("_", "-") + "_"),
+            *(lambda key: key.replace("e", "е"), lambda key: key + "\u200b"),
+            *(lambda key: key + "\0", lambda key: "", lambda key: "__class__"),
+        ],
+        "change",
+    )
+    inner = document
+    for key in path:
+        inner = inner[key]
+    new = (*path[:-1], change(str(path[-1])))
+    judge(json.dumps(put(put(document, path, ...), new, inner)), refuse=True)
 
 
-test_registry = KINDS.test()
+@fuzz
+def test_keys_that_are_no_text(case: Case) -> None:
+    key = case.one_of(["1", "1.5", "true", "null", "~", "? [a]", "? {a: b}", "2024-01-01", "!!str"])
+    judge(f"{TEXT}{key}: 1\n" if key[0] != "?" else f"{TEXT}{key}\n: 1\n", refuse=True)
+
+
+@fuzz
+def test_a_section_that_is_none(case: Case) -> None:
+    """Null, a list for a mapping, a mapping for a list."""
+    document = parsed(TEXT)
+    section = case.one_of(list(document), "section")
+    given = document[section]
+    if isinstance(given, list):
+        others: list[Any] = [given[0], {"0": given[0]}, [None], [[]], given * 2]
+    else:
+        others = [[given], list(given), given.get("use", "x")] if isinstance(given, dict) else [[1]]
+    value = case.draw(st.sampled_from(others) | json_values, "value")
+    text = json.dumps(put(document, (section,), value))
+    judge(text.replace("Infinity", ".inf").replace("NaN", ".nan"))
+
+
+@fuzz
+def test_patterns_names_and_groups(case: Case) -> None:
+    document = parsed(TEXT)
+    which = case.one_of(["pattern", "name", "groups"], "what")
+    if which == "pattern":
+        patterns = "[ [] [!] [!a] ** ? [a- ITEMS {items} \\* items* (items) ^items$ t_items [i]tems"
+        odd = [*patterns.split(), "", "items\n", " items", "*" * 500, "[" * 500]
+        places: list[Place] = [("preprocessing", 0, "features"), ("pooling", 0, "features")]
+        places += [("sharding", 0, "tables"), ("dataset", "options", "sparse")]
+        judge(json.dumps(put(document, case.one_of(places), [case.one_of(odd, "pattern")])))
+        return
+    if which == "groups":
+        groups = case.one_of(
+            [
+                *([], [[]], [["user"], ["user"]], [["nobody"]], [["user", "user"]], ["user"]),
+                *("Auto", "", None, 5, [[None]], [["*"]], {"a": ["user"]}, [["user"], []]),
+                [["user", "items"], ["items"]],
+            ]
+        )
+        judge(json.dumps(put(document, ("converter", "options", "groups"), groups)))
+        return
+    names = "recd recd. .ikjt recd.IKJT recd/ikjt os.system recd..ikjt recd.ikjt.x ../ikjt"
+    more = ["", "recd.ikjt ", "x" * 5000, "\n", "recd.sigrid_hash", "torchrec.planner", "recd.mean"]
+    name = case.one_of([*names.split(), *more], "name")
+    section = case.one_of(["dataset", "converter", "preprocessing", "pooling", "sharding"])
+    path = (section, "use") if section in ("dataset", "converter") else (section, 0, "use")
+    fits = {"preprocessing": "recd.sigrid_hash", "sharding": "torchrec.planner"}
+    refuse = {**fits, "pooling": "recd.mean"}.get(section) != name
+    judge(json.dumps(put(document, path, name)), refuse=refuse)
+
+
+@fuzz
+def test_odd_characters_and_long_texts(case: Case) -> None:
+    if case.flag("long"):
+        long = "x" * case.one_of([5000, 200_000], "characters")
+        text = case.one_of(
+            [
+                f"{TEXT}{long}: 1\n",
+                TEXT.replace("recd.ikjt", long),
+                TEXT.replace("path: table", f"path: {long}"),
+            ]
+        )
+        judge(text, refuse=True)
+        return
+    odd = st.sampled_from("\0\x01\x1b\x7f\x85\ufeff\u202e\ufffe\U0010ffff&*!|>%@`\"'#,[]{}?:-\t\\")
+    at = case.number(0, len(TEXT), "at")
+    judge(TEXT[:at] + case.draw(st.text(odd, min_size=1, max_size=3), "text") + TEXT[at:])
+
+
+@fuzz
+def test_no_registry_at_all(case: Case) -> None:
+    if case.flag("a file"):
+        contents = [
+            "null",
+            "[]",
+            "1",
+            "PAR1",
+            "text",
+            "a: b: c",
+            "{",
+            "&a",
+            "*a",
+            "%",
+            "",
+            "\n",
+            "#\n",
+            "---\n...\n",
+        ]
+        content = case.one_of([*contents, "\0" * 99]).encode()
+        judge(case.one_of([content, b"\xff\xfe"]), refuse=True)
+        return
+    what = case.one_of(["folder", "missing", "long", "link", "nul"], "what")
+    path = {"long": "x" * 400 + ".yaml", "nul": "a\0b"}.get(what, "registry.yaml")
+    if what == "folder":
+        Path(path).mkdir()
+    elif what == "link":
+        Path(path).symlink_to(path)
+    command = case.one_of(["validate", "run", "plan", "simulate"], "command")
+    recd("validate" if what == "nul" else command, path).refused()

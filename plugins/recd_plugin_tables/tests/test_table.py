@@ -195,7 +195,10 @@ def test_what_recd_validate_asks_opens_local_files_alone(
         raise AssertionError(f"{place} is opened")
 
     monkeypatch.setattr(opening, "_LIBRARIES", dict.fromkeys(opening._LIBRARIES, opened))
-    monkeypatch.setattr(Location, "file_system", opened)
+    local = Location.file_system
+    monkeypatch.setattr(
+        Location, "file_system", lambda self: local(self) if self.local else opened()
+    )
     options = {"columns": COLUMNS, "path": path, option: place}
     assert Table(Table.Options.model_validate(options)).mistakes() == ()
 

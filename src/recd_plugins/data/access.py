@@ -59,11 +59,6 @@ def sent_reads(registry: RunConfig, tables: Sequence[Table], rows: int | None) -
     """Yield the deduplicated reads of the training split's whole batches, as one rank cuts them.
 
     Features are looked up as ``lower`` arranges them: sequences and pooled ones apart.
-
-    Args:
-        registry: its batch size is that of a rank.
-        tables: with their features, which the data has.
-        rows: no more batches than hold so many; None: all.
     """
     fit_converter(registry)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
@@ -141,9 +136,6 @@ def positive_counts(registry: RunConfig, feature: str, num_embeddings: int) -> C
 
     Returns:
         int64 ``[num_embeddings]``.
-
-    Raises:
-        DataError: the data is missing or wrong.
     """
     if isinstance(registry.dataset, NoDataset):
         return np.zeros(num_embeddings, np.int64)

@@ -34,17 +34,7 @@ def check_ids(
     rows: Rows,
     made_by: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Refuse ids that their table has no row for. The batch is in CPU memory.
-
-    Args:
-        batch: made of ``rows``.
-        num_embeddings: rows of the table by feature; other features are not checked.
-        rows: where the batch came from.
-        made_by: the title of the last step of preprocessing of a feature that has some.
-
-    Raises:
-        DataError: an id below 0 or not below ``num_embeddings``; says file, row, column and id.
-    """
+    """Refuse ids that their table has no row for. The batch is in CPU memory."""
     if batch.kjt is not None:
         _check_kjt(batch.kjt, None, num_embeddings, rows, made_by)
     for ikjt in batch.ikjts:
@@ -134,16 +124,7 @@ def all_finite(numbers: Tensor) -> bool:
 
 
 def check_numbers(batch: Batch, schema: FeatureSchema, rows: Rows) -> None:
-    """Refuse dense features and weights that are not finite, and labels outside 0 to 1.
-
-    Args:
-        batch: made of ``rows`` by a converter, in CPU memory.
-        schema: names of its dense features and of its label.
-        rows: where the batch came from.
-
-    Raises:
-        DataError: says file, row, column and value.
-    """
+    """Refuse dense features and weights that are not finite, and labels outside 0 to 1."""
     dense = batch.dense_features.float()
     if not all_finite(dense):
         row, column = (~dense.isfinite()).nonzero()[0].tolist()

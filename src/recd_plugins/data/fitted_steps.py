@@ -44,10 +44,6 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
 
     A pattern chooses among the features that the step takes: ``*`` stands for all sparse features
     where a step takes ids.
-
-    Raises:
-        RegistryError: a pattern matches no feature, or none that the step takes; or a feature is
-            numbered twice, as by two vocabularies.
     """
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
     names = dict.fromkeys((*schema.sparse, *schema.dense))
@@ -90,9 +86,6 @@ def refuse_ids_apart(registry: RunConfig, tables: Sequence[Table]) -> None:
     """Refuse to number the features of one table by more than one numbering.
 
     An id would have another row by each of the features.
-
-    Raises:
-        RegistryError: names the table, its features and the entry.
     """
     numbering = [
         entry for entry in _fitted_entries(registry) if num_ids_of(entry.plugin) is not None
@@ -334,16 +327,7 @@ def fitted_state(registry: RunConfig) -> dict[str, Tensor]:
 
 
 def load_fitted_state(registry: RunConfig, state: FittedState, entries: Collection[int]) -> None:
-    """Load the state of entries in place of fitting; one that ``state`` lacks is left unfitted.
-
-    Args:
-        registry: its preprocessing.
-        state: of ``fitted_state``.
-        entries: numbers of those that have not changed since.
-
-    Raises:
-        RecdError: a step does not take it.
-    """
+    """Load the state of entries in place of fitting; one that ``state`` lacks is left unfitted."""
     to_load = [
         (number, entry.plugin)
         for number, entry in _entries_with_state(registry)

@@ -63,11 +63,7 @@ class Packed:
 
 
 def pack(value: Any) -> Packed:
-    """Copy ``value`` and its CPU tensors into shared memory; a tensor that occurs twice once.
-
-    Raises:
-        SetupError: the machine has too little shared memory.
-    """
+    """Copy ``value`` and its CPU tensors into shared memory; a tensor that occurs twice once."""
     start = time.perf_counter()
     packing = _Packing(value)
     data = _shared(packing.size)

@@ -98,9 +98,6 @@ def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """The ids of binary values, int64, and where each value's start and end, int32 ``[n + 1]``.
 
     Ids are not copied. Those outside of ``array``, where it is a slice, may be among them.
-
-    Raises:
-        ValueError: a value whose bytes are no whole number of ids.
     """
     _, bounds, data = array.buffers()
     wide = np.int64 if pt.is_large_binary(array.type) else np.int32

@@ -59,11 +59,7 @@ class DataLoader:
             return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
-        """Yield batches from the position on.
-
-        Raises:
-            PluginError: they are more or fewer than the reader said.
-        """
+        """Yield batches from the position on."""
         expected = self.num_left()
         if expected is None and self._at_start:
             expected = len(self)
@@ -225,9 +221,6 @@ class EveryRow:
         split: of the dataset.
         device: of the model.
         sessions: read which rows are of one session, where the dataset knows.
-
-    Raises:
-        RecdError: as ``build_dataloader``.
     """
 
     def __init__(

@@ -137,11 +137,7 @@ def _stored(
 def variable_batch_kjt(
     names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """One KJT in which each feature has its own number of rows; plain where none is shared.
-
-    Raises:
-        DataError: some of the features have weights and some have none.
-    """
+    """One KJT in which each feature has its own number of rows; plain where none is shared."""
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)

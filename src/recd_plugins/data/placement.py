@@ -14,10 +14,6 @@ from recd_plugins.values.batch import Placement
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
     """The placement for the demo model: features that a pooling entry claims are sequences, tables
     that a replicating sharding entry claims are replicated, and all else is pooled.
-
-    Raises:
-        RegistryError: a pattern matches no feature or no table, or two entries claim one.
-        SetupError: the model is a plugin's, which alone knows.
     """
     if registry.entries("model"):
         raise SetupError(
@@ -41,16 +37,7 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
 
 
 def placement_of(model: nn.Module, sharding: dict[str, Sharding]) -> Placement:
-    """The placement of a model's features, read from its embedding modules.
-
-    Args:
-        model: not yet sharded.
-        sharding: the plugin that claims a table, by table name.
-
-    Raises:
-        ExactnessError: one EmbeddingBagCollection holds replicated tables and others. TorchRec's
-            data-parallel kernels take no deduplicated input, so they need a module of their own.
-    """
+    """The placement of a model's features, read from its embedding modules."""
     pooled: list[str] = []
     replicated: list[str] = []
     sequence: list[str] = []

@@ -84,19 +84,11 @@ class PreparedModel:
         return self.registry.wrap_dataset(self.lookups)
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """The same model and parts, with fields of the ``training`` section set.
-
-        Raises:
-            RegistryError: a value is not allowed, or not together with the others.
-        """
+        """The same model and parts, with fields of the ``training`` section set."""
         return replace(self, registry=self.registry.with_training(overrides))
 
     def check_wrappers(self) -> None:
-        """Let each wrapper of the dataset see whether it suits the model.
-
-        Raises:
-            RegistryError: it does not; names the line of its entry.
-        """
+        """Let each wrapper of the dataset see whether it suits the model."""
         dataset = self.wrapped_dataset
         for entry in reversed(self.registry.wrappers):
             assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"

@@ -32,18 +32,7 @@ _Partial = PartialInverseKeyedJaggedTensor
 def step_call(
     step: Preprocessing, what: str, of_others: Collection[RecdError] = ()
 ) -> Iterator[None]:
-    """A context in which code of a step runs: what it raises names its entry.
-
-    Args:
-        step: whose code runs.
-        what: the method and what it is called for.
-        of_others: errors that pass through the step and are none of its own.
-
-    Raises:
-        PluginError: as ``plugin_call``.
-        DataError: the step raised one.
-        RegistryError: the step raised another RecdError of its own.
-    """
+    """A context in which code of a step runs: what it raises names its entry."""
     try:
         with plugin_call(step, what):
             yield
@@ -100,17 +89,7 @@ class Preprocess:
         self.made_by = {feature: chain[-1].title for feature, chain in self._steps.items()}
 
     def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
-        """Return the batch with transformed features; ``batch`` itself is left as it is.
-
-        Args:
-            batch: of a converter.
-            rows: where it came from, for errors to name.
-
-        Raises:
-            PluginError: a step failed.
-            DataError: a feature with weights: no step knows which weights its values would have; or
-                a step makes a dense feature NaN or infinite.
-        """
+        """Return the batch with transformed features; ``batch`` itself is left as it is."""
         partials, exact = self._transform_partials(batch.partials)
         return replace(
             batch,

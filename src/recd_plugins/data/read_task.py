@@ -187,11 +187,7 @@ def _plugins(registry: RunConfig) -> Iterator[Plugin]:
 
 
 def check_ingestion(registry: RunConfig) -> None:
-    """Refuse to start where the registry's ingestion cannot run.
-
-    Raises:
-        RegistryError: it cannot; names the line of its entry.
-    """
+    """Refuse to start where the registry's ingestion cannot run."""
     if (entry := registry.ingestion) is None:
         return
     with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
@@ -205,10 +201,6 @@ class IngestionFeed(Feed):
         path: of the registry file.
         entry: of its ingestion.
         task: of the rank.
-
-    Raises:
-        RegistryError: it cannot run here; names the line of its entry.
-        PluginError: the ingestion failed.
     """
 
     def __init__(self, path: Path, entry: Entry[Ingestion], task: ReadTask) -> None:

@@ -80,9 +80,6 @@ class RowFilter:
         columns: names of the columns that it reads.
         expression: the filter, for ``pyarrow.dataset``.
         floats: whether it reads floats. Their statistics say nothing of NaN.
-
-    Raises:
-        DataError: there is no such column, or a value is not of its type.
     """
 
     def __init__(self, conditions: Sequence[Condition], schema: pa.Schema, where: object) -> None:
@@ -112,9 +109,6 @@ def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
     """Whether a condition holds for the key of a Hive partition.
 
     The key is text, or a whole number where the condition's values are.
-
-    Raises:
-        DataError: a number is asked for and the folder has none.
     """
     values = condition.value if condition.op == "in" else [condition.value]
     kind = pa.int64() if values and all(type(value) is int for value in values) else pa.string()

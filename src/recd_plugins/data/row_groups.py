@@ -100,11 +100,6 @@ def read_splits(splits: Iterable[RowGroup]) -> Generator[Rows, None, None]:
     """Read splits in their order, in batches of any size from one range each.
 
     Consecutive splits of one file share an open file, which nobody else uses.
-
-    Raises:
-        DataError: a file cannot be decoded or was replaced after the split was made, or a value
-            does not fit its type.
-        SetupError: the store of a file cannot be reached, or refuses.
     """
     for (location, options), run in groupby(splits, key=lambda split: (split.file, split.options)):
         first = next(run)
@@ -218,12 +213,7 @@ class BufferedFile(io.RawIOBase):
 
 
 def look_at(location: Location, source: pa.NativeFile) -> tuple[pq.FileMetaData, Location]:
-    """Return the footer of an open file, and ``location`` with what identifies its content.
-
-    Raises:
-        DataError: it is another file than ``location`` was.
-        pyarrow.ArrowException: it is no Parquet file.
-    """
+    """Return the footer of an open file, and ``location`` with what identifies its content."""
     seen = location.state_of(source)
     _check_same(location, dict(seen))
     size = source.size()
@@ -274,15 +264,6 @@ def open_file(location: Location, columns: pa.Schema, options: ReadOptions) -> I
     Whether it is still the file that ``location`` was made of is checked when it is opened, and
     after reading: a local file after each row group, an object at the end, as the requests that
     read it may have met different ones.
-
-    Args:
-        location: the file.
-        columns: what will be read of it; dictionaries come as such.
-        options: how columns are read.
-
-    Raises:
-        DataError: it is no Parquet file, not there, or another one.
-        SetupError: its store cannot be reached, or refuses.
     """
     try:
         with location.told():
@@ -332,13 +313,7 @@ class OpenFile:
     def batches(
         self, group: int, names: Sequence[str], num_rows: int
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Yield the columns ``names`` of a row group, ``num_rows`` at once, in file order.
-
-        Raises:
-            DataError: it cannot be decoded, a time is none that Arrow has, or a local file was
-                changed meanwhile.
-            SetupError: the store cannot be reached, or refuses.
-        """
+        """Yield the columns ``names`` of a row group, ``num_rows`` at once, in file order."""
         try:
             with self.location.told():
                 metadata = self.parquet.metadata

@@ -49,18 +49,7 @@ class Transforms:
         placement: Placement | None = None,
         num_embeddings: Mapping[str, int] | None = None,
     ) -> Transforms:
-        """Make the transforms of a registry whose converter is fitted.
-
-        Args:
-            registry: its converter and preprocessing.
-            placement: of the model's features; the demo model's without it.
-            num_embeddings: rows of the table of each feature; ids of others are not checked.
-
-        Raises:
-            RecdError: a step of preprocessing cannot be fitted.
-            RegistryError: a pattern matches no feature, or a step makes more ids than a table has
-                rows.
-        """
+        """Make the transforms of a registry whose converter is fitted."""
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
         from recd_plugins.data.placement import plan_placement
 
@@ -174,12 +163,7 @@ def fitted_transforms(registry: RunConfig, prepared: PreparedModel | None = None
 
 
 def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
-    """Show the converter the first rows of the training split, the same on every rank, once.
-
-    Args:
-        registry: whose converter it is.
-        rows: ``first_rows``, which are read without it.
-    """
+    """Show the converter the first rows of the training split, the same on every rank, once."""
     if registry.converter.is_fitted:
         return
     if rows is None:

@@ -186,9 +186,6 @@ def session_ids(rows: Rows, column: str) -> Tensor:
     """Return a number by session, int64 ``[len(rows)]``, the same in every process.
 
     Integers as they are, 64 bits of a hash of anything else.
-
-    Raises:
-        DataError: a row has no session.
     """
     import torch
 

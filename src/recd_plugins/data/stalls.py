@@ -93,13 +93,7 @@ class StallTotals:
         self._sums = [0.0] * (len(STALL_CAUSES) + len(_MAKING) + 4)
 
     def add(self, seconds: float, wait: Sequence[float], making: MakingTimes) -> None:
-        """One step.
-
-        Args:
-            seconds: of the step, waiting included.
-            wait: seconds waited in it, in the order of ``STALL_CAUSES``.
-            making: of the batch that was taken in it.
-        """
+        """One step."""
         training, reading = seconds - sum(wait), making.reader
         values = *wait, *(getattr(making, part) for part in _MAKING), training, reading
         for place, value in enumerate((*values, training**2, reading**2)):

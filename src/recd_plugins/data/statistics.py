@@ -143,11 +143,7 @@ def session_column(rows: Rows, name: str) -> pa.Array:
 
 
 def check_session_type(field: pa.Field, where: object) -> None:
-    """Refuse a column of sessions that are no numbers, strings or binary values.
-
-    Raises:
-        DataError: names ``where``, the column and its type.
-    """
+    """Refuse a column of sessions that are no numbers, strings or binary values."""
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
     if not any(is_kind(kind) for is_kind in _SESSION_TYPES):
         raise DataError(
@@ -184,16 +180,7 @@ def _num_common(
     table: Any,
     call: Any,
 ) -> Any:
-    """How many ids of the second list stand in the first; one that stands there twice counts twice.
-
-    Args:
-        items: ids.
-        first, first_length: where the first list starts, and its ids.
-        second, second_length: the same of the second.
-        table: int64 ``[3, a power of two > first_length]``, scratch: ids, how many of each are left
-            and the call that wrote it.
-        call: a number that no other call with this table has, not 0.
-    """
+    """How many ids of the second list stand in the first, those that stand there twice twice."""
     mask = u64(table.shape[1] - 1)
     for index in range(first_length):
         item = items[first + u64(index)]
@@ -217,18 +204,7 @@ def _num_common(
 
 @numba.njit(cache=True, nogil=True)
 def compare_rows(columns: Any, continues: Any, max_shift: Any, counts: Any, changed: Any) -> None:
-    """Compare each row of each column of int64 ids with the row before it.
-
-    Args:
-        columns: int64 ``[num_columns, 3]``: address of the ids, address of the offsets ``[B + 1]``,
-            1 if these have 64 bits and 0 if 32.
-        continues: bool ``[B]``: whether a row is of the session of the row before it. The first row
-            has none before it, whatever stands there.
-        max_shift: how far a row may have moved on.
-        counts: int64 ``[num_columns, 4]``, is added to, over rows that continue a session: rows
-            that equal the row before, their ids, ids shared by a shift, ids shared at any place.
-        changed: bool ``[num_columns, B]``, out: whether a row differs from the row before it.
-    """
+    """Compare each row of each column of int64 ids with the row before it."""
     num_rows = u64(len(continues))
     table, call = np.zeros((3, 64), np.int64), 0
     for column in range(len(columns)):

@@ -73,10 +73,6 @@ class Workers(Feed):
 
         When a worker dies, all are started anew at the first batch that was not handed out, and
         stderr says so.
-
-        Raises:
-            RecdError: of a worker.
-            SetupError: workers died three times without a batch in between.
         """
         deaths = 0
         while True:
@@ -97,11 +93,7 @@ class Workers(Feed):
                 print(f"{what}; new workers read on{died.remedy}", file=sys.stderr)
 
     def _blocks(self, position: State) -> Generator[BatchBlock, None, None]:
-        """Yield the workers' blocks from ``position`` on, in order.
-
-        Raises:
-            WorkerDied: a worker did.
-        """
+        """Yield the workers' blocks from ``position`` on, in order."""
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         context = WorkerContext()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Never
 
 import numpy as np
 
-from recd_plugins.errors import DataError, PluginError, SetupError
+from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import (
     Dataset,
     DatasetWrapper,
@@ -18,14 +18,12 @@ from recd_plugins.interfaces import (
     Lookups,
     PluginOptions,
     Rows,
-    Split,
     Table,
     TablePart,
 )
 from recd_plugins.interfaces.dataset import WithSessions
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.entries import at_entry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -171,12 +169,7 @@ class FirstRows:
 
 
 def read_first_rows(registry: RunConfig) -> FirstRows:
-    """Read the first batch in the order of the dataset's wrappers, as many as can be asked yet.
-
-    Raises:
-        DataError: the data is missing or wrong.
-        PluginError: the dataset or a wrapper failed.
-    """
+    """Read the first batch in the order of the dataset's wrappers, as many as can be asked yet."""
     for count in range(len(registry.wrappers), 0, -1):
         inner = replace(registry, wrappers=registry.wrappers[:count])
         dataset = inner.wrap_dataset(UnknownLookups())
@@ -226,36 +219,6 @@ def session_column(dataset: Dataset) -> str | None:
     """Return the column of the session, of a dataset wrapped by ``with_sessions``."""
     keys = dataset.session_keys() if isinstance(dataset, WithSessions) else None
     return None if keys is None else keys.session
-
-
-def check_wrappers_keep_rows(registry: RunConfig, split: Split) -> None:
-    """Refuse a wrapper whose reader has other rows than its inner dataset without saying why.
-
-    Raises:
-        RegistryError: names the line of its entry.
-        PluginError: a plugin failed.
-    """
-    dataset = wrapped_dataset(registry)
-    for entry in reversed(registry.wrappers):
-        assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
-        if dataset.rows_together == 1:
-            rows, inner = _num_rows(dataset, split), _num_rows(dataset.inner, split)
-            with at_entry(registry.path, entry):
-                if rows != inner:
-                    raise DataError(
-                        f"{dataset.name} has {rows:,} rows of the {split} split, of {inner:,} that "
-                        "it wraps; a wrapper keeps each row once, since the data is measured "
-                        "without wrappers: leave rows out or repeat them in the dataset, or say "
-                        "by rows_together that the wrapper adds some"
-                    )
-        dataset = dataset.inner
-
-
-def _num_rows(dataset: Dataset, split: Split) -> int:
-    size = smallest_batch(dataset)
-    reader = dataset.reader(rank=0, world_size=1, batch_size=size, split=split)
-    with plugin_call(dataset, "len(reader)"):
-        return len(reader) * size
 
 
 def smallest_batch(dataset: Dataset) -> int:

@@ -83,16 +83,7 @@ class Deduplicator:
     def __call__(
         self, groups: Sequence[Sequence[JaggedColumn]], num_rows: int, hash_mask: int = ALL_BITS
     ) -> list[UniqueRows]:
-        """Deduplicate each group of a batch: rows merge that are equal in all of its columns.
-
-        Args:
-            groups: columns of B rows.
-            num_rows: B.
-            hash_mask: bits of the hash to use; the outcome is the same for any.
-
-        Raises:
-            ValueError: a column's dtype or offsets do not fit.
-        """
+        """Deduplicate each group of a batch: rows merge that are equal in all of its columns."""
         columns = np.array(
             [describe(column, num_rows) for group in groups for column in group], np.int64
         ).reshape(-1, 4)
@@ -175,14 +166,6 @@ class Deduplicator:
         NDArray[np.int64],
     ]:
         """Number the rows of each group: what ``kernels.find_unique_rows`` fills in.
-
-        Args:
-            room: to work in.
-            columns: as it takes them.
-            ends: likewise.
-            num_rows: B.
-            total: values that there may be room for, 0 unless all are of 8 bytes.
-            hash_mask: bits of the hash to use.
 
         Returns:
             ``inverse``, ``num_unique``, ``sizes``, ``copied`` and ``copies``.

@@ -141,11 +141,7 @@ def unique_rows(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
 
 
 def repeat_rows(unique: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """Return the plain batch of all rows.
-
-    Args:
-        unique: with ``stride_per_key_per_rank`` and ``inverse_indices``.
-    """
+    """Return the plain batch of all rows."""
     names, inverse = unique.inverse_indices()
     place = {key: row for row, key in enumerate(names)}
     first_row, rows = 0, []

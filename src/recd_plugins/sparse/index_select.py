@@ -24,12 +24,7 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 def in_float32(select: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """``select(tensor)``; gradients of half precision are summed in float32.
-
-    Args:
-        select: takes some values of a tensor as they are, some of them several times.
-        tensor: of any dtype, which the result has too.
-    """
+    """``select(tensor)``; gradients of half precision are summed in float32."""
     if tensor.requires_grad and tensor.dtype in HALF_PRECISION:
         return select(tensor.float()).to(tensor.dtype)
     return select(tensor)

@@ -23,10 +23,6 @@ def offsets_of(lengths: Tensor) -> Tensor:
 def positions_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Where the values of some rows stand.
 
-    Args:
-        offsets: integer ``[num_rows + 1]``.
-        rows: rows to take, integer ``[n]``, in any order, repeats allowed.
-
     Returns:
         Positions of the values of ``rows`` one row after the other, int64, and the lengths ``[n]``
         of these rows in the dtype of ``offsets``.
@@ -54,9 +50,6 @@ def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = Non
 
 def runs_of_equal_rows(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Which rows differ from the row before in any column.
-
-    Args:
-        columns: one or more, ``[B]``.
 
     Returns:
         ``first_rows``, int64 ``[U]``: where each run of equal rows begins, ascending; and the run
@@ -125,9 +118,6 @@ def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
 def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
     """The longest runs of ``parts``, in their order, that lie one after the other.
 
-    Args:
-        parts: tensors of one dimension and one dtype.
-
     Returns:
         How many parts each run has, and these as one tensor, without a copy. No run begins with a
         part of no items, unless that is all it has.
@@ -159,11 +149,7 @@ def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
-    """One tensor of ``parts`` in their order, without a copy; None where they do not lie so.
-
-    Args:
-        parts: one or more tensors of one dimension and one dtype.
-    """
+    """One tensor of ``parts`` in their order, without a copy; None where they do not lie so."""
     filled = [part for part in parts if part.numel()]
     if not filled:
         return parts[0]

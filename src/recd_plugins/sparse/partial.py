@@ -55,11 +55,7 @@ class RowPacker:
         self._share = 1.0
 
     def __call__(self, columns: Sequence[JaggedColumn], num_rows: int) -> PackedRows:
-        """Pack columns of ``num_rows`` rows and one dtype.
-
-        Raises:
-            ValueError: no columns, or one whose dtype or offsets do not fit, or with 2^31 values.
-        """
+        """Pack columns of ``num_rows`` rows and one dtype."""
         if not columns:
             raise ValueError("no columns to pack")
         total = _count(columns)
@@ -112,16 +108,6 @@ def pack_rows(
     sizes: Any,
 ) -> Any:
     """Store of each row only what the row before does not have.
-
-    Args:
-        columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
-            32, address of the offsets, 1 if these have 64 bits and 0 if 32.
-        max_shift: values by which a row may have moved on.
-        packed: address, out: what is stored, column by column.
-        room: values that may be stored there.
-        offsets_out: int32 ``[num_columns, B]``, out: where each row begins in its column's part.
-        lengths_out: int32 ``[num_columns, B]``, out.
-        sizes: int64 ``[num_columns]``, out: values stored of each column.
 
     Returns:
         Whether there was room; if not, what is in the outputs means nothing.

@@ -301,12 +301,7 @@ class PackedFeatures:
 
 
 def pack(kjt: KeyedJaggedTensor, keys: Sequence[str], max_shift: int) -> PackedFeatures:
-    """Store of each row only the ids that the row before does not have.
-
-    Raises:
-        ValueError: no keys, one that ``kjt`` lacks or that is named twice, or a ``kjt`` with
-            weights or whose number of rows differs from key to key.
-    """
+    """Store of each row only the ids that the row before does not have."""
     _check(kjt, keys)
     position = {key: index for index, key in enumerate(kjt.keys())}
     positions = [position[key] for key in keys]

@@ -36,12 +36,7 @@ class UniqueGroup:
 
 
 def deduplicate(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> list[UniqueGroup]:
-    """Rows of a group that are equal in all its features, values and weights, become one.
-
-    Raises:
-        ValueError: an empty group, a key that ``kjt`` lacks, a key named twice, or a ``kjt`` whose
-            number of rows differs from key to key or whose weights require a gradient.
-    """
+    """Rows of a group that are equal in all its features, values and weights, become one."""
     _check_groups(kjt, groups)
     position = {key: index for index, key in enumerate(kjt.keys())}
     positions = [[position[key] for key in group] for group in groups]
@@ -141,11 +136,6 @@ def first_equal_rows(
     """Find the rows that are equal in every column, bit by bit.
 
     Rows are brought together by a hash and then compared: a collision costs time, never exactness.
-
-    Args:
-        columns: values (integers, or floating-point numbers, which compare by their bits) and the
-            offsets ``[num_rows + 1]`` of their rows, which need not start at 0.
-        num_rows: B.
 
     Returns:
         ``first_rows``, int64 ``[U]``: where each unique row occurs first, ascending; and

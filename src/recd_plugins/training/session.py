@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from recd_plugins.activity import doing
 from recd_plugins.data.read_task import check_ingestion
-from recd_plugins.data.wrapped_dataset import check_wrappers_keep_rows, wrapped_dataset
+from recd_plugins.data.wrapped_dataset import wrapped_dataset
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.distributed.launch import (
     backend_for,
@@ -218,4 +218,3 @@ def _prepare(registry: RunConfig, world_size: int) -> None:
         # Evaluation takes rows that fill no batch too.
         size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
         dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
-        check_wrappers_keep_rows(registry, split)

@@ -15,7 +15,7 @@ from tests.data.storage.counted_store import of_columns
 
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
-from recd_plugins.data.row_groups import BufferedFile, ReadOptions, column_ranges, merge
+from recd_plugins.data.row_groups import BufferedFile, ReadOptions, merge
 from recd_plugins.data.storage import Location
 
 
@@ -80,19 +80,6 @@ def test_requests_are_those_of_pyarrow_at_the_same_limits(path, hole, limit):
     assert pa.Table.from_batches([each.data for each in rows]) == pq.read_table(path, columns=names)
 
 
-def test_columns_are_found_whatever_their_names(tmp_path):
-    table = pa.table({"a": [1], "a.b": [2], "s": [[1]], "s.list": [[5, 6]], "ab": [3]})
-    pq.write_table(table, tmp_path / "t.parquet")
-    group = pq.read_metadata(tmp_path / "t.parquet").row_group(0)
-    starts = {
-        group.column(index).path_in_schema: group.column(index).dictionary_page_offset
-        for index in range(5)
-    }
-    assert [start for start, _ in column_ranges(group, ["ab"])] == [starts["ab"]]
-    assert starts["a.b"] in [start for start, _ in column_ranges(group, ["a.b"])]
-    assert starts["s.list.list.element"] in [start for start, _ in column_ranges(group, ["s.list"])]
-
-
 def test_it_reads_like_the_file_itself(path):
     content = path.read_bytes()
     source = pa.OSFile(str(path))
@@ -131,9 +118,3 @@ def test_files_are_closed(path, monkeypatch):
         batches.close()
     assert len(opened) == 4
     assert all(file.closed for file in opened)
-
-
-def test_both_limits_are_the_most_that_is_allowed():
-    assert merge([(0, 5), (7, 3)], 2, 10) == [(0, 10)]
-    assert merge([(0, 5), (7, 3)], 1, 10) == [(0, 5), (7, 3)]
-    assert merge([(0, 5), (7, 3)], 2, 9) == [(0, 5), (7, 3)]

@@ -7,7 +7,6 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.data.storage.conftest import table
@@ -68,11 +67,6 @@ def test_a_state_moves_between_disk_and_s3(folder, store):
     first = numbers([next(batches) for _ in range(4)])
     there.load_state_dict(json.loads(json.dumps(here.state_dict())))
     assert first + numbers(there) == list(range(240))
-
-
-def test_one_object_is_a_table(store):
-    data = dataset(f"{URL}/day=02/part.parquet", store)
-    assert numbers(reader(data, batch_size=150)) == list(range(100, 250))
 
 
 def test_a_pickled_split_reads_by_itself(store):
@@ -152,32 +146,6 @@ def test_an_object_of_equal_size_is_noticed(store, tmp_path, batches_before):
     store.upload(tmp_path, "equal")
     with pytest.raises(DataError, match=r"s3://equal/part.parquet was replaced .*its ETag was"):
         list(batches)
-
-
-def test_a_damaged_page_is_named(store, tmp_path):
-    path = tmp_path / "part.parquet"
-    pq.write_table(
-        table(range(40)), path, row_group_size=20, write_page_checksum=True, use_dictionary=False
-    )
-    column = pq.read_metadata(path).row_group(1).column(5)
-    content = bytearray(path.read_bytes())
-    content[column.data_page_offset + column.total_compressed_size - 3] ^= 1
-    path.write_bytes(content)
-    store.upload(tmp_path, "damaged")
-    batches = iter(reader(dataset("s3://damaged/part.parquet", store)))
-    assert numbers([next(batches)]) == list(range(20))
-    with pytest.raises(DataError, match=r"s3://damaged/part.parquet: row group 1 cannot be read"):
-        next(batches)
-
-
-def test_files_with_different_columns_are_both_named(store, tmp_path):
-    pq.write_table(table(range(5)), tmp_path / "a.parquet")
-    pq.write_table(
-        table(range(5)).set_column(3, "price", pa.array(["1"] * 5)), tmp_path / "b.parquet"
-    )
-    store.upload(tmp_path, "different")
-    with pytest.raises(DataError, match=r"price is float in s3://.*/a.parquet and string in s3://"):
-        dataset("s3://different", store).prepare()
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -122,23 +122,11 @@ def test_nobody_at_the_endpoint_and_one_who_never_answers_end_soon():
             assert time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize(
-    "endpoint", ["http://me:wo/rd@host", "me:word@host", "ftp://host", "http://host/path"]
-)
-def test_an_endpoint_is_a_server_without_credentials(endpoint):
-    with pytest.raises(ValidationError):
-        Storage(endpoint=endpoint)
-
-
 @pytest.mark.parametrize("somebody", ["key:word@", "key:wo/word@", "key:word"])
 def test_credentials_in_a_url_are_refused_and_not_repeated(somebody):
     with pytest.raises(SetupError, match="credentials come from the environment") as error:
         ParquetTable(f"s3://{somebody}tables/t")
     assert "word" not in str(error.value).partition("holds")[0]
-
-
-def test_a_signature_in_a_url_is_not_repeated():
-    assert str(Location("https://host/t.parquet?X-Amz-Signature=1")) == "https://host/t.parquet?..."
 
 
 def test_other_file_systems_are_those_of_fsspec(folder):
@@ -191,3 +179,15 @@ def test_local_paths_are_what_they_were(tmp_path: Path) -> None:
         ParquetTable(tmp_path / "x")
     with pytest.raises(DataError, match=rf"^{tmp_path}: no \*.parquet file in this folder$"):
         ParquetTable(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://me:wo/rd@host", "me:word@host", "ftp://host", "http://host/path"]
+)
+def test_an_endpoint_is_a_server_without_credentials(endpoint):
+    with pytest.raises(ValidationError):
+        Storage(endpoint=endpoint)
+
+
+def test_a_signature_in_a_url_is_not_repeated():
+    assert str(Location("https://host/t.parquet?X-Amz-Signature=1")) == "https://host/t.parquet?..."

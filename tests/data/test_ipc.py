@@ -1,4 +1,4 @@
-"""Batches as bytes: what is decoded is what was encoded, without a copy and without duplicates."""
+"""Objects with tensors, as bytes or in shared memory: the same again, copied once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data import ipc
-from recd_plugins.data.ipc import decode, encode
+from recd_plugins.data.ipc import decode, encode, pack, unpack
 from recd_plugins.data.lower import lower
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces.read_task import BatchBlock
@@ -175,3 +175,40 @@ def test_the_header_stays_where_it_is():
     magic, version = struct.unpack_from("<8sQ", encode(1).tobytes())
     assert magic == b"recdwire"
     assert version == ipc.WIRE_VERSION
+
+
+def test_tensors_keep_type_shape_and_values():
+    tensors = [
+        torch.arange(7),
+        torch.rand(3, 5),
+        torch.rand(4, 6).t()[1:3],
+        torch.tensor([True, False, True]),
+        torch.zeros(0, dtype=torch.int32),
+        torch.tensor(2.5, dtype=torch.float64),
+    ]
+    packed = pack({"tensors": tensors, "name": "x"})
+    assert packed.data.is_shared()
+    result = unpack(packed)
+    assert result["name"] == "x"
+    for before, after in zip(tensors, result["tensors"], strict=True):
+        assert after.dtype == before.dtype
+        assert after.shape == before.shape
+        assert torch.equal(after, before)
+        assert after.data_ptr() % 64 == 0 or not after.numel()
+
+
+def test_a_tensor_that_occurs_twice_is_sent_once():
+    tensor = torch.arange(1000)
+    first, second = unpack(pack((tensor, tensor)))
+    assert first is second
+    assert pack((tensor, tensor)).data.nbytes < 1.5 * tensor.nbytes
+
+
+def test_too_little_shared_memory_says_what_to_do(monkeypatch):
+    def full(size):
+        raise RuntimeError(f"unable to allocate {size} bytes")
+
+    # A real failure leaves torch's file behind.
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
+    with pytest.raises(SetupError, match="/dev/shm"):
+        pack(torch.arange(3))

@@ -1,0 +1,461 @@
+"""Parquet tables whose bytes, files, types, columns or values are not as they should be."""
+
+from __future__ import annotations
+
+import decimal
+import operator as ops
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import strategies as st
+from tests.fuzz import tables
+from tests.fuzz.cases import Case, fuzz, recd, wrong
+from tests.fuzz.tables import FILES, READ, ROWS, rows, table, use, with_column, write, write_two
+
+COMPARE = {"==": ops.eq, "!=": ops.ne, "<": ops.lt, "<=": ops.le, ">": ops.gt, ">=": ops.ge}
+#: Types that a column of ids, of lists of ids or of numbers may have got elsewhere.
+SCALARS = (
+    *(pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint32(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64(), pa.decimal128(20, 0)),
+    *(pa.string(), pa.large_string(), pa.binary(), pa.bool_(), pa.null()),
+    *(pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.date32(), pa.duration("s")),
+    *(pa.dictionary(pa.int32(), pa.int64()), pa.dictionary(pa.int8(), pa.string())),
+    pa.struct([("value", pa.int64())]),
+)
+
+
+def damaged(case: Case, damage: Callable[[bytes], bytes]) -> None:
+    """Damage the bytes of one file: the rows read are those that were there, or it is refused.
+
+    Footers have no checksum: one that says something else and is well-formed may be taken, if
+    another reader of Parquet reads the same.
+    """
+    import polars
+
+    write_two()
+    path = Path(case.one_of(FILES, "file"))
+    data = path.read_bytes()
+    path.write_bytes(damage(data))
+    meant: list[dict[str, Any]] = rows()
+    if path.read_bytes() != data:
+        try:
+            read = (polars.read_parquet(each, use_statistics=False) for each in map(Path, FILES))
+            meant = [dict(row) for each in read for row in each.to_dicts()]
+        except BaseException as error:  # polars panics
+            if isinstance(error, KeyboardInterrupt):
+                raise
+    use(case, meant)
+
+
+@fuzz
+def test_damaged_bytes(case: Case) -> None:
+    damaged(case, case.damaged)
+
+
+@fuzz
+def test_damaged_footers(case: Case) -> None:
+    def change(data: bytes) -> bytes:
+        length = struct.unpack("<I", data[-8:-4])[0]
+        footer = case.damaged(data[-8 - length : -8])
+        return data[: -8 - length] + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+    damaged(case, change)
+
+
+@fuzz
+def test_lengths_and_magic_of_the_footer(case: Case) -> None:
+    length = case.draw(st.integers(0, (1 << 32) - 1) | st.integers(0, 3000), "length")
+    magic = case.one_of([b"PAR1", b"PARE", b"PAR2", b"\0\0\0\0", b"ARRO", b"Obj\x01"], "magic")
+    damaged(case, lambda data: data[:-8] + struct.pack("<I", length) + magic)
+
+
+@fuzz
+def test_a_footer_of_another_file(case: Case) -> None:
+    count, seed = case.number(1, ROWS, "rows"), case.number(0, 9, "seed")
+    write("other.parquet", table(rows(count, seed)))
+    other = Path("other.parquet").read_bytes()
+    Path("other.parquet").unlink()
+
+    def length(data: bytes) -> int:
+        return int(struct.unpack("<I", data[-8:-4])[0]) + 8
+
+    damaged(case, lambda data: data[: -length(data)] + other[-length(other) :])
+
+
+@fuzz
+def test_another_format(case: Case) -> None:
+    contents = [b"a,b\n1,2\n", b"{}", b"PAR1", b"PAR1\0\0\0\0PAR1", b"\x1f\x8b" + bytes(99)]
+    content = case.one_of(contents)
+    damaged(case, lambda data: content)
+
+
+@fuzz
+def test_metadata_that_lies(case: Case) -> None:
+    """Keys of this package and of Arrow on other data."""
+    junk = case.one_of([b"", b"{}", b"[]", b"null", b'{"version": 1}', b"\xff\xfe", b"list_dict"])
+    keys = "recd.layout recd.statistics recd.papercal ARROW:schema pandas PARQUET:field_id"
+    key = case.one_of(keys.split()).encode()
+    data = table()
+    if case.flag("of a field"):
+        name = case.one_of(data.column_names, "column")
+        field = data.schema.field(name).with_metadata({key: junk})
+        data = data.cast(data.schema.set(data.schema.get_field_index(name), field))
+    else:
+        data = data.replace_schema_metadata({key: junk})
+    write(FILES[0], data, store_schema=case.flag("schema") and key != b"ARROW:schema")
+    use(case, rows())
+
+
+@fuzz
+def test_empty_files_and_row_groups(case: Case) -> None:
+    write_two()
+    for name in case.draw(st.sets(st.sampled_from(["0", "aa", "c"]), min_size=1), "names"):
+        with pq.ParquetWriter(f"table/{name}.parquet", tables.SCHEMA, store_schema=False) as out:
+            for _ in range(case.number(0, 2, "row groups")):
+                out.write_table(table().slice(0, 0))
+    use(case, rows())
+
+
+@fuzz
+def test_nothing_in_the_table(case: Case) -> None:
+    which = case.one_of(["rows", "files", "folder", "batch"], "nothing")
+    if which == "rows":
+        write(FILES[0], table().slice(0, 0))
+    elif which == "batch":
+        write(FILES[0], table().slice(0, tables.BATCH - 1))
+    elif which == "files":
+        Path("table").mkdir()
+    use(case, None, *(["run"] if which in ("rows", "batch") else []))
+
+
+@fuzz
+def test_hidden_files_and_odd_names(case: Case) -> None:
+    write_two()
+    for name in ("_SUCCESS", ".a.parquet", "_b.parquet", "a.parquet.crc", "x.csv", ".t/c.parquet"):
+        path = Path("table", name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"mine")
+    names = ["a b", "50%", "%41", "a\nb", "a'b", 'a"b', "ä", "日本", "a=b", "-x", "*", "[a]"]
+    name = case.one_of([*names, "a\\b", "x" * 200, "a\tb", "#", "?q", "a;b", "{a}"], "name")
+    if case.flag("a folder"):
+        Path("table", name).mkdir()
+        name += "/b"
+    os.rename(FILES[1], f"table/{name}.parquet")
+    use(case, tables.rows_in("table"))
+
+
+@fuzz
+def test_links_and_files_twice(case: Case) -> None:
+    write_two()
+    which = case.one_of(["twice", "file", "folder", "folder in it", "copy"], "what")
+    if which in ("twice", "copy"):
+        how: Callable[..., Any] = os.link if which == "twice" else shutil.copyfile
+        how(FILES[0], "table/c.parquet")
+        use(case, [*rows(), *rows()[: ROWS // 2]])
+        return
+    if which == "file":
+        os.rename(FILES[1], "elsewhere")
+        os.symlink("../elsewhere", FILES[1])
+    elif which == "folder":
+        os.rename("table", "elsewhere")
+        os.symlink("elsewhere", "table")
+    else:
+        os.mkdir("elsewhere")
+        os.rename(FILES[1], "elsewhere/b.parquet")
+        os.symlink("../elsewhere", "table/day=2")
+    use(case, rows())
+
+
+@fuzz
+def test_no_regular_file(case: Case) -> None:
+    write_two()
+    which = case.one_of(["pipe", "nowhere", "/dev/null", "/dev/zero", "c.parquet"], "what")
+    if which == "pipe":
+        os.mkfifo("table/c.parquet")
+    else:
+        os.symlink(which, "table/c.parquet")
+    use(case, None)
+
+
+@fuzz
+def test_paths_that_are_none(case: Case) -> None:
+    write_two()
+    paths = ["tabel", "table/a.parquet/x", "table/*.parquet", "~/table", "$HOME", "file://table"]
+    path = case.one_of([*paths, "x://y/z", " ", "table/c", "x" * 300, "table/\x7f"])
+    recd("cluster", path, "new").refused(path.replace("//", "/")[:20])
+
+
+def as_type(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """The numbers in another type, as a program that meant well would write them."""
+    if pa.types.is_dictionary(kind):
+        return as_type(values, kind.value_type).dictionary_encode().cast(kind)
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values))
+    if pa.types.is_temporal(kind):
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        return pa.array([int(value) for value in values], width).cast(kind)
+    convert: Callable[[Any], Any] = int
+    if pa.types.is_struct(kind):
+        convert = lambda value: {"value": int(value)}  # noqa: E731
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        convert = str
+    elif pa.types.is_binary(kind):
+        convert = lambda value: int(value).to_bytes(8, "little")  # noqa: E731
+    elif pa.types.is_decimal(kind):
+        convert = lambda value: decimal.Decimal(int(value))  # noqa: E731
+    elif pa.types.is_boolean(kind):
+        convert = bool
+    elif pa.types.is_floating(kind):
+        convert = kind.to_pandas_dtype()
+    return pa.array([convert(value) for value in values], kind)
+
+
+def lists_of(lists: list[list[int]], case: Case) -> pa.Array:
+    """Lists of ids in another type of lists, items, or both."""
+    item = case.one_of([kind for kind in SCALARS if not pa.types.is_nested(kind)], "items")
+    flat = as_type([value for each in lists for value in each], item)
+    offsets = [0]
+    for each in lists:
+        offsets.append(offsets[-1] + len(each))
+    which = case.one_of(["list", "large", "fixed", "struct", "nested", "map"], "lists")
+    if which == "large":
+        return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), flat)
+    if which == "fixed":
+        padded = as_type([[*each, 0, 0, 0][at] for each in lists for at in range(3)], item)
+        return pa.FixedSizeListArray.from_arrays(padded, 3)
+    plain = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
+    if which == "struct":
+        return pa.StructArray.from_arrays([plain], ["ids"])
+    if which == "nested":
+        return pa.ListArray.from_arrays(pa.array(range(len(lists) + 1), pa.int32()), plain)
+    if which == "map":
+        keys = pa.array([str(at) for at in range(len(flat))])
+        return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, flat)
+    return plain
+
+
+def use_as_it_is(case: Case, expected: list[dict[str, Any]]) -> None:
+    """Training takes rows that mean ``expected``; all else keeps the values as they come."""
+    which = case.one_of(["run", "cluster", "log"], "use")
+    try:
+        found = tables.rows_in("table")
+    except pa.ArrowException:
+        tables.USES[which](None)
+        return
+    if which != "run":
+        tables.USES[which](found)
+        return
+    try:
+        same = list(map(tables.plain, found)) == list(map(tables.plain, expected))
+    except (TypeError, ValueError):
+        same = False
+    tables.trained(expected if same else None)
+
+
+@fuzz
+def test_other_types(case: Case) -> None:
+    """Of a column in one file, or in all."""
+    name = case.one_of(["session_id", "ts", "label", "price"], "column")
+    kind = case.one_of([kind for kind in SCALARS if kind != tables.SCHEMA.field(name).type], "type")
+    if case.flag("in one file"):
+        write_two()
+        data = table().slice(0, ROWS // 2)
+        write(FILES[0], with_column(data, name, as_type(data[name].to_pylist(), kind)))
+        use_as_it_is(case, rows())
+        return
+    data = table()
+    if name == "price":  # whole numbers, which every type holds
+        values = [float(at % 2) for at in range(ROWS)]
+        data = with_column(data, name, pa.array(values, pa.float32()))
+    write(FILES[0], with_column(data, name, as_type(data[name].to_pylist(), kind)))
+    if name == "price" and not pa.types.is_floating(kind):
+        # Only floats are dense features unless an option says so: fewer features, another meaning.
+        use(case, tables.rows_in("table"), "cluster", "log")
+    else:
+        use_as_it_is(case, data.to_pylist())
+
+
+@fuzz
+def test_lists_of_another_type(case: Case) -> None:
+    """Of a feature in one file, or in all."""
+    if case.flag("in one file"):
+        write_two()
+        data = table().slice(0, ROWS // 2)
+        write(FILES[0], with_column(data, "items", lists_of(data["items"].to_pylist(), case)))
+        use_as_it_is(case, rows())
+        return
+    lists = lists_of(table()["items"].to_pylist(), case)
+    write(FILES[0], with_column(table(), "items", lists))
+    is_list = pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)
+    if is_list and pa.types.is_integer(lists.type.value_type):
+        use(case, rows())
+    elif (done := recd("cluster", "table", "clustered")).ok:
+        # No feature then, so only what keeps the column as it is can be held to it.
+        tables.check_rows("clustered", tables.rows_in("table"))
+    else:
+        done.refused("table", "items")
+
+
+@fuzz
+def test_columns_of_one_file(case: Case) -> None:
+    """Missing, more or in another order: features stand in the order of the first file."""
+    write_two()
+    data = table().slice(ROWS // 2)
+    which = case.one_of(["missing", "more", "order"], "what")
+    if which == "missing":
+        data = data.drop_columns(case.one_of(data.column_names, "column"))
+    elif which == "more":
+        data = data.append_column("extra", pa.array(range(len(data))))
+    else:
+        data = data.select(case.draw(st.permutations(tables.SCHEMA.names), "order"))
+    write(FILES[1], data)
+    use(case, rows() if which == "order" else None)
+
+
+@fuzz
+def test_columns_in_another_case(case: Case) -> None:
+    name = case.one_of(["session_id", "ts", "label"], "column")
+    write(FILES[0], table().rename_columns({name: name.title()}))
+    needed = {"label": ["run"], "ts": ["run", "cluster"], "session_id": ["run", "cluster", "log"]}
+    use(case, None, *needed[name])
+
+
+@fuzz
+def test_labels_and_numbers_that_are_none(case: Case) -> None:
+    name, value, kind = case.one_of(
+        [
+            *(("label", value, pa.float64()) for value in (0.5, 1e-40, 1 + 1e-12)),
+            *(("label", value, pa.int64()) for value in (2, -1, 256, 1 << 32, (1 << 53) + 1)),
+            *(("label", value, pa.float32()) for value in (float("nan"), float("inf"))),
+            ("label", None, pa.int8()),
+            *(("price", value, pa.float64()) for value in (1e39, -1e39, 1.7e308, float("-inf"))),
+            ("price", None, pa.float32()),
+        ],
+        "value",
+    )
+    values: list[Any] = table()[name].to_pylist()
+    values[case.number(0, READ - 1, "row")] = value
+    write(FILES[0], with_column(table(), name, pa.array(values, kind)))
+    use(case, None, "run")
+
+
+@fuzz
+def test_nulls(case: Case) -> None:
+    name = case.one_of(["session_id", "ts", "user", "items", "in a list"], "column")
+    column = "items" if name == "in a list" else name
+    values = table()[column].to_pylist()
+    at = case.number(0, READ - 1, "row")
+    values[at] = [*values[at], None, 1] if name == "in a list" else None
+    write(
+        FILES[0], with_column(table(), column, pa.array(values, tables.SCHEMA.field(column).type))
+    )
+    use(case, None, *(["cluster"] if name in ("session_id", "ts") else ["run", "cluster"]))
+
+
+@fuzz
+def test_odd_column_names(case: Case) -> None:
+    """A feature by another name is the same, for commands that keep columns as they come."""
+    names = ["", " ", "a.b", "a b", "a/b", "*", "[x]", "ä", "a\nb", "a'b", 'a"b', "x" * 300]
+    more = ["t_items", "label ", "forward", "weight", "0", "a:b", "__class__", "training"]
+    name = case.one_of([*names, *more, "user.list.element", "\x1b[31m"], "name")
+    data = table().rename_columns({case.one_of(["items", "price"], "column"): name})
+    write(FILES[0], data)
+    which = case.one_of(["run", "cluster", "log", "profile"], "use")
+    if which == "run":
+        tables.write_registry()
+        found = tables.losses()
+        # Names with a dot are refused as features of the model, whatever the table.
+        if not isinstance(found, list):
+            found.refused(name if "." in name else "table")
+    elif which == "profile":
+        tables.write_registry(buckets=None)
+        done = recd("profile", "registry", "registry.yaml", "-o", "profile.parquet")
+        if not done.ok:
+            done.refused("table")
+    else:
+        tables.USES[which](data.to_pylist())
+
+
+@fuzz
+def test_other_encodings(case: Case) -> None:
+    """Codecs, pages and versions of any writer of Parquet."""
+    write_two()
+    options = {
+        "compression": case.one_of(["none", "snappy", "gzip", "brotli", "zstd", "lz4"]),
+        "data_page_version": case.one_of(["1.0", "2.0"]),
+        "version": case.one_of(["1.0", "2.4", "2.6"]),
+        "use_dictionary": case.one_of([True, False, ["items.list.element"]]),
+        "data_page_size": case.one_of([1, 64, 1 << 20]),
+        "write_batch_size": case.one_of([1, 7, 1024]),
+        "row_group_size": case.one_of([1, 5, 24, 1000]),
+    }
+    flags = "write_statistics write_page_index use_compliant_nested_type store_schema"
+    options |= {name: case.flag(name) for name in [*flags.split(), "write_page_checksum"]}
+    for at, path in enumerate(FILES):
+        write(path, table().slice(at * ROWS // 2, ROWS // 2), **options)
+    use(case, rows())
+
+
+@fuzz
+def test_list_dict_that_is_none(case: Case) -> None:
+    """Broken bytes, or a mark on a column of another type."""
+    kind = case.one_of([None, pa.binary(8), pa.string(), pa.large_binary(), tables.LISTS], "type")
+    good = [struct.pack(f"<{len(each)}q", *each) for each in table()["items"].to_pylist()]
+    values: list[Any] = [{pa.string(): "x" * 8, tables.LISTS: [0]}.get(kind, bytes(8))] * ROWS
+    if kind is None:
+        at = case.number(0, READ - 1, "row")
+        good[at] = good[at] + case.draw(st.binary(min_size=1, max_size=7), "bytes")
+        kind, values = pa.binary(), good
+    field = pa.field("items", kind, False, {"recd.layout": "list_dict"})
+    data = with_column(table(), "items", pa.array(values, kind))
+    data = data.cast(data.schema.set(data.schema.get_field_index("items"), field))
+    write(FILES[0], data, store_schema=True)
+    taken = pa.types.is_list(kind) or pa.types.is_large_binary(kind)
+    use(case, [{**row, "items": [0]} for row in rows()] if taken else None)
+
+
+@fuzz
+def test_a_filter_with_and_without_statistics(case: Case) -> None:
+    statistics = case.one_of([True, False, ["ts"]])
+    write(FILES[0], table(), write_statistics=statistics, row_group_size=case.one_of([1, 5, 48]))
+    column = case.one_of(["ts", "label", "price", "session_id"], "column")
+    value = case.one_of(sorted({row[column] for row in rows()}), "value")
+    op = case.one_of(sorted(COMPARE), "op")
+    meant = [row for row in rows() if COMPARE[op](row[column], value)]
+    tables.write_registry(where=[[column, op, value]])
+    found = tables.losses()
+    if isinstance(found, list):
+        if found != tables.losses_of(meant):
+            wrong(f"losses {found}")
+    elif len(meant) >= tables.BATCH:
+        wrong(f"{len(meant)} rows are left, yet: {found.output}")
+    else:
+        found.refused("table")
+
+
+@fuzz
+def test_conditions_that_are_none(case: Case) -> None:
+    of_ts: list[list[Any]] = [
+        ["~", 1],
+        ["==", "x"],
+        ["==", 1.5],
+        ["==", 1 << 70],
+        ["in", []],
+        ["in", 5],
+    ]
+    of_ts += [["in", [[]]], ["is null", 1], [], ["==", None], ["==", {"a": 1}]]
+    others: list[Any] = [[], {}, "ts > 1", ["", "==", 1], ["user", "==", 1], ["user", "==", [1]]]
+    others += [["price", "==", "1"], ["price", "<", True], ["label", "==", 1000], [["ts"], "==", 1]]
+    condition = case.one_of([*(["ts", *each] for each in of_ts), *others])
+    write_two()
+    tables.write_registry(where=[condition])
+    found = tables.losses()
+    if isinstance(found, list):
+        wrong(f"{condition} was taken")
+    found.refused("registry.yaml" if "registry.yaml" in found.output else "table")
