@@ -196,9 +196,11 @@ def recd(
     given = tuple(map(str, arguments))
     with _limited(given):
         result = CliRunner(env={**ONE_RANK, **(environ or {})}).invoke(main, given)
-    done = Done(given, result.exit_code == 0, " ".join(result.output.split()))
     error = result.exception
-    if error is not None and not isinstance(error, SystemExit):
+    notes = getattr(error, "__notes__", [])  # of plugins, whose errors the program shows
+    output = "\n".join([result.output, *notes])
+    done = Done(given, result.exit_code == 0, " ".join(output.split()))
+    if error is not None and not isinstance(error, SystemExit) and not notes:
         wrong(f"{done}\n{''.join(traceback.format_exception(error))[-3000:]}")
     if "Traceback (most recent call last)" in result.output:
         wrong(f"{done}\n{result.output[-3000:]}")

@@ -134,33 +134,6 @@ def test_hooks_of_another_form(case: Case) -> None:
 
 
 @fuzz
-def test_classes_of_another_form(case: Case) -> None:
-    names = ['"same"', '"Acme.Same"', "5", "None", '"acme.same\\n"', '"recd.sigrid_hash"']
-    more = [
-        *("Options = None", "Options = dict", "Options = PluginOptions()", "takes = ('words',)"),
-        *("takes = 5", "takes = ()", "__slots__ = ()\n    __init__ = None"),
-        "class Options(PluginOptions):\n        x: int",
-    ]
-    arguments = ["self, values", "values, offsets", "self, values, offsets, more"]
-    old, new = case.one_of(
-        [
-            ('    name = "acme.same"\n', ""),
-            *(('"acme.same"', name) for name in names),
-            ('"acme.same"', "property(lambda self: 'acme.same')"),
-            *(("(Preprocessing)", base) for base in ("", "(dict)")),
-            ('    "Leaves ids as they are."\n', ""),
-            ("    def transform", "    def transfrom"),
-            *(("    def transform", f"    {line}\n    def transform") for line in more),
-            *(("self, values, offsets", given) for given in arguments),
-            ("    def transform", "    transform = None\n    def other"),
-        ],
-        "change",
-    )
-    write(HEAD + CLASS.replace(old, new, 1) + HOOK)
-    judge(refuse=True, name="")
-
-
-@fuzz
 def test_files_that_are_no_python(case: Case) -> None:
     contents = [
         *(b"def", b"\xff\xfe", GOOD.encode("utf-16"), b"\0", b"# coding: nothing\n", b"(" * 500),
