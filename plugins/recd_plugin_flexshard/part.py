@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ParameterSharding
 
-    from recd_plugins.api import Work
+    from recd_plugins.api import StepCost
     from recd_plugins.api.distributed import Channel, CollectiveKind
 
 # Gradients of touched rows take the last two kinds.
@@ -79,13 +79,13 @@ class TieredPart(TablePart):
         table: Table,
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,
-    ) -> Iterable[tuple[slice, Work]]:
+    ) -> Iterable[tuple[slice, StepCost]]:
         """Yield what hot and flex rows add to the work of every rank (FlexShard, table 2).
 
         Ids of flex rows are dealt evenly to the ranks of the node. Links carry the gradients of
         flex rows for each rank of a node, and those of a sum over all ranks once.
         """
-        from recd_plugins.api import Work
+        from recd_plugins.api import StepCost
         from recd_plugins.api.planning import EVERY_RANK, ID_BYTES
 
         tiers = self._tables.get(table.name)
@@ -112,13 +112,12 @@ class TieredPart(TablePart):
             )
         yield (
             EVERY_RANK,
-            Work(
+            StepCost(
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
                 rows_updated=min(hot, tiers.hot) + min(flex, tiers.flex / local),
                 # All hot rows of a module are one lookup, and so are all flex rows.
                 lookups=(bool(tiers.hot) + bool(tiers.flex)) / len(self._tables),
-                tables_looked_up=1.0,
                 bytes_in_node=in_node + (local - 1) / local * flex * (ID_BYTES + 2 * sent_width),
                 bytes_across_nodes=across,
                 bytes_reduced=reduced,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding
 
     from recd_plugin_scars.runtime.kernel import CachedKernels
-    from recd_plugins.api import Work
+    from recd_plugins.api import StepCost
 
 _KERNEL = "fused_uvm_caching"
 # Bytes of a cached table beside rows and their state: where each row is, and what each slot holds
@@ -105,16 +105,20 @@ class CachePart(TablePart):
         table: Table,
         sharding: ParameterSharding,
         step: StepShape,  # noqa: ARG002
-    ) -> Iterable[tuple[slice, Work]]:
+    ) -> Iterable[tuple[slice, StepCost]]:
         """What the backing store moves, of each shard on its rank."""
-        from recd_plugins.api import Work
+        from recd_plugins.api import StepCost
         from recd_plugins.api.planning import shards_of
 
         if table.name not in self.caches or table.name not in self.expected:
             return
         num_bytes = self.expected[table.name].traffic.bytes
         in_memory = self.caches[table.name].folder is None
-        moved = Work(bytes_from_host=num_bytes) if in_memory else Work(bytes_from_file=num_bytes)
+        moved = (
+            StepCost(bytes_from_host=num_bytes)
+            if in_memory
+            else StepCost(bytes_from_file=num_bytes)
+        )
         for owner, share_of_rows, columns in shards_of(table, sharding):
             yield slice(owner, owner + 1), moved * (share_of_rows * columns / table.embedding_dim)
 

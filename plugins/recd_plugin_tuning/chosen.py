@@ -14,7 +14,7 @@ from rich.text import Text
 from recd_plugin_tuning.groups import Group, offered
 from recd_plugin_tuning.lines import entry_line, patterns_of
 from recd_plugin_tuning.trials import Choices, Trials
-from recd_plugins.api import Choice, ChoiceQuestion, Offer, Work
+from recd_plugins.api import Choice, ChoiceQuestion, Offer, StepCost
 from recd_plugins.api.planning import StageCosts, StageTimes
 
 _PLANNER = "the planner"
@@ -80,7 +80,7 @@ class Chosen(Choice):
     groups: tuple[GroupChoice, ...]
     others: tuple[str, ...]
     seconds: StageTimes
-    busiest: Work
+    busiest: StepCost
     planner: float | None
     costs: StageCosts
     num_trials: int

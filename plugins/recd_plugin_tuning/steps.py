@@ -16,7 +16,7 @@ import numpy as np
 from rich.table import Table as TextTable
 from torchrec.distributed.types import ShardingPlan
 
-from recd_plugins.api import Work
+from recd_plugins.api import StepCost
 from recd_plugins.api.batches import smallest_batch
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
@@ -28,12 +28,12 @@ from recd_plugins.api.planning import (
     StageCosts,
     StageTimes,
     TopologySpec,
+    estimate_step_cost,
     fit_costs,
     measure_compute,
     predict_stages,
     steps_in_turns,
     with_plugins,
-    work_of_step,
 )
 from recd_plugins.api.registry import RunConfig, wrapped_dataset
 from recd_plugins.api.training import Job, Side, StepProfile, assemble
@@ -63,7 +63,7 @@ class CalibrationPoint:
 
     side: Side
     batch_size: int
-    works: Sequence[Work]
+    works: Sequence[StepCost]
     ranks: Sequence[StageTimes]
     fitted: bool
 
@@ -184,9 +184,9 @@ def works_of(
     batch_size: int,
     ranks: int,
     device_type: str,
-) -> list[Work]:
+) -> list[StepCost]:
     """The work of each rank in a step of one side, whose ranks are of one node."""
-    return work_of_step(
+    return estimate_step_cost(
         candidate.tables,
         plan,
         candidate.profile,
@@ -196,7 +196,6 @@ def works_of(
         parts=candidate.prepared.checked_parts,
         wire=candidate.prepared.registry.training.wire,
         gloo=device_type == "cpu",
-        learns_by_fbgemm=device_type == "cpu" and candidate.learns_by_fbgemm,
     )
 
 
@@ -228,8 +227,8 @@ def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:
     return costs.model_copy(update=fitted)
 
 
-def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[Work, float]]:
-    """Work and the seconds that it took."""
+def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[StepCost, float]]:
+    """StepCost and the seconds that it took."""
     seconds = [getattr(times, stage) for times in point.ranks]
     if stage not in _COMMUNICATION:
         return list(zip(point.works, seconds, strict=True))

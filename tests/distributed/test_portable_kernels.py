@@ -28,7 +28,6 @@ from recd_plugins.distributed.portable_kernels import (
     fits_one_table,
     use_portable_lookups,
 )
-from recd_plugins.distributed.row_wise_adagrad import learns_by_fbgemm
 from recd_plugins.errors import DataError
 
 
@@ -282,22 +281,6 @@ def test_what_is_looked_up_as_one_table() -> None:
     assert fits_one_table(sequences.emb_module)
     use_portable_lookups(modules)
     assert [type(m) for m in modules] == [PortableEmbeddingBag] * 2 + [PortableEmbedding]
-
-
-def test_whose_update_it_is() -> None:
-    def sharded(optimizer: EmbOptimType) -> Any:
-        module: Any = nn.Module()
-        module._lookups = [
-            kernel([8], pooling, weighted=False, shared=False, optimizer=optimizer)
-            for pooling in (PoolingType.SUM, PoolingType.NONE)
-        ]
-        return nn.Sequential(module), module._lookups
-
-    stock, lookups = sharded(EmbOptimType.EXACT_ROWWISE_ADAGRAD)
-    assert learns_by_fbgemm(stock)
-    use_portable_lookups(lookups)
-    assert not learns_by_fbgemm(stock)
-    assert not learns_by_fbgemm(sharded(EmbOptimType.EXACT_SGD)[0])
 
 
 def test_plain_batches() -> None:

@@ -13,13 +13,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.access import sent_reads
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
 from recd_plugins.interfaces import Table
-from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.distinct import distinct_reads, measure_reads
-from recd_plugins.planning.profile import measure_profile
-from recd_plugins.planning.report_text import render
-from recd_plugins.planning.study import Study
+from recd_plugins.planning.profile import distinct_reads, measure_profile, measure_reads
+from recd_plugins.planning.report import render
+from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
@@ -92,7 +90,7 @@ def test_of_a_first_batch_that_has_none_they_are_the_mean() -> None:
         )
         for ids in ([], [3, 3, 5], [1])
     ]
-    read, _ = measure_reads(batches, [Table("t_a", ("a",), 10, 8, pooled=True)], ())
+    read = measure_reads(batches, [Table("t_a", ("a",), 10, 8, pooled=True)])
     assert [read["t_a"].of(size) for size in (4, 8)] == [1, 2]
 
 
@@ -131,7 +129,7 @@ def test_one_coalesced_table_keeps_the_others_of_its_bags_from_being_replicated(
 
 def test_the_report_says_what_comes_back(make_registry: Any) -> None:
     registry = make_registry(sharding=coalescing())
-    made = Study("some", this_machine(2), COMPUTE, lambda _: None).report(registry, 256)
+    made = study(registry, "some", this_machine(2), 256, lambda _: None, COMPUTE)
     console = Console(width=200)
     with console.capture() as capture:
         console.print(render(made))

@@ -15,15 +15,15 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.interfaces import Table
-from recd_plugins.planning.candidates import with_plugins
-from recd_plugins.planning.equal_gradients import as_run_sends, measure_gradients
-from recd_plugins.planning.work import work_of_step
+from recd_plugins.planning.profile import as_run_sends, measure_gradients
+from recd_plugins.planning.step_cost import estimate_step_cost
+from recd_plugins.planning.study import with_plugins
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
 from recd_plugins.values.stage_costs import StageCosts
-from recd_plugins.values.work import Work
+from recd_plugins.values.step_cost import StepCost
 
 _TABLE = Table("t", ("f", "g"), 64, 8, pooled=False)
 
@@ -133,7 +133,7 @@ def test_steps_send_them_over_gloo_between_nodes(share: float, sent: float) -> N
     split = plan("row_wise", (0, 50, 16), (1, 50, 16))
 
     def across(**options: Any) -> float:
-        works = work_of_step(
+        works = estimate_step_cost(
             [table], split, profile, NOTHING, batch_size=10, world_size=2, **options
         )
         return works[0].bytes_across_nodes + works[0].bytes_in_node
@@ -149,9 +149,9 @@ def test_steps_send_them_over_gloo_between_nodes(share: float, sent: float) -> N
         assert across(**other) == pytest.approx(ids + 15 * 128 * wire)
 
 
-def _on_two_nodes(known: DistinctGradients, sharding: ShardingPlan) -> list[Work]:
+def _on_two_nodes(known: DistinctGradients, sharding: ShardingPlan) -> list[StepCost]:
     """Of a rank each, whose batches have 10 rows of 3 ids; a table of 100 rows of 16 scalars."""
-    return work_of_step(
+    return estimate_step_cost(
         [Table("t", ("f",), 100, 16, pooled=False)],
         sharding,
         DataProfile({"f": FeatureProfile(3.0)}, gradients={"t": known}),
@@ -161,16 +161,6 @@ def _on_two_nodes(known: DistinctGradients, sharding: ShardingPlan) -> list[Work
         local_world_size=1,
         gloo=True,
     )
-
-
-def test_even_shards_wait_for_no_link() -> None:
-    known = DistinctGradients((1,), (1.0,), ((1.0,),), ((0.25,),))
-    (even, _) = _on_two_nodes(known, plan("row_wise", (0, 50, 16), (1, 50, 16)))
-    assert even.bytes_waited_for == 0
-    # Ids and gradients to the one that has it, embeddings from it, where each link has half.
-    (whole, _) = _on_two_nodes(known, plan("table_wise", (0, 100, 16)))
-    ids, rows, gradients = 30 * 8 + 10 * 4, 30 * 64, 30 * 18
-    assert whole.bytes_waited_for == pytest.approx((ids + rows + gradients) / 2)
 
 
 def test_columns_have_all_rows() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.errors import NoPlanError
-from recd_plugins.planning.largest_batch import GRANULE, largest_batch
+from recd_plugins.planning.study import GRANULE, largest_batch
 
 
 @given(

@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.planning.test_planner import registry
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 import recd_plugins
-from recd_plugins.planning.partitioner import RankPartitioner
-from recd_plugins.registry import entries, patterns
-from recd_plugins.registry.entries import Entry
+from recd_plugins.planning import search
 
 
 def num_placed(num_tables: int, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -26,15 +23,15 @@ def num_placed(num_tables: int, monkeypatch: pytest.MonkeyPatch) -> int:
     ]
     model = torch.nn.ModuleDict({"bags": EmbeddingBagCollection(configs, device="meta")})
     ready = recd_plugins.wrap(model)
-    partition, placed = RankPartitioner.partition, 0
+    place, placed = search.place, 0
 
-    def counted(self: RankPartitioner, proposal: Any, storage_constraint: Any) -> Any:
+    def counted(proposal: Any, *others: Any) -> Any:
         nonlocal placed
         placed += len(proposal)
-        return partition(self, proposal, storage_constraint)
+        return place(proposal, *others)
 
     with monkeypatch.context() as patched:
-        patched.setattr(RankPartitioner, "partition", counted)
+        patched.setattr(search, "place", counted)
         ready.planner(world_size=2).plan(model, ready.sharders())
     return placed
 
@@ -42,25 +39,5 @@ def num_placed(num_tables: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_plans_are_tried_for_twice_the_tables_in_about_twice_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("recd_plugins.planning.proposers._MANY_TABLES", 32)
+    monkeypatch.setattr("recd_plugins.planning.search._MANY_TABLES", 32)
     assert num_placed(100, monkeypatch) < 3 * num_placed(50, monkeypatch)
-
-
-def test_names_are_looked_up_and_only_globs_matched(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-
-    def counted(name: str, pattern: str) -> bool:
-        tried.append(pattern)
-        return name.startswith(pattern.removesuffix("*"))
-
-    monkeypatch.setattr(entries, "fnmatchcase", counted)
-    monkeypatch.setattr(patterns, "fnmatchcase", counted)
-    names = [f"t_{i}" for i in range(500)]
-    entry: Entry[Any] = Entry(registry().dataset, (*names, "s_*"), "sharding[0]", 1)
-    assert all(map(entry.matches, names))
-    assert not tried
-    assert entry.matches("s_1")
-    assert not entry.matches("u_1")
-    assert patterns.matched("t_7", dict.fromkeys(names)) == ["t_7"]
-    assert patterns.matched("t_49*", dict.fromkeys(names))[0] == "t_49"
-    assert set(tried) == {"s_*", "t_49*"}

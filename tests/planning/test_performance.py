@@ -11,12 +11,12 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.planning.candidates import Candidate, with_plugins
-from recd_plugins.planning.performance import PerfEstimator, StepTime
-from recd_plugins.planning.planner import Planned
-from recd_plugins.planning.quick_option import Placement
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.estimates import PerfEstimator, step_rating
+from recd_plugins.planning.planner import Planned, SortedEnumerator
+from recd_plugins.planning.step_cost import LEARNED
+from recd_plugins.planning.study import Candidate, with_plugins
 from recd_plugins.planning.topologies import load_topology
-from recd_plugins.planning.work import LEARNED
 from recd_plugins.values.stage_costs import AllReduceCost, OtherCost, StageCosts
 
 FEW = 1000
@@ -87,9 +87,6 @@ def test_a_table_that_fits_no_rank_is_split(make_registry, batch_size: int) -> N
 
 def options(make_registry, device: str) -> dict[tuple[str, str], ShardingOption]:
     """Of a pooled and an unpooled table."""
-    from recd_plugins.planning.constraints import table_constraints
-    from recd_plugins.planning.planner import SortedEnumerator
-
     model = candidate(make_registry, "plugins", Model(20 * FEW))
     topology = load_topology(
         "machine" if device == "cpu" else "dgx-a100-80g", ranks_per_node=2
@@ -126,9 +123,6 @@ def test_lookups_on_cpu_take_as_long_whole_as_split(make_registry) -> None:
 
 
 def test_each_shard_takes_as_long_as_torchrec_says(make_registry) -> None:
-    from recd_plugins.planning.constraints import table_constraints
-    from recd_plugins.planning.planner import SortedEnumerator
-
     model = candidate(make_registry, "plugins", Model(20 * FEW + 1))
     topology = load_topology("dgx-a100-80g", nodes=2).to_torchrec()
     constraints = table_constraints(
@@ -148,26 +142,29 @@ def test_each_shard_takes_as_long_as_torchrec_says(make_registry) -> None:
 def test_each_sharding_type_of_a_module_costs(make_registry) -> None:
     topology = load_topology("machine", ranks=2).to_torchrec()
     model = candidate(make_registry, "plugins", Model(20 * FEW, 20 * FEW))
-    planned = list(model.plan(topology, 256).options)
-    rating = StepTime(topology)
-    options = [option for option in planned if option.path == "bags"]
-    bags = Placement(options, [np.array(option.get_shards_assignment()) for option in options])
-    alone = rating.rate(bags)
-    bags[0].sharding_type = "row_wise"
-    mixed = rating.rate(bags)
-    bags[0].sharding_type = "data_parallel"
-    with_copies = rating.rate(bags)
+    enumerator = SortedEnumerator(topology, {}, model.prepared.registry.training)
+    made = enumerator.options_of(model.prepared.model, model.sharders)
+    bags = {
+        each.sharding.name: each
+        for each in made
+        if each.sharding.path == "bags" and each.sharding.sharding_type == "table_wise"
+    }
+    placement = {option: np.zeros(1, np.int64) for option in bags.values()}
+    first = next(iter(placement)).sharding
+    rate = step_rating(topology)
+    alone = rate(placement)
+    first.sharding_type = "row_wise"
+    mixed = rate(placement)
+    first.sharding_type = "data_parallel"
+    with_copies = rate(placement)
     # Gradients of copies are one collective, where others have four, and sums of split bags go
     # round between two ranks in three rounds more.
     assert mixed - alone == pytest.approx((4 + 3 / 6) * (with_copies - alone))
     assert with_copies > alone
-    # Where costs were measured they count as they do in a predicted step.
     costs = StageCosts(
         all_reduce=AllReduceCost(bytes_reduced=3e-9), other=OtherCost(element_bytes=1e-10)
     )
-    num_bytes = 4 * bags[0].tensor.numel()
+    num_bytes = 4 * first.tensor.numel()
     learned = 1000 * (LEARNED * 1e-10 + 3e-9) * num_bytes  # of 2 ranks each sends all of it
-    measured = StepTime(topology, costs=costs)
-    assert measured.rate(bags) - with_copies == pytest.approx(learned)
-    bags[0].sharding_type = "table_wise"
-    assert measured.rate(bags) == pytest.approx(alone)
+    measured = step_rating(topology, costs=costs)
+    assert measured(placement) - with_copies == pytest.approx(learned)

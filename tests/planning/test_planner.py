@@ -28,9 +28,9 @@ from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.topologies import default_topology
 from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec
 from recd_plugins.values.batch import Placement

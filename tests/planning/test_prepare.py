@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins import RunConfig, load_registry, prepare, wrap
-from recd_plugins.errors import PluginError, RegistryError, SetupError
+from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.interfaces import Cache, LookupKernels, Setting, Sharding, Table, TablePart
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.setting import rows_looked_up
@@ -147,15 +147,6 @@ def test_a_sharding_that_maps_ids_says_their_limit(
     made = model(build("managed bags"))
     assert rows_looked_up(registry, list(embedding_modules(made))) == rows
     assert prepare(registry, made).num_embeddings == checked
-
-
-@pytest.mark.parametrize("limit", [0, -1, 2.5, "9", True, 1 << 64])
-def test_a_limit_of_ids_is_a_whole_number(tmp_path: Path, limit: Any) -> None:
-    plugin = type("Own", (OwnRows,), {"limit": limit})
-    entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
-    registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
-    with pytest.raises(PluginError, match=r"acme\.mapping: id_limit of table t_x is .*; expected"):
-        prepare(registry, model(build("managed bags")))
 
 
 class Parted(Sharding):

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import RecdError, RegistryError, SetupError
-from recd_plugins.planning.machines import costs_source, machine_of, named_topology
 from recd_plugins.planning.topologies import (
     MACHINE,
+    costs_source,
     load_topology,
+    machine_of,
+    named_topology,
     read_topology,
     topology_names,
 )
@@ -221,7 +223,8 @@ def test_what_was_measured_is_taken_over_where_it_is_true(own: Path) -> None:
 
 def test_a_plan_says_on_what_its_costs_were_measured(own: Path) -> None:
     assert costs_source(str(own), load_topology(str(own))).startswith("bandwidths and operations")
-    for nodes, ending in ((2, ""), (1, ", whose network is assumed")):
+    refused = "; recd run refuses it for these, of whose network it says nothing"
+    for nodes, ending in ((2, ""), (1, refused)):
         text = (
             OWN.replace("nodes: 2", f"nodes: {nodes}") + "costs: {gemm: {matmul_flops: 1.0e-9}}\n"
         )

@@ -21,10 +21,9 @@ from recd_plugin_torchrec.uvm import Uvm
 from recd_plugins.distributed.build import build_sharders
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.machines import default_topology
+from recd_plugins.planning.constraints import table_constraints, table_optimizers
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
-from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.planning.topologies import default_topology
 
 COLUMN_WISE = {"column_wise", "table_column_wise"}
 

@@ -18,15 +18,14 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins import load_registry
-from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Table, TablePart
-from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
+from recd_plugins.planning.step_cost import bytes_of_tables, estimate_step_cost
+from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.planning.work import bytes_of_tables, work_of_step
 from recd_plugins.training.session import session
 from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile
-from recd_plugins.values.work import Work
+from recd_plugins.values.step_cost import StepCost
 
 # Four steps are counted, and they read the whole table.
 BATCH_SIZE, RANKS, ROWS = 64, 2, 512
@@ -87,7 +86,7 @@ def test_ids_and_bytes_are_those_of_a_run(
         assert abs(plain.losses[-1] - plain.losses[0]) > 5 * apart.max()
     registry = load_registry(path).with_training({"wire": wire})
     candidate = with_plugins(registry.with_training({"batch_size": ROWS}))
-    works = work_of_step(
+    works = estimate_step_cost(
         candidate.tables,
         candidate.plan(this_machine(RANKS).to_torchrec(), BATCH_SIZE).sharding,
         candidate.profile,
@@ -130,12 +129,11 @@ def works(
     compute: Compute = NOTHING,
     overlapped: bool = False,
     gloo: bool = False,
-    learns_by_fbgemm: bool = False,
     parts: Sequence[TablePart] = (),
-) -> list[Work]:
+) -> list[StepCost]:
     """Of 4 ranks with batches of 10 rows of 3 ids; a table of 100 rows of 8 scalars."""
     feature = FeatureProfile(3.0, unique > 0, unique, unique, unique)
-    return work_of_step(
+    return estimate_step_cost(
         [Table("t", ("f",), 100, 8, pooled)],
         sharding,
         DataProfile({"f": feature}),
@@ -145,7 +143,6 @@ def works(
         local_world_size=local_world_size,
         overlapped=overlapped,
         gloo=gloo,
-        learns_by_fbgemm=learns_by_fbgemm,
         parts=parts,
     )
 
@@ -229,18 +226,14 @@ def test_a_sequence_table_gives_a_vector_for_each_id() -> None:
 
 
 def test_embeddings_of_sequences_are_put_in_order() -> None:
-    """By ranks where they are looked up, and of row-wise tables by the batch where they arrive.
-
-    The owner of each id is found before, of ids that are pooled too.
-    """
+    """By ranks where they are looked up, and of row-wise tables by the batch where they arrive."""
     sent = 10 * 3 * 8 * 4  # bytes of the embeddings of a rank's batch
-    owners = 320 * 10 * 3
     split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
     in_order = [work.element_bytes for work in works(split, pooled=False)]
-    assert in_order == 4 * [(4 + 6) * sent + owners]
+    assert in_order == 4 * [(4 + 6) * sent]
     whole = plan("table_wise", (1, 100, 8))
     assert [w.element_bytes for w in works(whole, pooled=False)] == [0, 4 * 4 * sent, 0, 0]
-    assert [work.element_bytes for work in works(split)] == 4 * [owners]
+    assert [work.element_bytes for work in works(split)] == 4 * [0]
     assert [work.element_bytes for work in works(plan("table_wise", (1, 100, 8)))] == 4 * [0]
 
 
@@ -279,22 +272,10 @@ def test_rows_learn_once_however_often_ids_are_of_them() -> None:
     split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
     read = DataProfile(feature, read={"t": DistinctIds((10, 40), (20.0, 50.0))})
     for profile, rows in ((DataProfile(feature), 120), (read, 50), (read.plain(), 50)):
-        whole = work_of_step(plan=plan("table_wise", (0, 100, 8)), profile=profile, **one)  # type: ignore[arg-type]
+        whole = estimate_step_cost(plan=plan("table_wise", (0, 100, 8)), profile=profile, **one)  # type: ignore[arg-type]
         assert [work.rows_updated for work in whole] == [rows, 0, 0, 0]
-        assert [work.tables_looked_up for work in whole] == [1, 0, 0, 0]
-        for work in work_of_step(plan=split, profile=profile, **one):  # type: ignore[arg-type]
-            assert (work.rows_updated, work.tables_looked_up) == (rows / 4, 1)
-
-
-def test_fbgemm_learns_rows_of_sequences_by_themselves() -> None:
-    whole = plan("table_wise", (1, 100, 8))
-    for pooled, of_sequences in ((True, 0), (False, 120)):
-        learnt = works(whole, pooled=pooled, learns_by_fbgemm=True)
-        assert [work.rows_updated_by_fbgemm for work in learnt] == [0, 120, 0, 0]
-        found = [work.sequence_rows_updated_by_fbgemm for work in learnt]
-        assert found == [0, of_sequences, 0, 0]
-        ours = works(whole, pooled=pooled)
-        assert {work.sequence_rows_updated_by_fbgemm for work in ours} == {0}
+        for work in estimate_step_cost(plan=split, profile=profile, **one):  # type: ignore[arg-type]
+            assert work.rows_updated == rows / 4
 
 
 def test_tables_that_are_sharded_alike_are_looked_up_in_one_call() -> None:
@@ -307,7 +288,7 @@ def test_tables_that_are_sharded_alike_are_looked_up_in_one_call() -> None:
 
     def calls(**shardings: ParameterSharding) -> list[float]:
         modules = ShardingPlan({"": EmbeddingModuleShardingPlan(shardings)})
-        works = work_of_step(tables, modules, profile, NOTHING, batch_size=10, world_size=2)
+        works = estimate_step_cost(tables, modules, profile, NOTHING, batch_size=10, world_size=2)
         return [work.lookups for work in works]
 
     assert calls(a=whole, b=whole, c=whole) == [1, 0]
@@ -321,7 +302,9 @@ def test_tables_with_fewer_ids_have_more_operators() -> None:
     def operators(profile: DataProfile) -> float:
         whole = plan("table_wise", (0, 100, 8))
         made = Compute(Operations(), Operations(), 0, operators=7)
-        return work_of_step([table], whole, profile, made, batch_size=10, world_size=2)[0].operators
+        return estimate_step_cost([table], whole, profile, made, batch_size=10, world_size=2)[
+            0
+        ].operators
 
     feature = FeatureProfile(3.0, True, 0.5, 0.5, 0.5)
     coalesced = DataProfile({"f": feature}, distinct={"t": DistinctIds((10,), (9.0,))})
@@ -357,22 +340,6 @@ def test_nodes() -> None:
     assert ranks[2].bytes_across_nodes == inputs + vectors
 
 
-def test_the_link_with_the_most_embeddings_is_waited_for_there_and_back() -> None:
-    owner = plan("table_wise", (0, 100, 8))
-    vectors, inputs = 10 * 8 * 4, 30 * 8 + 10 * 4
-    ranks = works(owner, local_world_size=1)
-    there_and_back, mean = 2 * 3 * vectors, (3 * vectors + 3 * (inputs + vectors)) / 4
-    assert [rank.bytes_waited_for for rank in ranks] == [there_and_back - mean] * 4
-    mean = (2 * vectors + 2 * (inputs + vectors)) / 4
-    assert works(owner, local_world_size=2)[1].bytes_waited_for == 2 * 2 * vectors - mean
-    # The owner has the link of its node to itself; gradients of both far ranks are on theirs.
-    waited_for = vectors + (inputs + vectors) - mean
-    assert works(owner, local_world_size=2, gloo=True)[1].bytes_waited_for == waited_for
-    even = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
-    for local in (1, 2, 4):
-        assert works(even, local_world_size=local)[0].bytes_waited_for == pytest.approx(0)
-
-
 @pytest.mark.parametrize(("local_world_size", "once"), [(1, 1.5), (2, 1.0), (4, 1.5)])
 def test_overlapped_gradients_of_dense_layers_cross_a_link_once_a_node(
     local_world_size: int, once: float
@@ -396,8 +363,6 @@ def test_deduplication_divides_everything_that_travels() -> None:
     for before, after in zip(whole, part, strict=True):
         assert after.bytes_in_node == pytest.approx(before.bytes_in_node * unique_rows / 10)
         assert after.bytes_looked_up == pytest.approx(before.bytes_looked_up * unique_rows / 10)
-    assert part[0].rows_looked_up == 4 * unique_rows
-    assert whole[0].rows_looked_up == 0
 
 
 class Hot(TablePart):
@@ -421,15 +386,3 @@ def test_ids_that_parts_keep_are_not_sent() -> None:
     )
     lengths = 3 * 10 * 4
     assert quarter - lengths == (whole - lengths) / 4
-
-
-class Elsewhere(TablePart):
-    """Has work of ranks that are not there."""
-
-    def work(self, *_: Any) -> Sequence[tuple[slice, Work]]:
-        return [(slice(5, 9), Work(collectives=1.0))]
-
-
-def test_work_of_ranks_that_are_not_there_is_refused() -> None:
-    with pytest.raises(PluginError, match="work of ranks 5 to 9, and there are 4"):
-        works(plan("table_wise", (0, 100, 8)), parts=[Elsewhere()])

@@ -12,7 +12,7 @@ from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
 from recd_plugins.interfaces import RowMemory, TablePart
-from recd_plugins.values.work import Work
+from recd_plugins.values.step_cost import StepCost
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -260,7 +260,7 @@ class SplitPart(TablePart):
         return {"drawn": int(self.drawn * 1e9)} if self.fault == "draws_memory" else {}
     def work(self, table, sharding, step):
         if self.fault == "draws_work":
-            yield slice(0, 1), Work(element_bytes=self.drawn)
+            yield slice(0, 1), StepCost(element_bytes=self.drawn)
     def row_memory(self, *_):
         return RowMemory(int(self.drawn * 1e9), 0, 0) if self.fault == "draws_row_memory" else None
     def figures(self, table):

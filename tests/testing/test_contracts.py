@@ -9,7 +9,7 @@ from tests.testing import faulty_plugins, faulty_watchers
 
 from recd_plugins.interfaces import Sharding, TablePart
 from recd_plugins.testing.contracts import ShardingContract
-from recd_plugins.values.work import Work
+from recd_plugins.values.step_cost import StepCost
 
 # Each test class holds one fault; the test named after it must be among those that fail.
 FAULTS = {
@@ -218,7 +218,7 @@ class OfEachShard(TablePart):
     def work(self, table, sharding, step):
         shards = sharding.sharding_spec.shards
         for rank in range(step.world_size):
-            yield slice(rank, rank + 1), Work(element_bytes=float(shards[rank].shard_sizes[0]))
+            yield slice(rank, rank + 1), StepCost(element_bytes=float(shards[rank].shard_sizes[0]))
 
 
 class ByRows(Sharding):

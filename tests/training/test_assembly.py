@@ -15,8 +15,8 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recd_plugins import load_registry
 from recd_plugins.errors import NoPlanError, PluginError, SetupError
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import KeptActivations, measure_compute, measure_kept
+from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training import assembly

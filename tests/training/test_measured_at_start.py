@@ -12,7 +12,7 @@ import pytest
 from tests.docs.pages import blocks, page
 
 from recd_plugins.errors import PluginError, SetupError
-from recd_plugins.planning.measurement import Measurement, measure_collectives
+from recd_plugins.planning.plan_mode import Measurement, measure_collectives
 from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks

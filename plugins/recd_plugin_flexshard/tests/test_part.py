@@ -20,7 +20,7 @@ from recd_plugin_flexshard.planning import (
 )
 from recd_plugin_flexshard.planning.plan import cold_size_bytes, flex_size_bytes
 from recd_plugins.interfaces import Table
-from recd_plugins.planning.work import LENGTH_BYTES, work_of_step
+from recd_plugins.planning.step_cost import LENGTH_BYTES, estimate_step_cost
 from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile
 
 
@@ -47,7 +47,7 @@ def test_tiers_send_what_their_plan_predicts(
     ids = tiers.hot_sent + tiers.flex_sent + tiers.cold_sent
     distinct = {"t": DistinctIds((10,), (ids,))} if coalesce else {}
     known = DataProfile({"f": FeatureProfile(3.0)}, distinct=distinct)
-    ranks = work_of_step(
+    ranks = estimate_step_cost(
         [Table("t", ("f",), 100, 8, False)], row_wise, known, NOTHING,
         batch_size=10, world_size=4, local_world_size=2, parts=[TieredPart(plan_of_tiers)],
     )  # fmt: skip

@@ -11,7 +11,7 @@ from recd_plugin_flexshard.planning.simulate import simulate
 from recd_plugin_flexshard.planning.sources import RegistryBatches
 from recd_plugins import load_registry
 from recd_plugins.data.measure_access import measure_access
-from recd_plugins.planning.candidates import Candidate, with_plugins
+from recd_plugins.planning.study import Candidate, with_plugins
 from recd_plugins.planning.topologies import this_machine
 
 REGISTRY = """

@@ -20,11 +20,10 @@ from recd_plugins import load_registry, prepare
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.planning.study import Study
+from recd_plugins.planning.study import Candidate, study, with_plugins
 from recd_plugins.planning.topologies import load_topology, this_machine
 
 from .conftest import ELSEWHERE, ROWS, SEQUENCES, MakeRegistry
@@ -245,12 +244,12 @@ def test_the_largest_batch_keeps_the_budget(make_registry: MakeRegistry) -> None
     many = {"batch_size": 256}
     registry = load_registry(make_registry("flexshard.joint", {"budget": "300KB"}, training=many))
     spec = this_machine(2, nodes=2)
-    study = Study("machine", spec, Compute(Operations(), Operations(), 0), lambda _: None)
-    largest = study.report(registry, None).plugins
+    nothing = Compute(Operations(), Operations(), 0)
+    largest = study(registry, "machine", spec, None, lambda _: None, nothing).plugins
     assert largest.largest_batch_size == largest.batch_size < 256
     more = {"batch_size": largest.batch_size + (largest.batch_step or 0)}
     with pytest.raises(RegistryError, match="budget 300KB cannot be kept"):
         with_plugins(registry.with_training(more), spec)
     none = load_registry(make_registry("flexshard.joint", {"budget": "0.01x"}))
     with pytest.raises(RegistryError, match=r"sharding\[0\]: the budget 0\.01x cannot be kept"):
-        study.report(none, None)
+        study(none, "machine", spec, None, lambda _: None, nothing)

@@ -12,7 +12,7 @@ from tests.planning.test_work import NOTHING, plan
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.interfaces import Table
-from recd_plugins.planning.work import work_of_step
+from recd_plugins.planning.step_cost import estimate_step_cost
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 
@@ -33,7 +33,7 @@ def test_backing_stores_move_rows_where_they_are(
         for name, num_bytes in {"t": 400, "u": 7}.items()
     }
     expected: Any = SimpleNamespace(tables=tables)
-    ranks = work_of_step(
+    ranks = estimate_step_cost(
         [Table("t", ("f",), 100, 8, True)], plan("row_wise", *shards), known, NOTHING,
         batch_size=10, world_size=len(moved),
         parts=[CachePart(caches, expected)],

@@ -149,7 +149,6 @@ class MeasuredCluster:
                     "collectives": self.collective,
                     "bytes_in_node": in_node,
                     "bytes_across_nodes": across,
-                    "bytes_waited_for": least.all_to_all.bytes_waited_for,
                 },
                 "all_reduce": reduced,
                 "hidden": self.hidden,

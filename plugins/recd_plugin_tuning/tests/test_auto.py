@@ -33,14 +33,12 @@ from recd_plugins.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.interfaces import Setting, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import all_tables_of
-from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations
-from recd_plugins.planning.report_text import render
+from recd_plugins.planning.report import render
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.planning.stage_times import predict_stages
-from recd_plugins.planning.study import Study
+from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
+from recd_plugins.planning.study import Candidate, study, with_plugins
 from recd_plugins.planning.topologies import TopologySpec, load_topology
-from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.identity import identity_of
 from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, LookupCost, StageCosts
 
@@ -50,7 +48,7 @@ COALESCED = {"coalesce": True}
 
 def seconds_of(candidate: Candidate, spec: TopologySpec) -> float:
     planned = candidate.plan(spec.to_torchrec(), 256)
-    works = work_of_step(
+    works = estimate_step_cost(
         candidate.tables,
         planned.sharding,
         candidate.profile,
@@ -134,7 +132,7 @@ def test_a_plan_tells_why(make_registry) -> None:
     compute = Compute(Operations(matmul_flops=1e6), Operations(matmul_flops=1e6), 10_000)
     large = {"embedding_dim": 16, "num_embeddings": 100_000}
     registry = make_registry(sharding=AUTO, model=large)
-    made = Study("slow", slow(), compute, lambda _: None).report(registry, 256)
+    made = study(registry, "slow", slow(), 256, lambda _: None, compute)
     console = Console(width=160)
     with console.capture() as capture:
         console.print(render(made))
@@ -159,12 +157,10 @@ def test_a_plan_has_one_predicted_step(make_registry) -> None:
         Operations(matmul_flops=1e6),
         500_000,
         operators=900,
-        products=40,
     )
     least = slow().least_costs
     costs = least.model_copy(
         update={
-            "gemm": least.gemm.model_copy(update={"products": 1e-5}),
             "all_to_all": least.all_to_all.model_copy(update={"collectives": 1e-3}),
             "other": least.other.model_copy(update={"steps": 1e-3, "operators": 4e-6}),
             "hidden": 0.5,
@@ -172,7 +168,7 @@ def test_a_plan_has_one_predicted_step(make_registry) -> None:
     )
     spec = slow(costs=costs)
     registry = make_registry(sharding=AUTO)
-    made = Study("machine", spec, compute, lambda _: None).report(registry, 256)
+    made = study(registry, "machine", spec, 256, lambda _: None, compute)
     assert made.plain is not None
     told = made.as_json()["auto"]["milliseconds"]
     assert told == pytest.approx(1000 * made.plugins.seconds.total)

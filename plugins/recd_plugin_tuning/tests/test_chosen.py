@@ -7,7 +7,7 @@ import pytest
 from recd_plugin_tuning.chosen import Chosen
 from recd_plugins.values.stage_costs import AllToAllCost, StageCosts
 from recd_plugins.values.stages import StageTimes
-from recd_plugins.values.work import Work
+from recd_plugins.values.step_cost import StepCost
 
 COSTS = StageCosts(all_to_all=AllToAllCost(bytes_across_nodes=1e-9, collectives=0.1))
 
@@ -22,7 +22,7 @@ COSTS = StageCosts(all_to_all=AllToAllCost(bytes_across_nodes=1e-9, collectives=
 )
 def test_it_comes_to_the_step(all_to_all: float, links: float, waiting: float | None) -> None:
     seconds = StageTimes(lookup=0.1, gemm=0.0, all_to_all=all_to_all, all_reduce=0.2, other=0.3)
-    work = Work(bytes_across_nodes=2e9, collectives=1)
+    work = StepCost(bytes_across_nodes=2e9, collectives=1)
     found = Chosen((), (), (), seconds, work, None, COSTS, 1).limits()
     assert found["links between nodes"] == pytest.approx(links)
     waited = found.get("waiting for the rank with the most to do", 0.0)

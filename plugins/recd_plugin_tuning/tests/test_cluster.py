@@ -28,7 +28,7 @@ from recd_plugin_tuning.tests import cluster_cases
 from recd_plugins.api import distributed
 from recd_plugins.api.planning import CollectiveRate
 from recd_plugins.cli import main
-from recd_plugins.planning.machines import named_topology
+from recd_plugins.planning.topologies import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.measured_at_start import KEPT, write_topology
 

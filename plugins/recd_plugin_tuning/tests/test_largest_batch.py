@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import NoPlanError
-from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
-from recd_plugins.planning.study import Study
+from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import load_topology
 
 
@@ -17,8 +16,8 @@ def test_a_batch_that_no_choice_fits_is_too_large(make_registry, table: Path) ->
     one = {"use": "recd.session_parquet", "options": {"path": str(table), "sparse": ["item_0"]}}
     registry = make_registry(sharding=[{"use": "auto"}], dataset=one, pooling=[])
     spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 300_000})
-    study = Study("machine", spec, Compute(Operations(), Operations(), 0), lambda _: None)
-    largest = study.report(registry, None).plugins
+    nothing = Compute(Operations(), Operations(), 0)
+    largest = study(registry, "machine", spec, None, lambda _: None, nothing).plugins
     assert largest.largest_batch_size == largest.batch_size < 256
     assert not largest.data_ends
     more = {"batch_size": largest.batch_size + (largest.batch_step or 0)}

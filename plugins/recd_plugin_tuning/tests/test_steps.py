@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_tuning.steps import CalibrationPoint, calibrate, fit, works_of
-from recd_plugins.api import RecdError, Work
+from recd_plugins.api import RecdError, StepCost
 from recd_plugins.api.planning import (
     STAGES,
     StageCosts,
@@ -22,20 +22,20 @@ from recd_plugins.api.registry import RunConfig, load_registry
 from recd_plugins.api.training import Job, calibration_job, write_topology
 from recd_plugins.cli import main
 from recd_plugins.planning.compute import NO_COMPUTE
-from recd_plugins.planning.machines import machine_of
+from recd_plugins.planning.topologies import machine_of
 
 COSTS = StageCosts.model_validate(
     {
         "lookup": {"steps": 1e-3, "bytes_looked_up": 2e-9},
         "gemm": {"matmul_flops": 1e-10, "attention_flops": 5e-10},
         "all_to_all": {"collectives": 1e-4, "bytes_in_node": 1e-9},
-        "other": {"steps": 2e-3, "element_bytes": 1e-10, "ids_read": 1e-8},
+        "other": {"steps": 2e-3, "element_bytes": 1e-10, "operators": 1e-8},
     }
 )
 
 
-def work(scale: float, collectives: int = 4, ids: float = 1e5) -> Work:
-    return Work(
+def work(scale: float, collectives: int = 4, ids: float = 1e5) -> StepCost:
+    return StepCost(
         ids_looked_up=ids,
         bytes_looked_up=1e6 * scale,
         collectives=collectives,
@@ -43,11 +43,11 @@ def work(scale: float, collectives: int = 4, ids: float = 1e5) -> Work:
         matmul_flops=1e8 * scale,
         attention_flops=3e8 * scale**2,
         element_bytes=1e8 * scale,
-        ids_read=1e6 * scale**0.5,
+        operators=1e6 * scale**0.5,
     )
 
 
-def point(one: Work) -> CalibrationPoint:
+def point(one: StepCost) -> CalibrationPoint:
     return CalibrationPoint(
         "plugins", 1, [one, one], [predict_stages([one], COSTS)] * 2, fitted=True
     )

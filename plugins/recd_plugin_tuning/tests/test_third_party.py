@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.errors import NoPlanError, PluginError
-from recd_plugins.planning.candidates import with_plugins
+from recd_plugins.planning.study import with_plugins
 
 ACME = """
 from collections.abc import Sequence

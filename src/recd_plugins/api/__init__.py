@@ -86,9 +86,8 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.manager import API_VERSION
 from recd_plugins.optional_library import optional_library
-from recd_plugins.planning.measurement import Measurement
-from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
-from recd_plugins.values.work import Work
+from recd_plugins.planning.plan_mode import Measurement, PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.values.step_cost import StepCost
 
 if TYPE_CHECKING:
     from recd_plugins.distributed.contexts import ExactSequenceContext
@@ -171,6 +170,7 @@ __all__ = [
     "SharderArguments",
     "Sharding",
     "Split",
+    "StepCost",
     "StepShape",
     "Table",
     "TablePart",
@@ -179,7 +179,6 @@ __all__ = [
     "TrainedRun",
     "TrainingData",
     "Trial",
-    "Work",
     "hookimpl",
     "optional_library",
 ]

@@ -39,7 +39,7 @@ from recd_plugins.cli.options import (
 )
 from recd_plugins.cores import available_cores
 from recd_plugins.output_console import error_console, output_console
-from recd_plugins.planning.tables_plan import TablesPlan
+from recd_plugins.planning.plan_mode import TablesPlan
 from recd_plugins.progress import AddBar, progress_bars, row_progress
 from recd_plugins.training.checkpoint_files import chosen_checkpoint
 from recd_plugins.upstream_noise import silence as silence_upstream

@@ -21,8 +21,7 @@ from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
 from recd_plugins.output_console import error_console, output_console
-from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
-from recd_plugins.planning.tables_plan import TablesPlan
+from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion, TablesPlan
 from recd_plugins.plugin_call import part_call
 from recd_plugins.plugin_modules import qualified
 
@@ -115,7 +114,6 @@ def plan(
     """
     from recd_plugins import load_registry, upstream_noise
     from recd_plugins.distributed.launch import torchrun_rank
-    from recd_plugins.planning.machines import adapted_line
     from recd_plugins.planning.topologies import MACHINE
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
@@ -148,8 +146,6 @@ def plan(
         # Whatever nodes its ranks stand for.
         topology, nodes, ranks_per_node = MACHINE, 1, ranks_per_node or loaded.training.ranks
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
-    if line := adapted_line(topology, spec):
-        click.echo(line, err=True)
     rows = None if largest else int(batch_size or loaded.training.batch_size)
     console, status = output_console(), error_console().status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)

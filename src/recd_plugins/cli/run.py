@@ -299,10 +299,8 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
     import torch
 
     from recd_plugins.distributed.device import choose_device
-    from recd_plugins.planning.machines import machine_of
-    from recd_plugins.planning.plan_mode import PlanQuestion
-    from recd_plugins.planning.tables_plan import TablesPlan
-    from recd_plugins.planning.topologies import MACHINE
+    from recd_plugins.planning.plan_mode import PlanQuestion, TablesPlan
+    from recd_plugins.planning.topologies import MACHINE, machine_of
     from recd_plugins.training.dry_run import DryRun
 
     upstream_noise.silence()

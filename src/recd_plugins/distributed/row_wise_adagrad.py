@@ -12,7 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from recd_plugins.distributed.coalesced.input_dist import unique_ids
@@ -114,16 +114,6 @@ class RowWiseAdagradLookupFunction(torch.autograd.Function):
             with ThreadPoolExecutor(parts) as threads:
                 list(threads.map(lambda part: learn_rows(*arguments, part, parts), range(parts)))
         return (None,) * 5
-
-
-def learns_by_fbgemm(model: nn.Module) -> bool:
-    """Whether FBGEMM's own row-wise Adagrad updates rows of a sharded model on a CPU."""
-    return any(
-        type(each) is SplitTableBatchedEmbeddingBagsCodegen and _is_row_wise(each)
-        for part in model.modules()
-        for lookup in getattr(part, "_lookups", ())
-        for each in lookup.modules()
-    )
 
 
 def _is_row_wise(kernel: Any) -> bool:

@@ -20,7 +20,7 @@ from recd_plugins.distributed.table_report import (
 from recd_plugins.drop_in.wrap import Wrapped
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
-from recd_plugins.planning.table_optimizers import TableOptimizer, table_optimizers
+from recd_plugins.planning.constraints import TableOptimizer, table_optimizers
 from recd_plugins.words import did_you_mean, shortened
 
 

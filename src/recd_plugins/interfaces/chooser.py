@@ -17,7 +17,7 @@ from recd_plugins.values.rows import Table
 if TYPE_CHECKING:
     from recd_plugins.values.stage_costs import StageCosts
     from recd_plugins.values.stages import StageTimes
-    from recd_plugins.values.work import Work
+    from recd_plugins.values.step_cost import StepCost
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Trial:
     """
 
     seconds: StageTimes | None
-    works: Sequence[Work] = ()
+    works: Sequence[StepCost] = ()
     error: RecdError | None = None
     without: Callable[[Collection[str]], StageTimes] = _no_step
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from recd_plugins.values.channels import Channel
     from recd_plugins.values.data_profile import DataProfile
     from recd_plugins.values.rows import Table
-    from recd_plugins.values.work import Work
+    from recd_plugins.values.step_cost import StepCost
 
 
 class RowMemory(NamedTuple):
@@ -163,7 +163,7 @@ class TablePart:
         table: Table,  # noqa: ARG002
         sharding: ParameterSharding,  # noqa: ARG002
         step: StepShape,  # noqa: ARG002
-    ) -> Iterable[tuple[slice, Work]]:
+    ) -> Iterable[tuple[slice, StepCost]]:
         """What a step of ranks does for a table beside its sharded lookups: ranks, and each's."""
         return ()
 

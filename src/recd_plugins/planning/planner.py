@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+from torchrec.distributed.planner.planners import to_sharding_plan
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
-    Proposer,
     ShardingOption,
     Storage,
 )
@@ -26,7 +27,7 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.entry_constraints import entries_of_tables
+from recd_plugins.distributed.entry_constraints import entries_of_tables, entry_constraints
 from recd_plugins.distributed.rank_agreement import check_agreement, entries_named
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
@@ -34,36 +35,42 @@ from recd_plugins.distributed.sharders import (
 )
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.imports import without_collections
-from recd_plugins.interfaces import Choice, TablePart
+from recd_plugins.interfaces import Plugin, TablePart
 from recd_plugins.model_tables import (
-    all_tables_of,
+    embedding_modules,
     left_modules,
     sharded_modules,
     tables_of,
 )
-from recd_plugins.planning.collectives import variable_bags
-from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.decided import decided
-from recd_plugins.planning.feasible import feasible
-from recd_plugins.planning.machines import machine_of
-from recd_plugins.planning.no_plan import explain
-from recd_plugins.planning.partitioner import RankPartitioner
-from recd_plugins.planning.performance import PerfEstimator, StepTime
+from recd_plugins.planning.constraints import feasible, table_constraints, table_optimizers
+from recd_plugins.planning.estimates import (
+    RESERVED_SHARE,
+    PerfEstimator,
+    StorageEstimator,
+    free_storage,
+    memory_of_parts,
+    step_rating,
+)
 from recd_plugins.planning.profile import measure_profile
-from recd_plugins.planning.proposers import UntilOneFits, few_proposers, proposers
-from recd_plugins.planning.quick_option import Placement, QuickOption
-from recd_plugins.planning.storage import Reservation, StorageEstimator
-from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.planning.search import FreeRanks, Option, Placement, search
+from recd_plugins.planning.step_cost import is_variable_table
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
+from recd_plugins.planning.topologies import MACHINE, load_topology, machine_of
 from recd_plugins.processes import portable
-from recd_plugins.registry.checked_part import CheckedPart
+from recd_plugins.registry import Entry, RunConfig
+from recd_plugins.registry.run_config import plugin_versions
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.versions import __version__, installed_set
+from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
 _Constraints = dict[str, ParameterConstraints]
-_Decided = Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
+# Tables and entries are named up to so many.
+_NAMED = 3
+# Fields of ``training:`` that a rank may have of its own.
+_OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
 def build_planner(
@@ -78,10 +85,7 @@ def build_planner(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     replicate: bool = False,
 ) -> RegistryPlanner:
-    """A planner for models that are trained as a registry says.
-
-    ``Prepared.planner`` describes the arguments and errors.
-    """
+    """Make the planner of a prepared model; ``Prepared.planner`` describes arguments and errors."""
     registry, setting = prepared.registry, prepared.setting
     if topology is None:
         if device is None and setting is not None and torch.cuda.is_available():
@@ -94,39 +98,20 @@ def build_planner(
             "the model with device=",
             *(registry.path, setting.device_type, topology.compute_device),
         )
-    known = profile or profile_of(prepared)
-
-    def of_tables(module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> _Constraints:
-        return table_constraints(
-            prepared,
-            tables_of(module),
-            profile=known,
-            device_type=topology.compute_device,
-            optimizers=table_optimizers(module, sharders),
-            replicate=replicate,
-            exact=_of_exact_sharders(module, sharders),
-            wishes=constraints,
-            left=left_modules(module),
-        )
-
-    measured = setting.costs if setting is not None and setting.measured else None
     planner = RegistryPlanner(
+        prepared,
         topology,
-        StepTime(topology, variable_bags(prepared.tables, known), measured),
-        registry.training,
-        of_tables,
+        profile or profile_of(prepared),
         activation_bytes,
-        prepared.checked_parts,
-        partial(decided, prepared, known),
-        partial(entries_of_tables, prepared),
-        prepared.chosen,
+        constraints or {},
+        replicate,
     )
     planner.constraints(prepared.model, build_sharders(prepared))
     return planner
 
 
 def profile_of(prepared: PreparedModel) -> DataProfile:
-    """Of the registry's data, as the model is fed it.
+    """Measure the registry's data as the model is fed it.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -141,14 +126,13 @@ def profile_of(prepared: PreparedModel) -> DataProfile:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan, and what TorchRec's planner estimates of it.
+    """A plan and its estimates.
 
     Attributes:
         sharding: what DistributedModelParallel takes.
         options: how each table is sharded, with rank, storage and time of each shard.
-        static: asked for, storage of each of those shards without inputs and outputs, by table
-            name: of plans that are only compared nobody asks.
-        groups: of tables whose ranks table parts have chosen.
+        static: returns the storage of those shards without inputs and outputs, by table name.
+        groups: tables whose ranks plugins restrict.
     """
 
     sharding: ShardingPlan
@@ -158,28 +142,22 @@ class Planned:
 
 
 class RegistryPlanner(ShardingPlanner):
-    """Plans with an EmbeddingShardingPlanner whose constraints come from the model."""
+    """Plans a prepared model for a topology."""
 
     def __init__(
         self,
+        prepared: PreparedModel,
         topology: Topology,
-        step_time: StepTime,
-        training: TrainingSpec,
-        constraints: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], _Constraints],
+        profile: DataProfile,
         activation_bytes: int | Callable[[], int] = 0,
-        parts: Sequence[CheckedPart] = (),
-        decided: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
-        | None = None,
-        entries: Callable[[], Mapping[str, str]] = dict,
-        chosen: Choice | None = None,
+        wishes: Mapping[str, ParameterConstraints] | None = None,
+        replicate: bool = False,
     ) -> None:
-        self._topology, self._step_time = topology, step_time
-        self._decided, self._entries = decided, entries
-        self._training = training
-        self._constraints_of = constraints
+        self._prepared, self._topology, self._profile = prepared, topology, profile
+        self._training = prepared.registry.training
+        self._parts = prepared.checked_parts
         self._activation_bytes = activation_bytes
-        self._parts = parts
-        self._chosen = chosen
+        self._wishes, self._replicate = wishes or {}, replicate
 
     def collective_plan(
         self,
@@ -187,16 +165,16 @@ class RegistryPlanner(ShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]],
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """The plan that rank 0 makes, on every rank of ``pg``; of all without it. See ``plan``.
+        """Return the plan that rank 0 makes, on every rank of ``pg``; of all without it.
 
         Raises:
-            SetupError: ranks have other tables, data, plugins or versions than one another.
+            SetupError: ranks have different tables, data, plugins or versions.
             RecdError: what ``plan`` raises, on every rank: the others would wait for the plan.
         """
         group = pg or dist.group.WORLD
-        if self._decided is not None:
-            with entries_named(self._entries):
-                check_agreement("planning", self._decided(module, sharders), group)
+        with entries_named(partial(entries_of_tables, self._prepared)):
+            decided = _decided(self._prepared, self._profile, module, sharders)
+            check_agreement("planning", decided, group)
 
         def plan() -> ShardingPlan | RecdError:
             try:
@@ -210,7 +188,7 @@ class RegistryPlanner(ShardingPlanner):
         return found
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
-        """The best plan for ``module``.
+        """Return the best plan for ``module``.
 
         Raises:
             RegistryError: a pattern matches no table, or two entries claim one.
@@ -221,26 +199,24 @@ class RegistryPlanner(ShardingPlanner):
     def plan_in_detail(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], *, haste: bool = False
     ) -> Planned:
-        """The same plan with its estimates; ``module`` may stand on the meta device.
+        """Return the same plan with its estimates; ``module`` may be on the meta device.
 
         In ``haste`` it may be one that is hardly worse.
 
         Raises:
-            RegistryError: a pattern matches no table, or two entries claim one.
             NoPlanError: no plan fits into memory; names the largest tables.
             SetupError: plugins and tables do not go together.
         """
-        tried = few_proposers() if haste else self._proposers(module)
-        return self._search(module, sharders, tried)
+        return self._search(module, sharders, fast=haste)
 
     def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
-        """Whether there is a plan, which takes less time than to find the best one.
+        """Return whether there is a plan, sooner than ``plan``.
 
         Raises:
             RecdError: plugins and tables do not go together.
         """
         try:
-            self._search(module, sharders, [UntilOneFits(self._proposers(module))])
+            self._search(module, sharders, first=True)
         except NoPlanError:
             return False
         return True
@@ -248,17 +224,24 @@ class RegistryPlanner(ShardingPlanner):
     def constraints(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> _Constraints:
-        """What TorchRec's planner may do with each table.
+        """Return what may be done with each table.
 
         Raises:
             PluginError: a part speaks of a table that is none of its own.
             SetupError: what is said of a table contradicts itself; says who says it.
         """
-        wanted = self._constraints_of(module, sharders)
+        wanted = table_constraints(
+            self._prepared,
+            tables_of(module),
+            profile=self._profile,
+            device_type=self._topology.compute_device,
+            optimizers=table_optimizers(module, sharders),
+            replicate=self._replicate,
+            exact=_of_exact_sharders(module, sharders),
+            wishes=self._wishes,
+            left=left_modules(module),
+        )
         return with_ranks(wanted, self._groups(module), self._topology)
-
-    def _proposers(self, module: nn.Module) -> list[Proposer]:
-        return proposers(self._topology.world_size, len(all_tables_of(module)))
 
     def _groups(self, module: nn.Module) -> tuple[TableGroup, ...]:
         tables = [table.name for table in tables_of(module)]
@@ -268,64 +251,99 @@ class RegistryPlanner(ShardingPlanner):
         self,
         module: nn.Module,
         sharders: list[ModuleSharder[nn.Module]],
-        tried: list[Proposer],
+        *,
+        fast: bool = False,
+        first: bool = False,
     ) -> Planned:
         _check_sharders(module, sharders)
+        topology, training, parts = self._topology, self._training, self._parts
         constraints = feasible(
-            module, sharders, self.constraints(module, sharders), self._topology.compute_device
+            module, sharders, self.constraints(module, sharders), topology.compute_device
         )
         groups = self._groups(module)
-        enumerator = SortedEnumerator(self._topology, constraints, self._training, self._parts)
         kept = self._activation_bytes
         activation_bytes = kept() if callable(kept) else kept
-        chosen: list[QuickOption] = []
+        free = free_storage(topology, training, parts, module, sharders, activation_bytes)
+        setting = self._prepared.setting
+        costs = setting.costs if setting is not None and setting.measured else None
+        rate = step_rating(topology, self._variable_bags, costs)
+        enumerator = SortedEnumerator(topology, constraints, training, parts)
+        with without_collections():  # in millions of shards there is no garbage
+            try:
+                options = enumerator.options_of(module, sharders)
+            except (PlannerError, ValueError) as error:  # a table cannot be split as it is to be
+                raise SetupError(f"TorchRec's planner: {error}") from error
+            found = search(options, FreeRanks(topology, free), groups, rate, fast=fast, first=first)
+        if found is None and options:
+            raise self._no_plan(module, constraints, options, groups, activation_bytes)
+        placement: Placement = found or {}
+        chosen = [option.on(ranks.tolist()) for option, ranks in placement.items()]
+        sharding = to_sharding_plan(chosen, topology) if chosen else ShardingPlan({})
+        return Planned(sharding, tuple(chosen), partial(enumerator.static_storage, chosen), groups)
 
-        def keep(best: list[ShardingOption]) -> list[QuickOption]:
-            assert isinstance(best, Placement), "the partitioner makes these"
-            chosen.extend(best.options())
-            return chosen
+    @property
+    def _variable_bags(self) -> set[str]:
+        tables = self._prepared.tables
+        return {t.name for t in tables if t.pooled and is_variable_table(t, self._profile)}
 
-        planner = EmbeddingShardingPlanner(
-            topology=self._topology,
-            batch_size=self._training.batch_size,
-            enumerator=enumerator,
-            storage_reservation=Reservation(self._training, activation_bytes, self._parts),
-            proposer=tried,
-            partitioner=RankPartitioner(groups),
-            performance_model=self._step_time,
-            constraints=constraints,
-            debug=False,
-            callbacks=[keep],
-            stats=[],
+    def _no_plan(
+        self,
+        module: nn.Module,
+        constraints: _Constraints,
+        options: Sequence[Option],
+        groups: Sequence[TableGroup],
+        activation_bytes: int,
+    ) -> NoPlanError:
+        """The error for tables of which no plan fits, with what takes the memory."""
+        topology, training = self._topology, self._training
+        sizes = {t.name: 4 * t.num_embeddings * t.embedding_dim for t in tables_of(module)}
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
+        listed = ", ".join(
+            f"{name} ({_bytes(sizes[name])}, {_describe(constraints[name])})" for name in largest
         )
-        try:
-            with without_collections():  # in millions of shards there is no garbage
-                sharding = planner.plan(module, sharders)
-        except PlannerError as error:
-            raise explain(
-                error,
-                module,
-                constraints,
-                self._topology,
-                self._training,
-                self._parts,
-                enumerator.options,
-                groups,
-                activation_bytes,
-                self._chosen,
-            ) from error
-        except ValueError as error:  # of a table that cannot be split as it is to be
-            raise SetupError(f"TorchRec's planner: {error}") from error
-        static = partial(enumerator.static_storage, chosen)
-        return Planned(sharding, tuple(chosen), static, groups)
+        storage = topology.devices[0].storage
+        memory = storage.hbm if topology.compute_device == "cuda" else storage.ddr
+        held = memory_of_parts(self._parts, topology.local_world_size, training.optimizer)
+        takes = [f"{_bytes(num_bytes)} of {name} a rank" for name, num_bytes in held.items()]
+        takes += [f"{_bytes(activation_bytes)} of a forward pass"] if activation_bytes else []
+        takes += self._rows_of_parts(options)
+        besides = f"; besides {', '.join(takes)}" if takes else ""
+        placed = f"; entries place tables: {shortened([str(group) for group in groups])}"
+        chosen = self._prepared.chosen
+        offered = () if chosen is None else chosen.offered
+        words = "; ".join(f"{offer} for {shortened(names)}" for offer, names in offered)
+        instead = f"; {chosen.name} chose {words}" if chosen is not None and words else ""
+        return NoPlanError(
+            f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer "
+            f"state the tables take {_bytes(sum(sizes.values()))}, on {topology.world_size} ranks "
+            f"with {_bytes(memory)} each, of which {RESERVED_SHARE:.0%} stay in reserve{besides}; "
+            f"the largest: {listed}{placed if groups else ''}{instead}. Use more ranks, smaller "
+            "batches or smaller tables, or let large tables be split by rows"
+        )
+
+    def _rows_of_parts(self, options: Sequence[Option]) -> list[str]:
+        """What rows of tables take by their parts, the most first."""
+        training, device_type = self._training, self._topology.compute_device
+        found: dict[str, tuple[int, str]] = {}
+        for part in self._parts:
+            for option in (each.sharding for each in options):
+                shards = option.shards if option.name not in found else ()
+                rows = [
+                    part.row_memory(option, shard, training.optimizer, device_type)
+                    for shard in shards
+                ]
+                if known := [row for row in rows if row is not None]:
+                    num_bytes = sum(row.there + row.on_host for row in known)
+                    words = f"{_bytes(num_bytes)} for rows of {option.name} by {part.place}"
+                    found[option.name] = num_bytes, words
+        return [words for _, words in sorted(found.values(), reverse=True)[:_NAMED]]
 
 
 class SortedEnumerator(EmbeddingEnumerator):
     """Sharding options in one order in every process.
 
-    TorchRec's own (1.6 to 1.9) goes through sets of strings; where two options are equally good
-    the plan would differ from run to run, and a resumed run from an uninterrupted one. The last
-    that were enumerated are ``options``.
+    TorchRec's own (1.6 to 1.9) goes through sets of strings. If two options are equally good the
+    plan would differ from run to run, and a resumed run from an uninterrupted one.
     """
 
     def __init__(
@@ -347,7 +365,13 @@ class SortedEnumerator(EmbeddingEnumerator):
             for name, table in constraints.items()
         }
         self._without_batch = StorageEstimator(topology, empty, training, parts)
-        self.options: list[ShardingOption] = []
+        self._made: dict[int, Option] = {}
+
+    def options_of(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> list[Option]:
+        """Return the options of all tables, sorted."""
+        return [self._made[id(option)] for option in self.enumerate(module, sharders)]
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -355,23 +379,18 @@ class SortedEnumerator(EmbeddingEnumerator):
         """See TorchRec's ``Enumerator.enumerate``."""
         options: list[ShardingOption] = super().enumerate(module, sharders)
         place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
-        self.options = sorted(
-            options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel)
-        )
-        return self.options
+        return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """See TorchRec's ``Enumerator``.
-
-        Shards of a table that have one size take as much, so one of them is estimated: of 1,024
-        ranks with a part of a table most have as large a part.
-        """
+        """See TorchRec's ``Enumerator``; one shard of each size is estimated for all of it."""
         every = [option.shards for option in sharding_options]
         for option in sharding_options:
             option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
         super().populate_estimates(sharding_options)
         for option, shards in zip(sharding_options, every, strict=True):
-            QuickOption.adopt(option, shards)
+            estimated = {tuple(shard.size): shard for shard in option.shards}
+            option.shards = shards
+            self._made[id(option)] = Option.of(option, estimated)
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
         """As the base class, which refuses managed collision by MCH on more than one rank.
@@ -386,15 +405,90 @@ class SortedEnumerator(EmbeddingEnumerator):
                 return None
         return super()._get_num_buckets(parameter, module)
 
-    def static_storage(self, options: Sequence[QuickOption]) -> dict[str, list[Storage]]:
-        """Storage of the shards of options of ``enumerate``, without inputs and outputs."""
-        copies = [option.copied(option.get_shards_assignment()) for option in options]
+    def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
+        """Return the storage of shards without inputs and outputs, by table name."""
+        copies = [copy.copy(option) for option in options]
+        for option in copies:
+            option.shards = [copy.copy(shard) for shard in option.shards]
         self._without_batch.estimate(copies, self._storage.sharder_data_map)
         return {option.name: [shard.storage for shard in option.shards] for option in copies}
 
 
-def _of_exact_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> set[str]:
-    """Tables that this library's own sharders shard; what those of plugins do is not known."""
+def document(registry: RunConfig) -> dict[str, Any]:
+    """Return what ranks do together: options as plugins were made with, with defaults."""
+    entries = {
+        # Those that observe may have options of their own on each rank.
+        name: [
+            {"use": each.plugin.name} if kind.observes else _entry(each)
+            for each in registry.entries(name)
+        ]
+        for name, kind in registry.kinds.items()
+    }
+    return {
+        **{kind: of_kind for kind, of_kind in entries.items() if of_kind},
+        "wrap": [_entry(entry) for entry in registry.wrappers],
+        "model": registry.model and registry.model.model_dump(mode="json"),
+        "training": registry.training.model_dump(mode="json", exclude=_OWN),
+    }
+
+
+def _entry(entry: Entry[Plugin]) -> dict[str, Any]:
+    plugin = entry.plugin
+    options = plugin.options.model_dump(mode="json", exclude=set(plugin.free_options))
+    return {"use": plugin.name, "for": list(entry.patterns), "options": options}
+
+
+def _decided(
+    prepared: PreparedModel,
+    profile: DataProfile,
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+) -> dict[str, Any]:
+    """What every rank decides by itself, for ``check_agreement``."""
+    registry = prepared.registry
+    seen = asdict(profile)
+    del seen["source"]  # has the path of a file
+    named = registry.training.topology
+    # Each node reads a file of its own.
+    cluster = None if named in (None, MACHINE) else load_topology(str(named)).model_dump()
+    return {
+        "the versions": {
+            "recd-plugins": __version__,
+            "packages": installed_set(),
+            "plugins": plugin_versions(registry),
+        },
+        "the registry file": document(registry),
+        **({"the topology": cluster} if cluster else {}),
+        "the model's tables": {
+            each.path: {table.name: asdict(table) for table in each.tables}
+            for each in embedding_modules(module)
+        },
+        "what plugins ask of the plan": _asked(prepared, module),
+        "the tables' optimizers": table_optimizers(module, sharders),
+        "the deduplicated features": dict(registry.converter.dedupe_factors()),
+        "the profile of the data": seen,
+    }
+
+
+def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
+    """Constraints by plugin and table."""
+    found: dict[str, Any] = {}
+    for entry in entry_constraints(prepared, tables_of(module)):
+        for table, constraints in entry.of_tables.items():
+            words = {
+                "sharding_types": constraints.sharding_types,
+                "compute_kernels": constraints.compute_kernels,
+            }
+            # In any order: that of a set is another in every process.
+            asked = {name: sorted(each) for name, each in words.items() if each}
+            found.setdefault(entry.plugin, {}).setdefault(table, {}).update(asked)
+    return found
+
+
+def _of_exact_sharders(
+    module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
+) -> Collection[str]:
+    """Tables that this library's own sharders shard."""
     own = (ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder)
     return {
         table
@@ -415,3 +509,14 @@ def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Modul
                 "would shard what is inside and leave the rest to each rank, or leave all to each "
                 f"rank: add TorchRec's sharder of {kind.__name__} to the base of sharders(base=...)"
             )
+
+
+def _describe(constraints: ParameterConstraints) -> str:
+    kinds = constraints.sharding_types or []
+    wishes = [*(kinds if len(kinds) <= 3 else []), *(constraints.compute_kernels or [])]
+    return " ".join(wishes) or "any way"
+
+
+def _bytes(num_bytes: float) -> str:
+    unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
+    return f"{num_bytes / unit:.1f} {name}"

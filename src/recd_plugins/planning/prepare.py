@@ -13,7 +13,7 @@ from torch import nn
 from recd_plugins.distributed.torchrec_internals import refuse_other_versions
 from recd_plugins.interfaces import Setting
 from recd_plugins.model_tables import refuse_shared_tables
-from recd_plugins.planning.choosing.choose import choose
+from recd_plugins.planning.choosing import choose
 from recd_plugins.planning.prepare_entries import prepare_entries
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of

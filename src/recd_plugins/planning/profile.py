@@ -1,32 +1,54 @@
-"""What the planner knows of the data: lengths of features, and how far they are deduplicated."""
+"""What the planner knows of the data: lengths, deduplication, distinct ids and gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, islice
 from statistics import fmean
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from recd_plugins.data.access import sent_reads
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.data.wrapped_dataset import FirstRows, read_first_rows
-from recd_plugins.interfaces import Rows, Table
-from recd_plugins.planning.distinct import measure_reads
-from recd_plugins.planning.equal_gradients import measure_gradients, pooled_alike
-from recd_plugins.registry import RunConfig
+from recd_plugins.distributed.gradient_dedup import all_are_sent
+from recd_plugins.interfaces import Rows, Setting, Table
+from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.values.batch import Batch, Placement
-from recd_plugins.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.values.data_profile import (
+    DataProfile,
+    DistinctGradients,
+    DistinctIds,
+    FeatureProfile,
+)
+from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
 
+_Ids = NDArray[np.int64]
+# A number for each row of a feature; a gradient is the sum of those of its rows.
+_Marks = NDArray[np.uint64]
 # Features that share their unique rows.
 _Group = dict[str, FeatureProfile]
 # One small batch may have few sessions, and far fewer distinct ids than the next.
 _LEAST_ROWS, _MOST_BATCHES = 4096, 64
 # Of hundreds of columns fewer batches do: each takes time for each column.
 _MOST_COLUMNS, _FEW_BATCHES = 16_384, 8
+# A batch is halved so often, and so many are put together, to see how distinct ids grow.
+_HALVINGS, _BATCHES, _TOGETHER = 4, 32, (1, 2, 4)
+# Seconds in which ranks spare a byte of equal gradients: links of 1 Gbit/s take as long for it.
+_SECONDS_TO_SPARE_A_BYTE = 1e-8
+# So many ids are counted for equal gradients, in whole batches.
+_MOST_IDS = 200_000
+_OWNERS, _KEPT = (1, 2, 4, 8, 32, 128), (0.1, 0.25, 0.5, 0.75, 1.0)
 
 
 def measure_profile(
@@ -37,20 +59,18 @@ def measure_profile(
     others: Sequence[Table] = (),
     least_rows: int = _LEAST_ROWS,
 ) -> DataProfile:
-    """The profile of the training split as the registry converts and preprocesses it.
+    """Measure the profile of the training split as the registry converts and preprocesses it.
 
-    The first batches show which features the converter deduplicates, and how. Where the table
-    carries statistics, and no wrapper puts its rows into another order, lengths and shares of
-    repeated rows and ids are the whole table's; else they too are the mean of these batches, as
-    distinct ids of coalesced tables always are.
+    The first batches show which features the converter deduplicates, and how. If the table carries
+    statistics, and no wrapper reorders its rows, lengths and shares of repeated rows and ids are
+    the whole table's; else they are the mean of these batches, as distinct ids always are.
 
     Args:
         registry: its dataset, converter and preprocessing.
         num_embeddings: rows of the table of each feature; ids of others are not checked.
         coalesced: tables whose ids are made unique before they are sent.
-        others: whose rows are counted as well that a batch reads.
-        least_rows: to look at, in batches; but no more than 64 of these, and no more than 8 of
-            tables with thousands of columns.
+        others: further tables whose distinct rows are counted.
+        least_rows: to look at, in at most 64 batches, or 8 of tables with thousands of columns.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -62,47 +82,44 @@ def measure_profile(
     first = read_first_rows(registry)
     rows, in_wrappers = first.rows, first.dataset is not registry.dataset
     fit_converter(registry, rows)
-    transforms = Transforms.of(registry, Placement(), num_embeddings)  # nothing is lowered
-    pipeline = RowPipeline(registry, transforms)
+    # Nothing is lowered.
+    pipeline = RowPipeline(registry, Transforms.of(registry, Placement(), num_embeddings))
     batch = pipeline.batch(rows)
     most = max(_FEW_BATCHES, min(_MOST_BATCHES, _MOST_COLUMNS // rows.data.num_columns))
     count = min(-(-least_rows // len(rows)), most)
     looked_at = [rows, *first.batches(count)]
     batches = [batch, *map(pipeline.batch, looked_at[1:])]
     tables = list({table.name: table for table in (*coalesced, *others)}.values())
-    read, spread = measure_reads(batches, tables, num_embeddings or ())
+    read = measure_reads(batches, tables)
     distinct = {table.name: read[table.name] for table in coalesced}
     alike = pooled_alike(registry) & set(num_embeddings or ())
     gradients = measure_gradients(batches, tables, alike)
     groups = _mean([list(_groups(each)) for each in batches])
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()
+    samples = None
     if in_wrappers or known is None or not known.features.keys() >= seen.keys():
-        num_rows = sum(map(len, looked_at))
-        source = f"the first {num_rows:,} rows{_order(registry, first)}"
-        return DataProfile(
-            seen, source, distinct=distinct, read=read, spread=spread, gradients=gradients
-        )
-    features = {
-        name: profile
-        for group in groups
-        for name, profile in _of_whole_table(group, known, looked_at).items()
-    }
-    source = f"the statistics that the table of {known.rows:,} rows carries"
+        source = f"the first {sum(map(len, looked_at)):,} rows"
+    else:
+        seen = {
+            name: profile
+            for group in groups
+            for name, profile in _of_whole_table(group, known, looked_at).items()
+        }
+        source = f"the statistics that the table of {known.rows:,} rows carries"
+        samples = known.samples_per_session
     source += _order(registry, first)
-    return DataProfile(
-        features, source, known.samples_per_session, distinct, read, spread, gradients
-    )
+    return DataProfile(seen, source, samples, distinct, read, gradients)
 
 
 def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
     """The mean of the profiles of some batches, whose features are in the same groups."""
-    if len(batches) == 1:
-        return batches[0]
     seen = [{name: found for group in batch for name, found in group.items()} for batch in batches]
 
     def mean(name: str) -> FeatureProfile:
         of_batches = [each[name] for each in seen if name in each]
+        if len(of_batches) == 1:
+            return of_batches[0]
         length = fmean(each.length for each in of_batches)
         ids = length or 1.0
         return replace(
@@ -117,28 +134,26 @@ def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
 
 
 def _order(registry: RunConfig, first: FirstRows) -> str:
-    """In words, whose order the rows have where the dataset has wrappers, and whose they lack."""
+    """Which wrappers order the rows, and which were left out, in words."""
     used = registry.wrappers[: len(registry.wrappers) - len(first.left_out)]
-    named = [
-        f"{entry.plugin.name} ({registry.path}:{entry.line} {entry.field})"
-        for entry in (*used, *first.left_out)
-    ]
-    by, without = " and ".join(named[: len(used)]), " and ".join(named[len(used) :])
-    ordered = f", as {by} {'order' if len(used) > 1 else 'orders'} them" if used else ""
-    lacking = (
-        f", without {without}, by which batches of training may have other dedupe factors: recd "
-        "run counts their ids"
-    )
-    return ordered + (lacking if first.left_out else "")
+
+    def names(entries: Iterable[Entry[Any]]) -> str:
+        places = (f"{e.plugin.name} ({registry.path}:{e.line} {e.field})" for e in entries)
+        return " and ".join(places)
+
+    ordered = f", in the order of {names(used)}" if used else ""
+    if first.left_out:
+        ordered += f", without {names(first.left_out)}: dedupe factors of training may differ"
+    return ordered
 
 
 def _of_whole_table(
     group: Mapping[str, FeatureProfile], known: TableStatistics, looked_at: Sequence[Rows]
 ) -> dict[str, FeatureProfile]:
-    """Features that share their unique rows: a row repeats where all of them do.
+    """Features that share their unique rows: a row repeats if all of them do.
 
-    How often the one that repeats least does so is known of the whole table; how often the others
-    do not repeat where it does, the first rows show.
+    The whole table says how often the one that repeats least does so; the first rows show how often
+    the others do not repeat then.
     """
     statistics = {name: known.features[name] for name in group}
     repeated_rows = min(feature.exact_rows for feature in statistics.values())
@@ -179,7 +194,7 @@ def _shifted(feature: FeatureStatistics) -> float:
 
 
 def _growth(profile: FeatureProfile, looked_at: Sequence[Rows], name: str) -> float:
-    """What preprocessing makes of the length of a feature: 1 where it keeps it."""
+    """The factor by which preprocessing changes the length of a feature."""
     stored, num_rows = 0.0, sum(map(len, looked_at))
     for rows in looked_at:
         _, offsets = sparse_column(rows, name)
@@ -233,7 +248,234 @@ def _deduplicated(
 
 
 def _share(batch_size: int, whole: int, kept: int) -> float:
-    """The probability that what follows the first row is left out, where ``kept`` remain."""
+    """The probability that what follows the first row is left out, if ``kept`` remain."""
     if not whole or batch_size == 1:
         return 0.0
     return min(1.0, (1 - kept / whole) * batch_size / (batch_size - 1))
+
+
+def measure_reads(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str, DistinctIds]:
+    """Return the mean distinct ids of each table in a batch, by table name.
+
+    The first batch shows how they grow with the batch size, if it has some.
+    """
+    if not tables:
+        return {}
+    num_rows = batches[0].batch_size
+    sizes = sorted({max(1, num_rows >> halvings) for halvings in range(_HALVINGS + 1)})
+    of_rows = _every_row(batches[0])
+    whole = [_ids(batch) for batch in batches]
+    found = {}
+    for table in tables:
+        rows = [of_rows[name] for name in table.features if name in of_rows]
+        in_first = [fmean(_distinct_in_parts(rows, num_rows, size)) for size in sizes]
+        of_whole = fmean(len(_distinct([_of_table(ids, table)])) for ids in whole)
+        if in_first[-1]:
+            grown = tuple(of_whole / in_first[-1] * ids for ids in in_first)
+            found[table.name] = DistinctIds(tuple(sizes), grown)
+        else:
+            found[table.name] = DistinctIds((num_rows,), (of_whole,))
+    return found
+
+
+def distinct_reads(registry: RunConfig, tables: Sequence[Table]) -> dict[str, DistinctIds]:
+    """Return the distinct ids of each table in a batch as it is sent; none without data.
+
+    They are the mean of the first batches, as one alone may have few sessions.
+    """
+    if isinstance(registry.dataset, NoDataset):
+        return {}
+    size = registry.training.batch_size
+    found: dict[str, list[_Ids]] = {table.name: [] for table in tables}
+    for reads in islice(sent_reads(registry, tables, None), _BATCHES):
+        for name, ids in reads.ids.items():
+            found[name].append(_distinct(ids))
+
+    def mean(batches: Sequence[_Ids], count: int) -> float:
+        starts = range(0, len(batches) - count + 1, count)
+        return fmean(len(_distinct(batches[start : start + count])) for start in starts)
+
+    counts = {name: [n for n in _TOGETHER if len(each) >= n] for name, each in found.items()}
+    return {
+        name: DistinctIds(
+            tuple(size * n for n in counts[name]), tuple(mean(each, n) for n in counts[name])
+        )
+        for name, each in found.items()
+    }
+
+
+def _distinct_in_parts(
+    features: Sequence[tuple[_Ids, _Ids]], num_rows: int, size: int
+) -> list[int]:
+    """Distinct ids of the rows as batches of ``size``."""
+    starts = range(0, num_rows - size + 1, size)
+    if not features:
+        return [0]
+    return [
+        len(_distinct([ids[at[start] : at[start + size]] for ids, at in features]))
+        for start in starts
+    ]
+
+
+def _every_row(batch: Batch) -> dict[str, tuple[_Ids, _Ids]]:
+    """Ids of all rows, and where each row begins, by feature."""
+    found = {} if batch.kjt is None else batch.kjt.to_dict()
+    exact = [
+        ikjt
+        for partial in batch.partials
+        for ikjt in partial.to_ikjt([[key] for key in partial.keys()])  # noqa: SIM118
+    ]
+    for ikjt in (*batch.ikjts, *exact):
+        inverse = ikjt.inverse_lookup().long()
+        for name, jagged in ikjt.to_unique_kjt().to_dict().items():
+            found[name] = jagged_index_select(jagged, inverse)
+    return {name: (j.values().numpy(), j.offsets().numpy()) for name, j in found.items()}
+
+
+def _ids(batch: Batch) -> dict[str, Tensor]:
+    """By feature; ids that are stored once for several rows as often as they are stored."""
+    found = {} if batch.kjt is None else {n: j.values() for n, j in batch.kjt.to_dict().items()}
+    for ikjt in batch.ikjts:
+        found |= {n: j.values() for n, j in ikjt.to_unique_kjt().to_dict().items()}
+    for partial in batch.partials:
+        found |= {name: values for name, values, _, _ in partial.split()}
+    return found
+
+
+def _of_table(ids: dict[str, Tensor], table: Table) -> _Ids:
+    given = [ids[name].numpy() for name in table.features if name in ids]
+    return np.concatenate([np.empty(0, np.int64), *given])
+
+
+def _distinct(parts: Sequence[_Ids]) -> _Ids:
+    """Each id once, sorted; the hash table of ``np.unique`` takes more than ten times as long."""
+    ids = np.sort(np.concatenate(parts))
+    first = np.ones(len(ids), np.bool_)
+    np.not_equal(ids[1:], ids[:-1], out=first[1:])
+    return ids[first]
+
+
+def equal_gradients_pay(costs: StageCosts | None) -> bool:
+    """Return whether links take longer for a byte of gradients than ranks to spare it.
+
+    Args:
+        costs: that were measured; if none were, deduplication is taken to pay.
+    """
+    return costs is None or costs.all_to_all.bytes_across_nodes >= _SECONDS_TO_SPARE_A_BYTE
+
+
+def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
+    """Return the profile with equal gradients only if a run sends them once."""
+    return profile if equal_gradients_pay(costs) else replace(profile, gradients={})
+
+
+def gradients_sent_once(setting: Setting) -> Mapping[str, DistinctGradients]:
+    """Return distinct gradients of the tables whose equal ones a run sends once, by name."""
+    # int8 has fewer bytes than a scalar of 16 bits.
+    by_gloo, int8 = setting.device_type == "cpu", setting.wire_bytes < 2
+    if not by_gloo or int8 or setting.nodes == 1 or all_are_sent():
+        return {}
+    costs = setting.costs if setting.measured else None
+    return as_run_sends(setting.data.profile(), costs).gradients
+
+
+def pooled_alike(registry: RunConfig) -> set[str]:
+    """Return the features whose pooling gives all rows of a sequence the same gradient."""
+    alike = set()
+    for feature in registry.dataset.schema().sparse:
+        plugins = [entry.plugin for entry in registry.pooling if entry.matches(feature)]
+        if plugins and plugins[0].equal_gradients:
+            alike.add(feature)
+    return alike
+
+
+def measure_gradients(
+    batches: Sequence[Batch], tables: Sequence[Table], alike: Collection[str]
+) -> dict[str, DistinctGradients]:
+    """Measure the share of distinct gradients of sequence tables, by name.
+
+    Args:
+        batches: of as many rows each.
+        tables: those count that only features in ``alike`` read.
+        alike: features of sequences whose rows get the same gradient.
+    """
+    chosen = [t for t in tables if not t.pooled and t.features and set(t.features) <= set(alike)]
+    read = [{name: pair for name, *pair in _marked(batch)} for batch in batches if chosen]
+    found = {}
+    for table in chosen:
+        of_batches = [
+            (np.concatenate(ids), np.concatenate(marks))
+            for each in read
+            if (parts := [each[name] for name in table.features if name in each])
+            for ids, marks in [zip(*parts, strict=True)]
+        ]
+        if not any(len(ids) for ids, _ in of_batches):
+            continue
+        num_ids = accumulate((len(ids) for ids, _ in of_batches), initial=0)
+        counted = [each for each, n in zip(of_batches, num_ids, strict=False) if n < _MOST_IDS]
+        # Rows that are read, ascending, and the place of each by how often it is read.
+        rows, counts = np.unique(np.concatenate([i for i, _ in of_batches]), return_counts=True)
+        places = np.empty(len(rows), np.int64)
+        places[np.argsort(counts, kind="stable")] = np.arange(len(rows))
+        coalesced, plain = (
+            _shares(each, (rows, places), table.num_embeddings)
+            for each in ([_summed(*pair) for pair in counted], counted)
+        )
+        found[table.name] = DistinctGradients(_OWNERS, _KEPT, coalesced, plain)
+    return found
+
+
+def _marked(batch: Batch) -> Iterator[tuple[str, _Ids, _Marks]]:
+    """By feature ids as they are stored, and the sum of the marks of the rows that have each."""
+    jagged = {} if batch.kjt is None else batch.kjt.to_dict()
+    for ikjt in batch.ikjts:
+        jagged |= ikjt.to_unique_kjt().to_dict()
+    for name, rows in jagged.items():
+        lengths = rows.lengths().numpy()
+        yield name, rows.values().numpy(), np.repeat(_marks(name, len(lengths)), lengths)
+    for partial in batch.partials:
+        for name, values, offsets, lengths in partial.split():
+            starts, marks = offsets.numpy().astype(np.int64), _marks(name, len(offsets))
+            change = np.zeros(len(values) + 1, np.uint64)
+            np.add.at(change, starts, marks)
+            np.subtract.at(change, starts + lengths.numpy(), marks)
+            yield name, values.numpy(), np.cumsum(change)[:-1]
+
+
+def _marks(feature: str, num_rows: int) -> _Marks:
+    """Random, so that sums of different rows differ, and always the same."""
+    drawn = np.random.default_rng(list(feature.encode()))
+    return drawn.integers(1 << 63, size=num_rows, dtype=np.uint64)
+
+
+def _summed(ids: _Ids, marks: _Marks) -> tuple[_Ids, _Marks]:
+    """Each id once, and the sum of its marks."""
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    first = np.flatnonzero(np.r_[True, ids[1:] != ids[:-1]]) if len(ids) else order
+    return ids[first], np.add.reduceat(marks[order], first) if len(ids) else marks
+
+
+def _shares(
+    batches: Sequence[tuple[_Ids, _Marks]], order: tuple[_Ids, _Ids], num_rows: int
+) -> tuple[tuple[float, ...], ...]:
+    """Distinct gradients of all, by the share of ids that are kept and the number of owners."""
+    ids = np.concatenate([ids for ids, _ in batches])
+    batch = np.repeat(np.arange(len(batches)), [len(ids) for ids, _ in batches])
+    marks = np.concatenate([marks for _, marks in batches])
+    places = order[1][np.searchsorted(order[0], ids)]
+    shares = []
+    for kept in _KEPT:
+        chosen = places <= np.quantile(places, kept) if len(ids) else places > 0
+        owned = (batch[chosen] * owners + ids[chosen] * owners // num_rows for owners in _OWNERS)
+        shares.append(tuple(_distinct_share(marks[chosen], each) for each in owned))
+    return tuple(shares)
+
+
+def _distinct_share(marks: _Marks, places: _Ids) -> float:
+    if not len(marks):
+        return 1.0
+    order = np.lexsort((marks, places))
+    marks, places = marks[order], places[order]
+    differs = (marks[1:] != marks[:-1]) | (places[1:] != places[:-1])
+    return (1 + int(differs.sum())) / len(marks)

@@ -14,13 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.distributed.wire import scalar_bytes
-from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Setting, Table, TrainingData
 from recd_plugins.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
-from recd_plugins.planning.distinct import distinct_reads
-from recd_plugins.planning.machines import machine_of
-from recd_plugins.planning.profile import measure_profile
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.profile import distinct_reads, measure_profile
+from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
@@ -104,7 +101,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
     """Return the bound of ids of each table that a sharding entry claims; None for any id.
 
     Raises:
-        PluginError: a plugin fails, or returns no whole number above 0.
+        PluginError: a plugin fails.
         RegistryError: a pattern matches no table, or two entries claim one.
     """
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
@@ -113,13 +110,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
         if (entry := claims.get(table.name)) is None:
             continue
         with at_entry(registry.path, entry), plugin_call(entry.plugin, "id_limit"):
-            limit = entry.plugin.id_limit(table)
-        if limit is not None and not (type(limit) is int and 0 < limit <= 1 << 63):
-            raise PluginError(
-                f"{entry.plugin.title}: id_limit of table {table.name} is {limit!r:.80}; expected "
-                "a whole number from 1 to 2**63, or None"
-            )
-        limits[table.name] = limit
+            limits[table.name] = entry.plugin.id_limit(table)
     return limits
 
 

@@ -1,4 +1,4 @@
-"""Clusters to plan for: built-in ones, this machine, and those of a YAML file."""
+"""Clusters to plan for: built-in ones, this machine, and those of YAML files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from pydantic import (
     model_validator,
 )
 
-from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.manager import PluginManager
-from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
 from recd_plugins.registry.document import read_yaml
 from recd_plugins.registry.resolve import schema_problems
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.values import stage_costs
-from recd_plugins.values.collective_rates import CollectiveRates
+from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 from recd_plugins.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 #: The name of the topology that is the machine at hand.
 MACHINE = "machine"
 
+#: Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
+FILE_BYTES_PER_SECOND = float(2**30)
 # Bytes a second between processes over gloo: an assumption, 1 GiB/s. TorchRec's default is that of
 # NVLink, 600 GiB/s, with which communication would count for nothing.
 _GLOO = float(2**30)
@@ -289,6 +291,133 @@ def load_topology(
 def _check_ranks(world_size: int) -> None:
     if world_size > _MOST_RANKS:
         raise RecdError(f"{world_size:,} ranks: no more than {_MOST_RANKS:,} can be planned for")
+
+
+def machine_of(
+    training: TrainingSpec,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    device: torch.device | None = None,
+) -> TopologySpec:
+    """Return the ranks that a registry is trained on from here.
+
+    They are those of ``training.topology``; if it names none, machines like this one.
+
+    Args:
+        training: says how many ranks, if there is no process group.
+        world_size: ranks; those of the process group, else of the registry, without it.
+        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
+            registry's where its ``world_size`` counts.
+        device: of the tables; CPU without it.
+
+    Raises:
+        SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
+        RecdError: there is no such topology, or its file is wrong, or it is of too many ranks.
+    """
+    import torch.distributed as dist
+
+    if world_size is None:
+        if dist.is_initialized():
+            world_size = dist.get_world_size()
+        else:
+            world_size = training.ranks
+            local_world_size = local_world_size or training.ranks_per_node
+    local = local_world_size or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    local = min(local, world_size)
+    if world_size % local:
+        raise SetupError(
+            f"{world_size} ranks do not fill nodes of {local} each; every node needs as many"
+        )
+    nodes = world_size // local
+    if training.topology in (None, MACHINE):
+        return this_machine(local, nodes=nodes, device=device)
+    return named_topology(str(training.topology), nodes, local, device.type if device else "cpu")
+
+
+def default_topology(
+    world_size: int, local_world_size: int | None = None, device: torch.device | None = None
+) -> Topology:
+    """Return ranks on machines like this one, which share its memory, each with a GPU on CUDA."""
+    return machine_of(TrainingSpec(), world_size, local_world_size, device).to_torchrec()
+
+
+def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> TopologySpec:
+    """Return the topology of a name or file, with so many nodes.
+
+    Rates of ranks hold for as many in a node; on other numbers of nodes collectives take longer or
+    less as the bounds of the links do.
+
+    Args:
+        name: as ``load_topology`` takes it.
+        nodes: that run.
+        ranks_per_node: of them.
+        device: where tables are trained: ``cpu`` or ``cuda``.
+
+    Raises:
+        RegistryError: the file is wrong; says the line.
+        SetupError: it is of another device, or was measured on nodes that say nothing of these.
+    """
+    spec = load_topology(name)
+    if spec.device != device:
+        raise SetupError(
+            f"training.topology: {name} is of ranks on {spec.device}, and this run trains on "
+            f"{device}; name a topology of such ranks, or leave it out (null); a trainer that "
+            "calls wrap or prepare says by device= where it trains"
+        )
+    if (spec.nodes, spec.ranks_per_node) == (nodes, ranks_per_node):
+        return spec
+    if _is_measured(spec) and (why := _says_nothing_of(spec, nodes, ranks_per_node)):
+        raise SetupError(
+            f"training.topology: {name} was measured on {_shape(spec.nodes, spec.ranks_per_node)}, "
+            f"and this run has {_shape(nodes, ranks_per_node)}, {why}: measure these with "
+            "`recd calibrate`, started as this run is, or set training.topology to null"
+        )
+    adapted = load_topology(name, nodes=nodes, ranks_per_node=ranks_per_node)
+    if spec.collectives is None:
+        return adapted
+    before, after = CollectiveRates.of_topology(spec), CollectiveRates.of_topology(adapted)
+    rates = {
+        key: CollectiveRate(
+            bytes_per_second=rate.bytes_per_second
+            * getattr(after, key).bytes_per_second
+            / getattr(before, key).bytes_per_second,
+            seconds=rate.seconds,
+        )
+        for key, rate in spec.collectives
+    }
+    return adapted.model_copy(update={"collectives": CollectiveRates(**rates)})
+
+
+def costs_source(name: str, spec: TopologySpec) -> str:
+    """Return where the costs of a topology come from, in words."""
+    if spec.costs is None:
+        return "bandwidths and operations a second of the topology: what none can be faster than"
+    # Those of the machine at hand were measured just now.
+    measured = spec if name == MACHINE else load_topology(name)
+    here = spec.nodes, spec.ranks_per_node
+    if (measured.nodes, measured.ranks_per_node) == here:
+        return "measured, of the topology"
+    taken = f"measured on {_shape(measured.nodes, measured.ranks_per_node)}, and taken to hold for "
+    taken += _shape(*here)
+    if why := _says_nothing_of(measured, *here):
+        taken += f"; recd run refuses it for these, {why}"
+    return taken
+
+
+def _is_measured(spec: TopologySpec) -> bool:
+    return spec.costs is not None or spec.collectives is not None
+
+
+def _says_nothing_of(measured: TopologySpec, nodes: int, ranks_per_node: int) -> str:
+    """Why a run on other nodes cannot be told by those that were measured; empty if it can."""
+    if measured.ranks_per_node != ranks_per_node:
+        return "which share their cores and their network otherwise"
+    return "of whose network it says nothing" if measured.nodes == 1 < nodes else ""
+
+
+def _shape(nodes: int, ranks_per_node: int) -> str:
+    ranks = "1 rank" if ranks_per_node == 1 else f"{ranks_per_node} ranks"
+    return f"one node of {ranks}" if nodes == 1 else f"{nodes} nodes of {ranks} each"
 
 
 def read_topology(path: Path) -> TopologySpec:

@@ -19,7 +19,6 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.distributed.pipeline import is_overlapped
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
-from recd_plugins.distributed.row_wise_adagrad import learns_by_fbgemm
 from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError, SetupError
@@ -28,19 +27,17 @@ from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import all_tables_of, embedding_modules, tables_of
-from recd_plugins.planning.candidates import activation_bytes, without_plugins
-from recd_plugins.planning.choosing.choose import choose
+from recd_plugins.planning.choosing import choose
 from recd_plugins.planning.compute import measure_compute, measure_kept
-from recd_plugins.planning.equal_gradients import equal_gradients_pay
-from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepare_entries import prepare_parts
 from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.profile import equal_gradients_pay
 from recd_plugins.planning.setting import RegistryData, setting_of
-from recd_plugins.planning.stage_times import predict_stages
-from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.work import work_of_step
+from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
+from recd_plugins.planning.study import activation_bytes, without_plugins
+from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.registry import RunConfig
 from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
@@ -165,7 +162,7 @@ def _predict_step(
     with generators_kept():
         compute = measure_compute(registry)
     overlapped = is_overlapped(dmp, torch.device(spec.device), registry)
-    works = work_of_step(
+    works = estimate_step_cost(
         tables,
         dmp.plan,
         _as_sent(profile, dmp),
@@ -177,7 +174,6 @@ def _predict_step(
         wire=registry.training.wire,
         overlapped=overlapped,
         gloo=spec.device == "cpu",
-        learns_by_fbgemm=learns_by_fbgemm(dmp),
     )
     return predict_stages(works, spec.costs, overlapped=overlapped).total or None
 

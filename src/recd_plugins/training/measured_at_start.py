@@ -18,11 +18,11 @@ from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
-from recd_plugins.planning.machines import machine_of
-from recd_plugins.planning.measurement import measurement
+from recd_plugins.planning.plan_mode import measurement
 from recd_plugins.planning.topologies import (
     TopologySpec,
     is_file_name,
+    machine_of,
     read_topology,
     this_machine,
     topology_of,

@@ -8,11 +8,12 @@ from typing import Any
 
 import click
 import torch
+from pydantic import ValidationError
 
 from recd_plugins.data.fitted_steps import fitted_steps, load_fitted_state
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.interfaces import Offer, Preprocessing
-from recd_plugins.planning.choosing.entries import chooser_of, with_offers, wrong_options
+from recd_plugins.planning.choosing import chooser_of, with_offers
 from recd_plugins.registry import RunConfig
 from recd_plugins.training.checkpoint_files import (
     FITTED,
@@ -124,8 +125,12 @@ def _why_not(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> str:
     for entry in chosen:
         if (use := entry["use"]) not in installed:
             return f"{use} is not installed"
-        if wrong := wrong_options(installed[use], entry.get("options", {})):
-            return f"{use} has other options now: {wrong}"
+        try:
+            installed[use].Options.model_validate(entry.get("options", {}))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            return f"{use} has other options now: {place}: {first['msg']}"
     return ""
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 import torch.distributed as dist
 
@@ -29,7 +28,7 @@ from recd_plugins.distributed.rank_agreement import check_started_alike
 from recd_plugins.distributed.signals import passed_on
 from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.machines import adapted_line, machine_of
+from recd_plugins.planning.topologies import machine_of
 from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import check_dataset
@@ -193,9 +192,7 @@ def _check_topology(
 ) -> None:
     """Refuse a topology that does not suit the ranks; say how it is adapted to them."""
     if training.topology is not None:
-        spec = machine_of(training, world_size, ranks_per_node, torch.device(device))
-        if torchrun_rank() in (None, 0) and (line := adapted_line(training.topology, spec)):
-            click.echo(f"training.topology: {line}", err=True)
+        machine_of(training, world_size, ranks_per_node, torch.device(device))
 
 
 @contextmanager

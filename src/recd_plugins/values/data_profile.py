@@ -8,7 +8,6 @@ from itertools import pairwise
 from math import log
 
 import numpy as np
-from numpy.typing import NDArray
 
 from recd_plugins.values.rows import Table
 
@@ -40,32 +39,6 @@ class DistinctIds:
             return ids * batch_size / size
         exponent = min(1.0, log(next_ids / ids) / log(next_size / size))
         return float(next_ids * (batch_size / next_size) ** exponent)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How reads of a table are spread over its rows, which ranks that split it by rows share.
-
-    Attributes:
-        ids: the share of ids that are of the first ``n / parts`` of the rows, for n of 1 to
-            ``parts``; as many as are sent where they are not coalesced.
-        rows: likewise of rows that a batch reads, each once.
-    """
-
-    ids: tuple[float, ...]
-    rows: tuple[float, ...]
-
-    @staticmethod
-    def between(shares: tuple[float, ...], bounds: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The share of each stretch of rows.
-
-        Args:
-            shares: ``ids`` or ``rows``.
-            bounds: ``[stretches, 2]``, shares of the rows at which each begins and ends.
-        """
-        at = np.linspace(0, 1, len(shares) + 1)
-        ends: NDArray[np.float64] = np.interp(bounds, at, (0.0, *shares))
-        return ends[:, 1] - ends[:, 0]
 
 
 @dataclass(frozen=True)
@@ -145,7 +118,6 @@ class DataProfile:
         samples_per_session: S of the whole table, None where only its first rows were seen.
         distinct: of tables whose ids are coalesced, by table name.
         read: rows of tables that a batch reads, each once, by table name: coalesced or not.
-        spread: of these tables, by name; others are taken as read alike in all of their rows.
         gradients: of tables whose equal gradients are sent once, by name.
     """
 
@@ -154,7 +126,6 @@ class DataProfile:
     samples_per_session: float | None = None
     distinct: Mapping[str, DistinctIds] = field(default_factory=dict)
     read: Mapping[str, DistinctIds] = field(default_factory=dict)
-    spread: Mapping[str, Spread] = field(default_factory=dict)
     gradients: Mapping[str, DistinctGradients] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:

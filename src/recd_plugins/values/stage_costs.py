@@ -1,4 +1,4 @@
-"""What the stages of a step cost on some machine, for each of what its work consists of."""
+"""Seconds that the work of a step takes on some machine, by stage."""
 
 from __future__ import annotations
 
@@ -6,23 +6,37 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from recd_plugins.values.work import Work
+from recd_plugins.values.step_cost import StepCost
 
-# More, 11 days for one of anything, is a mistake; sums of far more are no numbers.
-_MOST = 1e6
-Seconds = Annotated[float, Field(ge=0, le=_MOST, allow_inf_nan=False)]
+# More, 11 days for one of anything, is a mistake.
+Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+# Rates of earlier versions, which topologies of old checkpoints have.
+_RETIRED = {
+    *("rows_updated_by_fbgemm", "sequence_rows_updated_by_fbgemm", "tables_looked_up"),
+    *("rows_looked_up", "products", "matmul_bytes", "attention_queries", "bytes_waited_for"),
+    *("ids_read", "idle", "idle_links", "spared"),
+}
 
 
-class StageCost(BaseModel):
-    """Seconds for one of each: the fields are those of ``Work``."""
-
+class _Rates(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_retired(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if name not in _RETIRED}
+
+
+class StageCost(_Rates):
+    """Seconds for one of each; the fields are those of ``StepCost``."""
 
     steps: Seconds = Field(default=0.0, description="For a step, however little it does.")
 
-    def seconds(self, work: Work) -> float:
-        """What this stage of ``work`` takes."""
-        return sum(getattr(self, name) * getattr(work, name) for name in type(self).model_fields)
+    def seconds(self, cost: StepCost) -> float:
+        """Return what this stage of a step takes."""
+        return sum(getattr(self, name) * getattr(cost, name) for name in type(self).model_fields)
 
 
 class LookupCost(StageCost):
@@ -30,24 +44,8 @@ class LookupCost(StageCost):
 
     bytes_looked_up: Seconds = Field(default=0.0, description="For a byte of embeddings.")
     ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
-    rows_updated: Seconds = Field(
-        default=0.0, description="For a row that learns, whatever number of ids it has."
-    )
-    rows_updated_by_fbgemm: Seconds = Field(
-        default=0.0,
-        description="Beside that, where FBGEMM's own row-wise Adagrad does it on a CPU.",
-    )
-    sequence_rows_updated_by_fbgemm: Seconds = Field(
-        default=0.0, description="Beside both, where the row is of a sequence, which is not pooled."
-    )
-    lookups: Seconds = Field(
-        default=0.0,
-        description="For a call of a kernel, however little it looks up, and what is around it.",
-    )
-    tables_looked_up: Seconds = Field(default=0.0, description="For a table or a shard of one.")
-    rows_looked_up: Seconds = Field(
-        default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
-    )
+    rows_updated: Seconds = Field(default=0.0, description="For a distinct row that learns.")
+    lookups: Seconds = Field(default=0.0, description="For a kernel call.")
     bytes_from_host: Seconds = Field(
         default=0.0, description="For a byte that a cached table moves from host memory or back."
     )
@@ -57,15 +55,8 @@ class LookupCost(StageCost):
 class GemmCost(StageCost):
     """Matrix products and attention, forward and backward."""
 
-    products: Seconds = Field(default=0.0, description="For a matrix product, however small.")
-    matmul_flops: Seconds = Field(default=0.0, description="For an operation of one.")
-    matmul_bytes: Seconds = Field(
-        default=0.0, description="For a byte of the factors and the result of one."
-    )
+    matmul_flops: Seconds = Field(default=0.0, description="For an operation of a product.")
     attention_flops: Seconds = Field(default=0.0, description="For one of fused attention.")
-    attention_queries: Seconds = Field(
-        default=0.0, description="For a position of a head, however many it looks at."
-    )
 
 
 class AllToAllCost(StageCost):
@@ -74,22 +65,6 @@ class AllToAllCost(StageCost):
     collectives: Seconds = Field(default=0.0, description="For a collective.")
     bytes_in_node: Seconds = Field(default=0.0, description="For a byte sent in the node.")
     bytes_across_nodes: Seconds = Field(default=0.0, description="For one sent to another node.")
-    bytes_waited_for: Seconds = Field(
-        default=0.0,
-        description="For one that a link carries beside what links carry in the mean; as one sent "
-        "to another node where it is not said.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_others(cls, values: Any) -> Any:
-        """What files have not that were written before it was measured."""
-        if not isinstance(values, dict):
-            return values
-        across = values.get("bytes_across_nodes")
-        if isinstance(across, (int, float)) and 0 <= across <= _MOST:  # else that is told
-            return {"bytes_waited_for": across, **values}
-        return values
 
 
 class AllReduceCost(StageCost):
@@ -103,16 +78,13 @@ class OtherCost(StageCost):
 
     element_bytes: Seconds = Field(default=0.0, description="For a byte read or written.")
     operators: Seconds = Field(default=0.0, description="For an operator, however little it does.")
-    ids_read: Seconds = Field(default=0.0, description="For an id that the loader converts.")
     ids_made_unique: Seconds = Field(
         default=0.0, description="For an id that coalescing makes unique."
     )
 
 
-class StageCosts(BaseModel):
-    """What the stages of a step cost on some machine: the section ``costs`` of a topology."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class StageCosts(_Rates):
+    """The section ``costs`` of a topology."""
 
     lookup: LookupCost = LookupCost()
     gemm: GemmCost = GemmCost()
@@ -120,25 +92,10 @@ class StageCosts(BaseModel):
     all_reduce: AllReduceCost = AllReduceCost()
     other: OtherCost = OtherCost()
     hidden: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0,
-        description="Share of an all-reduce that is over when ranks have computed beside it.",
+        default=0.0, description="Share of an all-reduce that computing beside it hides."
     )
     alone: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0,
-        description="Of what a rank computes while all do, the share that it takes while the "
-        "others wait: less than 1 where they share processors.",
-    )
-    idle: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=0.0,
-        description="Of a collective, however small, the share in which processors have nothing "
-        "to do: ranks that share them compute meanwhile.",
-    )
-    idle_links: Annotated[float, Field(ge=0, le=1)] = Field(
-        default=1.0,
-        description="The same of bytes between nodes: less than 1 where processors carry them.",
-    )
-    spared: Seconds = Field(
-        default=0.0,
-        description="Of a collective between nodes that ranks come to from computing: links that "
-        "were idle let some bytes through at once.",
+        description="Share of its time that a rank takes while the others wait: less than 1 if "
+        "ranks share processors.",
     )

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from recd_plugin_flexshard.table_plan import memory_of
 from recd_plugins.cli import main
-from recd_plugins.planning.measurement import measurement
+from recd_plugins.planning.plan_mode import measurement
 from recd_plugins.planning.topologies import read_topology
 
 SHARDING = """

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.proposers import EmbeddingOffloadScaleupProposer
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -29,11 +30,10 @@ from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.feasible import feasible
+from recd_plugins.planning.constraints import feasible, table_constraints
+from recd_plugins.planning.estimates import RESERVED_SHARE
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
-from recd_plugins.planning.storage import RESERVED_SHARE, Reservation
 from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec
@@ -291,7 +291,7 @@ def scaled(budget: int) -> dict[str, float]:
         topology=where,
         batch_size=BATCH_SIZE,
         enumerator=SortedEnumerator(where, found, ready.registry.training, ready.table_parts),
-        storage_reservation=Reservation(ready.registry.training),
+        storage_reservation=FixedPercentageStorageReservation(RESERVED_SHARE),
         proposer=EmbeddingOffloadScaleupProposer(),
         constraints=found,
         debug=False,

@@ -22,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Pipeline, TrainPipeline
-from recd_plugins.planning.machines import default_topology
+from recd_plugins.planning.topologies import default_topology
 from recd_plugins.plugin_modules import load_file, modules_of_files
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.training_spec import ScheduleSpec

@@ -1,0 +1,460 @@
+"""Choosers: what ``use: auto`` may ask and try, and the registry with what it chose."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from itertools import chain
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleShardingPlan,
+    ShardingPlan,
+)
+
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.activity import said_if_long
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.row_pipeline import fit_converter
+from recd_plugins.data.wrapped_dataset import first_rows
+from recd_plugins.distributed.build import build_sharders
+from recd_plugins.distributed.pipeline import will_overlap
+from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.errors import (
+    NoPlanError,
+    PluginError,
+    Problem,
+    RecdError,
+    RegistryError,
+    SetupError,
+)
+from recd_plugins.generators import generators_kept
+from recd_plugins.imports import without_collections
+from recd_plugins.interfaces import (
+    Choice,
+    ChoiceQuestion,
+    Chooser,
+    Offer,
+    Offered,
+    Setting,
+    Sharding,
+    Table,
+    TrainingData,
+    Trial,
+)
+from recd_plugins.model_tables import (
+    all_tables_of,
+    embedding_modules,
+    names_of_several,
+    tables_of,
+)
+from recd_plugins.planning.compute import NO_COMPUTE
+from recd_plugins.planning.estimates import activations_of_parts
+from recd_plugins.planning.planner import build_planner, document
+from recd_plugins.planning.prepare_entries import prepare_entries
+from recd_plugins.planning.profile import as_run_sends, measure_profile
+from recd_plugins.planning.setting import RegistryData, coalesced_tables, off_meta, rows_looked_up
+from recd_plugins.planning.step_cost import (
+    collective_seconds,
+    estimate_step_cost,
+    predict_stages,
+)
+from recd_plugins.planning.topologies import default_topology
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.processes import portable
+from recd_plugins.registry import Entry, RunConfig, at_entry
+from recd_plugins.registry.run_config import NoDataset
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.stages import StageTimes
+from recd_plugins.values.step_cost import StepCost
+from recd_plugins.words import shortened
+
+logger = logging.getLogger(__name__)
+
+# Accesses are counted in so many rows to compare choices.
+_SAMPLE = 4096
+# To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed if not measured.
+_UNIQUE_SECONDS = {"cpu": 15e-9, "cuda": 1e-9}
+# Seconds after which a message says that it takes long.
+_LONG_CHOICE = 15.0
+
+
+def choose(
+    registry: RunConfig, model: nn.Module, setting: Setting
+) -> tuple[RunConfig, Setting, Choice | None]:
+    """Return the registry and setting to go on with, and what was chosen; None without a chooser.
+
+    If this process is one of the ranks of the setting, rank 0 chooses for all: a collective call.
+
+    Args:
+        registry: that may have a chooser.
+        model: not prepared; it stays as it is.
+        setting: of the model.
+
+    Raises:
+        RegistryError: a pattern matches no table, two entries claim one, none is left to the
+            chooser, or two that are have one name.
+        NoPlanError: nothing that may be chosen fits into memory.
+        SetupError: ranks have different registries, models or data.
+        RecdError: the data or the model does not go with the registry.
+    """
+    chooser = chooser_of(registry)
+    if chooser is None:
+        return registry, setting, None
+    ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
+    claims = registry.claim("sharding", [table.name for table in ours])
+    tables = tuple(table for table in ours if claims.get(table.name) is chooser)
+    others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
+    problem = ""
+    if others and not tables:
+        problem = "other entries name every table, and it takes what they leave: leave it out"
+    elif twice := names_of_several(tables):
+        problem = (
+            f"several modules have tables of one name, {shortened(twice)}, and it chooses by name: "
+            "give each a name of its own, or let another entry name them"
+        )
+    if problem:
+        raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
+    find = partial(_find, registry, chooser, model, tables, others, setting)
+    # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
+    with without_collections(), _disable_current_modes():
+        choice, profile = _of_one_rank(registry, chooser, ours, setting, find)
+    data = DataOfChoices(setting.data, tables, profile)
+    return with_offers(registry, chooser, choice.offered), replace(setting, data=data), choice
+
+
+def chooser_of(registry: RunConfig) -> Entry[Chooser] | None:
+    """Return the entry of a chooser, if there is one."""
+    found = (entry for entry in registry.sharding if isinstance(entry.plugin, Chooser))
+    return cast("Entry[Chooser] | None", next(found, None))
+
+
+def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered) -> RunConfig:
+    """Return the registry with an entry for each offer in place of its chooser."""
+    plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
+
+    def entry(number: int, offer: Offer, names: Sequence[str]) -> Entry[Sharding]:
+        # In words: the file has no such place.
+        field = f"{chooser.field}, choice {number} of {chooser.plugin.name}"
+        plugin = plugins[offer.use]
+        made = plugin(plugin.Options.model_validate(offer.options))
+        made.placed((str(registry.path), chooser.line, field))
+        return Entry(made, tuple(glob.escape(name) for name in names), field, chooser.line)
+
+    chosen = tuple(entry(number, *each) for number, each in enumerate(offered, start=1))
+    at = registry.sharding.index(chooser)
+    entries = (*registry.sharding[:at], *chosen, *registry.sharding[at + 1 :])
+    return replace(registry, sharding=entries, offering=())
+
+
+class DataOfChoices(TrainingData):
+    """Data whose profile suits tables that a chooser may coalesce.
+
+    Args:
+        data: of the model, whatever is coalesced.
+        tables: that are chosen for.
+        profile: its own, with these tables coalesced.
+        sample: count accesses in at most so many rows; None: in as many as are asked for. Hot rows
+            are hotter in few rows, so that plugins which count on them look better than they are.
+    """
+
+    def __init__(
+        self,
+        data: TrainingData,
+        tables: Sequence[Table],
+        profile: DataProfile,
+        sample: int | None = None,
+    ) -> None:
+        self._data, self._tables = data, tables
+        self._profile, self._sample = profile, sample
+
+    def profile(self) -> DataProfile:
+        """See ``TrainingData.profile``."""
+        return self._profile
+
+    def access(
+        self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
+    ) -> AccessProfile:
+        """See ``TrainingData.access``; data is read once for all tables that are alike in kind."""
+        if self._sample is not None:
+            rows = min(self._sample, rows or self._sample)
+        found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
+        return AccessProfile({t.name: found.tables[t.name] for t in tables}, found.source)
+
+    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
+        """See ``TrainingData.distinct``; likewise."""
+        known = self._profile.distinct
+        found = known if self._sample is not None else self._data.distinct(self._alike(tables))
+        return {table.name: found[table.name] for table in tables if table.name in found}
+
+    def _alike(self, tables: Sequence[Table]) -> tuple[Table, ...]:
+        kinds = {table.pooled for table in tables}
+        together = tuple(table for table in self._tables if table.pooled in kinds)
+        return together if set(tables) <= set(together) else tuple(tables)
+
+
+@dataclass(frozen=True)
+class RegistryQuestion(ChoiceQuestion):
+    """What the chooser of a registry is asked for a model.
+
+    Attributes:
+        registry: with the chooser.
+        chooser: its entry.
+        model: not prepared; it stays as it is.
+    """
+
+    registry: RunConfig
+    chooser: Entry[Chooser]
+    model: nn.Module
+
+    def offers(self, tables: Sequence[Table]) -> Sequence[Offer]:
+        """See ``ChoiceQuestion.offers``."""
+        found: list[Offer] = []
+        setting = replace(self.setting, costs=self.costs)
+        for cls in self.registry.offering:
+            try:
+                for options in cls.offers(tuple(tables), setting):
+                    cls.Options.model_validate(options)
+                    found.append(Offer(cls.name, options))
+            except Exception as error:
+                entry = self.chooser
+                raise PluginError(
+                    f"{self.registry.path}:{entry.line} {entry.field}: {entry.plugin.name} asks "
+                    f"what all installed shardings offer, and {cls.name} fails: {error}; "
+                    "recd --without PACKAGE leaves one out"
+                ) from error
+        return found
+
+    def trial(self, offered: Offered, *, haste: bool = False) -> Trial:
+        """See ``ChoiceQuestion.trial``."""
+        profile, sample = self.profile(offered), _SAMPLE if haste else None
+        data = DataOfChoices(self.setting.data, self.tables, profile, sample)
+        registry = with_offers(self.registry, self.chooser, offered)
+        try:
+            with generators_kept():
+                return self._planned(registry, replace(self.setting, data=data), haste)
+        except PluginError as error:
+            raise PluginError(f"{error}; recd --without PACKAGE leaves one out") from error
+        except RecdError as error:
+            return Trial(None, error=error)
+
+    def profile(self, offered: Offered) -> DataProfile:
+        """Return the data's profile with what these offers coalesce."""
+        registry = with_offers(self.registry, self.chooser, offered)
+        whole = self.setting.data.profile()
+        plain = {
+            table.name
+            for table in self.tables
+            if not any(e.plugin.coalesces and e.matches(table.name) for e in registry.sharding)
+        }
+        distinct = {name: each for name, each in whole.distinct.items() if name not in plain}
+        return replace(whole, distinct=distinct)
+
+    def _planned(self, registry: RunConfig, setting: Setting, haste: bool) -> Trial:
+        with torch.device("meta"):
+            model = _meta_copy(self.model)
+            prepared = prepare_entries(registry, model, setting, setting.device_type)
+        profile = setting.data.profile()
+        planner = build_planner(
+            prepared,
+            setting.topology
+            or default_topology(
+                setting.world_size, setting.ranks_per_node, torch.device(setting.device_type)
+            ),
+            profile=profile,
+            # What the model keeps besides is the same whatever is chosen.
+            activation_bytes=activations_of_parts(
+                prepared.checked_parts, tables_of(prepared.model), profile, setting.batch_size
+            ),
+            replicate=registry.has_model,
+        )
+        sharders = build_sharders(prepared)
+        try:
+            plan = planner.plan_in_detail(prepared.model, sharders, haste=haste).sharding
+        except NoPlanError:
+            if not haste:
+                raise
+            plan = planner.plan_in_detail(prepared.model, sharders).sharding
+        overlapped = will_overlap(prepared, plan, setting.device_type, setting.nodes)
+        sent = as_run_sends(profile, setting.costs if setting.measured else None)
+        planned = all_tables_of(prepared.model)
+
+        def works(without: Collection[str] = ()) -> Sequence[StepCost]:
+            return estimate_step_cost(
+                [table for table in planned if table.name not in without],
+                _without(plan, without),
+                sent,
+                NO_COMPUTE,  # it is the same whatever is chosen
+                batch_size=setting.batch_size,
+                world_size=setting.world_size,
+                local_world_size=setting.ranks_per_node,
+                parts=prepared.checked_parts,
+                wire=prepared.registry.training.wire,
+                overlapped=overlapped,
+                gloo=setting.device_type == "cpu",
+            )
+
+        def step(works: Sequence[StepCost]) -> StageTimes:
+            return predict_stages(works, self.costs, overlapped=overlapped)
+
+        whole = works()
+        return Trial(step(whole), tuple(whole), without=lambda names: step(works(names)))
+
+
+def _of_one_rank(
+    registry: RunConfig,
+    chooser: Entry[Chooser],
+    tables: Sequence[Table],
+    setting: Setting,
+    find: Callable[[], tuple[Choice, DataProfile]],
+) -> tuple[Choice, DataProfile]:
+    if not dist.is_initialized() or not dist.get_world_size() == setting.world_size > 1:
+        return find()
+    asked = {
+        "the registry file": document(registry),
+        "the model's tables": {table.name: asdict(table) for table in tables},
+        "the first rows of the data": _digest(registry),
+    }
+    check_agreement(f"choosing by {chooser.plugin.name}", asked)
+
+    def told() -> tuple[Choice, DataProfile] | RecdError:
+        try:
+            return find()
+        except RecdError as error:
+            return portable(error)
+
+    found = invoke_on_rank_and_broadcast_result(dist.group.WORLD, 0, told)
+    if isinstance(found, RecdError):
+        raise found
+    return found
+
+
+def _digest(registry: RunConfig) -> str:
+    """Of the ids of the first batch; the converter is fitted by it, as by who chooses."""
+    if isinstance(registry.dataset, NoDataset):
+        return ""
+    rows = first_rows(registry)
+    fit_converter(registry, rows)
+    digest = hashlib.sha256()
+    for name in registry.dataset.schema().sparse:
+        values, offsets = sparse_column(rows, name)
+        digest.update(offsets.tobytes())
+        digest.update(values[offsets[0] : offsets[-1]].tobytes())
+    return digest.hexdigest()
+
+
+def _find(
+    registry: RunConfig,
+    chooser: Entry[Chooser],
+    model: nn.Module,
+    tables: Sequence[Table],
+    others: tuple[str, ...],
+    setting: Setting,
+) -> tuple[Choice, DataProfile]:
+    plugin = chooser.plugin
+    if registry.unloaded:
+        _warn_of_unloaded(plugin.name, registry.unloaded)
+    modules = list(embedding_modules(model))
+    ours = [table for module in modules if module.ours for table in module.tables]
+    profile = _profile(registry, tables, ours, setting.data, rows_looked_up(registry, modules))
+    known = replace(setting, data=DataOfChoices(setting.data, tables, profile))
+    costs = _costs(setting, plugin.name)
+    question = RegistryQuestion(tables, others, known, costs, registry, chooser, model)
+    said = f"{plugin.name} still tries plans, of tables: {len(tables)}"
+    try:
+        with said_if_long(_LONG_CHOICE, said), plugin_call(plugin, "choose"):
+            choice = plugin.choose(question)
+    except NoPlanError as error:
+        raise NoPlanError(
+            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name} finds nothing that "
+            f"fits among what installed plugins offer; with the tables left to the planner: {error}"
+        ) from error
+    except RecdError:
+        with at_entry(registry.path, chooser):
+            raise
+    return choice, question.profile(choice.offered)
+
+
+@cache
+def _warn_of_unloaded(name: str, reasons: tuple[str, ...]) -> None:
+    """Say once why the choice may differ from machine to machine."""
+    logger.warning("%s chooses without what cannot be loaded: %s", name, "; ".join(reasons))
+
+
+def _profile(
+    registry: RunConfig,
+    tables: Sequence[Table],
+    ours: Sequence[Table],
+    data: TrainingData,
+    rows: Mapping[str, int],
+) -> DataProfile:
+    """The profile of the model's data, with what coalescing any of ``tables`` would send."""
+    own = isinstance(data, RegistryData)
+    coalesced = [*tables, *(coalesced_tables(registry, ours) if own else ())]
+    with off_meta():
+        measured = measure_profile(registry, num_embeddings=rows, coalesced=coalesced, others=ours)
+    if own:
+        return measured
+    known = data.profile()
+    return replace(
+        known,
+        distinct={**known.distinct, **measured.distinct},
+        read={**known.read, **measured.read},
+        gradients={**known.gradients, **measured.gradients},
+    )
+
+
+def _costs(setting: Setting, name: str) -> StageCosts:
+    """The costs of the setting, with assumptions for those that were not measured."""
+    if setting.costs is None:
+        raise SetupError(
+            f"{name} chooses by what a step costs, and the setting that the model is prepared for "
+            "has no costs: leave the setting out, or make it by the costs of a topology"
+        )
+    all_to_all, other = setting.costs.all_to_all, setting.costs.other
+    if not all_to_all.collectives:
+        assumed = {"collectives": collective_seconds(setting.device_type)}
+        all_to_all = all_to_all.model_copy(update=assumed)
+    if not other.ids_made_unique:
+        assumed = {"ids_made_unique": _UNIQUE_SECONDS[setting.device_type]}
+        other = other.model_copy(update=assumed)
+    return setting.costs.model_copy(update={"all_to_all": all_to_all, "other": other})
+
+
+def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
+    modules: dict[str, ModuleShardingPlan] = {}
+    for path, module in plan.plan.items():
+        assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
+        left = {name: sharding for name, sharding in module.items() if name not in tables}
+        modules[path] = EmbeddingModuleShardingPlan(left)
+    return ShardingPlan(modules)
+
+
+def _meta_copy(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters and buffers have no values."""
+    memo: dict[int, object] = {}
+    for tensor in chain(model.parameters(), model.buffers()):
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if isinstance(tensor, nn.Parameter):
+            empty = nn.Parameter(empty, requires_grad=tensor.requires_grad)
+        vars(empty).update(vars(tensor))  # as of optimizers that parameters bring
+        memo[id(tensor)] = empty
+    try:
+        return deepcopy(model, memo)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise SetupError(
+            f"plans are tried on copies of the model, and {type(model).__name__} cannot be copied "
+            f"({error}): name shardings in place of the one that chooses"
+        ) from error

@@ -1,0 +1,460 @@
+"""The search for the quickest plan that fits into memory.
+
+Proposals and placements are those of TorchRec's planner with its proposers and its
+GreedyPerfPartitioner. TorchRec hashes and copies an object for each shard of each proposal, most
+of the time of a plan for 1,024 ranks. Here shards are columns of arrays.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, reduce
+from itertools import product
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
+from torchrec.distributed.planner.types import (
+    PartitionByType,
+    Perf,
+    PlannerError,
+    Shard,
+    ShardingOption,
+    Storage,
+    Topology,
+)
+from torchrec.distributed.types import ShardingType
+
+from recd_plugins.planning.table_ranks import ON_A_NODE, TableGroup
+
+Ranks = NDArray[np.int64]
+Proposal = Sequence["Option"]
+#: An option of each table, and the ranks of its shards.
+Placement = Mapping["Option", Ranks]
+_Numbers = NDArray[np.float64]
+# Yields proposals, and is sent the rating of each: None if it does not fit.
+_Proposer = Generator[Proposal, float | None, None]
+
+# The fields that ``Perf.total`` adds up, in its order.
+_TOTAL = ("fwd_compute", "bwd_compute", "fwd_comms", "bwd_comms", "prefetch_compute")
+_OF_TOTAL = [[field.name for field in fields(Perf)].index(name) for name in _TOTAL]
+# As TorchRec's GridSearchProposer.
+_MOST_OF_GRID = 10_000
+# From so many ranks or tables on, an order gives up after so many plans that are no better.
+_MANY_RANKS, _MANY_TABLES = 64, 256
+_PATIENCE, _LEAST_PATIENCE = 32, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Option:
+    """A way to shard one table.
+
+    Attributes:
+        sharding: TorchRec's option.
+        storage: int64 ``[3, num_shards]``, the fields of TorchRec's ``Storage``.
+        perf: float64 ``[num_fields, num_shards]``, those of its ``Perf``.
+    """
+
+    sharding: ShardingOption
+    storage: NDArray[np.int64]
+    perf: _Numbers
+
+    @classmethod
+    def of(cls, sharding: ShardingOption, estimated: Mapping[tuple[int, ...], Shard]) -> Option:
+        """Give each shard the estimate of the one of its size."""
+        places = {size: place for place, size in enumerate(estimated)}
+        rows = [places[tuple(shard.size)] for shard in sharding.shards]
+        for shard in sharding.shards:
+            alike = estimated[tuple(shard.size)]
+            shard.storage, shard.perf = alike.storage, alike.perf
+        storage = [list(vars(shard.storage).values()) for shard in estimated.values()]
+        perf = [list(vars(shard.perf).values()) for shard in estimated.values()]
+        return cls(
+            sharding,
+            np.array(storage, np.int64).T[:, rows],
+            np.array(perf, np.float64).T[:, rows],
+        )
+
+    @cached_property
+    def milliseconds(self) -> _Numbers:
+        """``Perf.total`` of each shard."""
+        return _total(self.perf)
+
+    @cached_property
+    def slowest(self) -> float:
+        """Milliseconds of the slowest shard."""
+        return float(self.milliseconds.max())
+
+    @cached_property
+    def every_shard(self) -> float:
+        """Milliseconds of all shards, added up in order as TorchRec does."""
+        return sum(self.milliseconds.tolist())
+
+    @cached_property
+    def most_storage(self) -> NDArray[np.int64]:
+        """Storage of the largest shard, ``[3]``."""
+        return self.storage.max(axis=1)
+
+    @cached_property
+    def total_storage(self) -> list[int]:
+        """Storage of all shards."""
+        return self.storage.sum(axis=1).tolist()
+
+    @cached_property
+    def memory(self) -> tuple[int, int, int, int]:
+        """Bytes on devices and hosts, of the largest shard and of all."""
+        device, host, *_ = self.most_storage.tolist()
+        devices, hosts, *_ = self.total_storage
+        return device, devices, host, hosts
+
+    def on(self, ranks: Iterable[int | None]) -> ShardingOption:
+        """Copy TorchRec's option, with its shards on some ranks."""
+        found = copy.copy(self.sharding)
+        found.shards = [
+            Shard(each.size, each.offset, each.storage, each.perf, rank)
+            for each, rank in zip(self.sharding.shards, ranks, strict=True)
+        ]
+        return found
+
+
+def search(
+    options: Sequence[Option],
+    free: FreeRanks,
+    groups: Sequence[TableGroup],
+    rate: Callable[[Placement], float],
+    *,
+    fast: bool = False,
+    first: bool = False,
+) -> Placement | None:
+    """Return the placement with the lowest rating; None if nothing fits.
+
+    Args:
+        options: of all tables.
+        free: memory of the ranks.
+        groups: tables whose ranks plugins restrict.
+        rate: milliseconds of a step.
+        fast: try few proposals.
+        first: return the first placement that fits.
+    """
+    by_table: dict[str, list[Option]] = defaultdict(list)
+    for option in options:
+        by_table[option.sharding.fqn].append(option)
+    tables = list(by_table.values())
+    best: Placement | None = None
+    best_rating = inf
+    ratings: dict[tuple[int, ...], float | None] = {}
+    for proposer in _proposers(tables, len(free.every), fast):
+        rating = None
+        try:
+            proposal = next(proposer)
+            while True:
+                key = tuple(map(id, proposal))
+                if key in ratings:
+                    rating = ratings[key]
+                else:
+                    placed = place(proposal, copy.copy(free), groups)
+                    rating = ratings[key] = None if placed is None else rate(placed)
+                    if placed is not None and rating is not None and rating < best_rating:
+                        best, best_rating = placed, rating
+                        if first:
+                            return best
+                proposal = proposer.send(rating)
+        except StopIteration:
+            pass
+    return best
+
+
+def _proposers(
+    tables: Sequence[Sequence[Option]], world_size: int, fast: bool
+) -> Iterator[_Proposer]:
+    if fast:
+        inner = [_greedy(tables, _every_shard, _LEAST_PATIENCE), _uniform(tables)]
+    elif world_size <= _MANY_RANKS and len(tables) <= _MANY_TABLES:
+        inner = [_grid(tables), _greedy(tables, _slowest), _greedy(tables, _every_shard)]
+        inner.append(_uniform(tables))
+    else:
+        patience = min(_PATIENCE, max(_LEAST_PATIENCE, _PATIENCE * _MANY_TABLES // len(tables)))
+        inner = [_greedy(tables, key, patience) for key in (_slowest, _every_shard)]
+        inner.append(_uniform(tables))
+    return (_with_quickest_kernels(each, tables) for each in inner)
+
+
+def _slowest(option: Option) -> float:
+    return option.slowest
+
+
+def _every_shard(option: Option) -> float:
+    return option.every_shard
+
+
+def _grid(tables: Sequence[Sequence[Option]]) -> _Proposer:
+    """All combinations, if they are few."""
+    if prod(map(len, tables)) <= _MOST_OF_GRID:
+        for proposal in product(*(sorted(options, key=_slowest) for options in tables)):  # noqa: UP028
+            yield proposal
+
+
+def _greedy(
+    tables: Sequence[Sequence[Option]],
+    milliseconds: Callable[[Option], float],
+    patience: float = inf,
+) -> _Proposer:
+    """The quickest option of each table, then slower ones of the table that takes most memory."""
+    left = [sorted(options, key=milliseconds)[::-1] for options in tables]
+    best, worse = inf, 0
+    while True:
+        rating = yield [options[-1] for options in left]
+        if rating:
+            worse = 0 if rating < best else worse + 1
+            best = min(best, rating)
+            if worse > patience:
+                return
+        largest, most = None, (0, 0, 0, 0)
+        for options in left:
+            if len(options) > 1 and options[-1].memory > most:
+                largest, most = options, options[-1].memory
+        if largest is None:
+            return
+        largest.pop()
+
+
+def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
+    """One sharding type for all tables, with the quickest kernel of each."""
+    by_type: dict[str, list[Option]] = defaultdict(list)
+    for options in tables:
+        for kind in dict.fromkeys(each.sharding.sharding_type for each in options):
+            alike = (each for each in options if each.sharding.sharding_type == kind)
+            by_type[kind].append(min(alike, key=_slowest))
+    for proposal in by_type.values():
+        if len(proposal) == len(tables):
+            yield proposal
+
+
+def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]]) -> _Proposer:
+    """The proposals of another, then the best of them with quicker kernels.
+
+    A greedy order moves one table at a time. It may find the best sharding types with kernels that
+    read the memory of the host, although the device has room.
+    """
+    best: Proposal = ()
+    best_rating = inf
+    proposal = next(inner, None)
+    while proposal is not None:
+        rating = yield proposal
+        if rating is not None and rating < best_rating:
+            best, best_rating = proposal, rating
+        try:
+            proposal = inner.send(rating)
+        except StopIteration:
+            break
+    alike: dict[tuple[str, str], list[Option]] = defaultdict(list)
+    for option in (each for options in tables for each in options):
+        alike[option.sharding.fqn, option.sharding.sharding_type].append(option)
+    quickest = [
+        min((each, *alike[each.sharding.fqn, each.sharding.sharding_type]), key=_slowest)
+        for each in best
+    ]
+    slow = [place for place, each in enumerate(best) if quickest[place] is not each]
+    if not slow or (yield quickest) is not None:
+        return
+    for changed in reversed(slow if len(slow) > 1 else []):
+        proposal = [quickest[at] if at == changed else each for at, each in enumerate(best)]
+        rating = yield proposal
+        if rating is not None and rating < best_rating:
+            best, best_rating = proposal, rating
+
+
+class FreeRanks:
+    """Free memory and load of all ranks while shards are placed.
+
+    Args:
+        topology: the ranks.
+        storage: int64 ``[3, world_size]``, what tables may take.
+    """
+
+    def __init__(self, topology: Topology, storage: NDArray[np.int64]) -> None:
+        self.topology = topology
+        self.every: Ranks = np.arange(topology.world_size)
+        self.storage = storage
+        self.perf = np.zeros((len(fields(Perf)), len(self.every)))
+        self.busy = np.zeros(len(self.every))
+        self._least = storage.min(axis=1)
+        local = topology.local_world_size
+        # Of ranks that are as busy, the first of each node go before the second.
+        self._in_order = np.lexsort((self.every, self.every % local))
+        size = getattr(topology, "intra_group_size", local)  # since torchrec 1.8
+        self._nodes = self.every[: len(self.every) // size * size].reshape(-1, size)
+
+    def __copy__(self) -> FreeRanks:
+        copied = object.__new__(FreeRanks)
+        vars(copied).update(vars(self))
+        for name in ("storage", "perf", "busy", "_least"):
+            setattr(copied, name, getattr(self, name).copy())
+        return copied
+
+    def place_on_all(self, option: Option) -> Ranks | None:
+        """Give each rank its shard; None if there is no room."""
+        return self.every if self._takes_each(option, slice(None)) else None
+
+    def place(self, option: Option) -> Ranks | None:
+        """Give shards to the least busy ranks, or to those of the least busy node with room."""
+        if option.sharding.partition_by == PartitionByType.DEVICE.value:
+            return self._on_some(option, self._in_order)
+        if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
+            return self._on_a_node(option)
+        for node in self._nodes[np.argsort(self._busy_nodes(), kind="stable")]:
+            if (placed := self.place_together([option], node)) is not None:
+                return placed[0]
+        return None
+
+    def place_together(self, options: Sequence[Option], ranks: Ranks) -> list[Ranks] | None:
+        """Give the shards of all options to some ranks; None if there is no room."""
+        before = self.storage[:, ranks], self.perf[:, ranks], self.busy[ranks]
+        placed = []
+        for option in options:
+            # Ranks of a node hold the row splits of a table in order.
+            if option.sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
+                found = ranks if self._takes_each(option, ranks) else None
+            else:
+                found = self._on_some(option, ranks)
+            if found is None:
+                self.storage[:, ranks], self.perf[:, ranks], self.busy[ranks] = before
+                return None
+            placed.append(found)
+        return placed
+
+    def place_by_torchrec(self, options: Sequence[Option]) -> list[Ranks] | None:
+        """Place options on several nodes, or with dependencies, by TorchRec's partitioner."""
+        topology = copy.deepcopy(self.topology)
+        free = zip(topology.devices, self.storage.T.tolist(), self.perf.T.tolist(), strict=True)
+        for device, storage, perf in free:
+            device.storage, device.perf = Storage(*storage), Perf(*perf)
+        shardings = [each.on(each.sharding.get_shards_assignment()) for each in options]
+        try:
+            GreedyPerfPartitioner().partition(shardings, topology)
+        except PlannerError:
+            return None
+        return [np.array(each.get_shards_assignment()) for each in shardings]
+
+    def _busy_nodes(self) -> _Numbers:
+        return reduce(np.add, self.busy[self._nodes].T)
+
+    def _on_a_node(self, option: Option) -> Ranks | None:
+        if option.storage.shape[1] != self._nodes.shape[1]:
+            return None
+        busy = self._busy_nodes()
+        if not (option.most_storage <= self._least).all():
+            left = self.storage[:, self._nodes]
+            busy[~(option.storage[:, None] <= left).all(axis=(0, 2))] = np.inf
+        node = self._nodes[busy.argmin()]
+        return node if self._takes_each(option, node) else None
+
+    def _takes_each(self, option: Option, ranks: Ranks | slice) -> bool:
+        left = self.storage[:, ranks]
+        if option.storage.shape != left.shape or (option.storage > left).any():
+            return False
+        self._take(ranks, option.storage, option.perf)
+        return True
+
+    def _on_some(self, option: Option, ranks: Ranks) -> Ranks | None:
+        """The least busy of the ranks for one shard after the other."""
+        placed = []
+        for storage, perf in zip(option.storage.T, option.perf.T, strict=True):
+            busy = self.busy[ranks]
+            if not (storage <= self._least).all():
+                fits = (storage[:, None] <= self.storage[:, ranks]).all(axis=0)
+                if not fits.any():
+                    return None
+                busy[~fits] = np.inf
+            rank = ranks[busy.argmin()]
+            self._take(rank, storage, perf)
+            placed.append(rank)
+        return np.array(placed)
+
+    def _take(self, ranks: Any, storage: Ranks, perf: _Numbers) -> None:
+        self.storage[:, ranks] -= storage
+        self.perf[:, ranks] += perf
+        self.busy[ranks] = _total(self.perf[:, ranks])
+        left = self.storage[:, ranks].reshape(len(self._least), -1)
+        np.minimum(self._least, left.min(axis=1), out=self._least)
+
+
+def place(
+    proposal: Proposal, free: FreeRanks, groups: Sequence[TableGroup] = ()
+) -> Placement | None:
+    """Place groups of tables where they may be, then the others; None if there is no room.
+
+    Groups with the fewest ranks come first, of these the largest.
+    """
+    placed: dict[Option, Ranks] = {}
+    rest = list(proposal)
+    chosen: list[tuple[TableGroup, list[Option]]] = []
+    for group in groups:
+        tables = [each for each in rest if each.sharding.name in group.tables]
+        chosen.append((group, sorted(tables, key=lambda each: each.sharding.name)))
+        rest = [each for each in rest if each.sharding.name not in group.tables]
+    chosen.sort(key=lambda pair: (len(pair[0].ranks), -sum(map(_num_bytes, pair[1]))))
+    for group, tables in chosen:
+        if (ranks := _place_group(group, tables, free)) is None:
+            return None
+        placed |= zip(tables, ranks, strict=True)
+    others: list[Option] = []
+    for option in rest:
+        if option.sharding.partition_by == PartitionByType.UNIFORM.value:
+            if (found := free.place_on_all(option)) is None:
+                return None
+            placed[option] = found
+        else:
+            others.append(option)
+    if not all(map(_is_simple, others)):
+        if (ranks := free.place_by_torchrec(others)) is None:
+            return None
+        placed |= zip(others, ranks, strict=True)
+    else:
+        for option in sorted(others, key=lambda each: each.total_storage, reverse=True):
+            if (found := free.place(option)) is None:
+                return None
+            placed[option] = found
+    return {option: placed[option] for option in proposal}
+
+
+def _place_group(
+    group: TableGroup, options: Sequence[Option], free: FreeRanks
+) -> list[Ranks] | None:
+    """The least busy ranks that may hold all shards, and have room."""
+    choices: list[tuple[int, ...]] = [tuple(sorted(group.ranks))]
+    if group.is_together:
+        choices = [(rank,) for rank in sorted(group.ranks)]
+    elif not {each.sharding.sharding_type for each in options}.isdisjoint(ON_A_NODE):
+        choices = group.nodes(free.topology.local_world_size)
+    for ranks in sorted(choices, key=lambda each: (sum(free.busy[list(each)].tolist()), each[0])):
+        if (placed := free.place_together(options, np.array(ranks))) is not None:
+            return placed
+    return None
+
+
+def _is_simple(option: Option) -> bool:
+    """Whether ``FreeRanks.place`` knows where an option goes."""
+    sharding = option.sharding
+    return (
+        sharding.partition_by in (PartitionByType.HOST.value, PartitionByType.DEVICE.value)
+        and sharding.dependency is None
+        and sharding.compute_kernel != EmbeddingComputeKernel.KEY_VALUE.value
+    )
+
+
+def _num_bytes(option: Option) -> int:
+    hbm, ddr, *_ = option.total_storage
+    return hbm + ddr
+
+
+def _total(perf: _Numbers) -> _Numbers:
+    """``Perf.total`` of fields along the first axis, added up in its order."""
+    compute, backward, sent, received, fetched = (perf[field] for field in _OF_TOTAL)
+    return compute + backward + sent + received + fetched

@@ -1,0 +1,475 @@
+"""The cost model of a step: work of each rank from model, plan and data, and its seconds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+
+from recd_plugins.distributed.wire import scalar_bytes
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import StepShape, Table, TablePart
+from recd_plugins.planning.compute import Compute, KeptActivations
+from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.stages import STAGES, StageTimes
+from recd_plugins.values.step_cost import StepCost
+
+#: Bytes of a float32.
+SCALAR_BYTES = 4
+#: Bytes of an id.
+ID_BYTES = 8
+LENGTH_BYTES = 4
+#: Bytes a row of the index into equal gradients that are sent once.
+NUMBER_BYTES = 2
+#: Ranks of work that all do.
+EVERY_RANK = slice(None)
+#: Collectives of one kind of sharding of one module: lengths, ids, outputs, gradients.
+COLLECTIVES = 4
+# Of them, those of the input dist; more for bags whose features have different numbers of rows; and
+# of a collective, each round in which gloo passes sums around (measured on 4 and 8 ranks).
+_OF_IDS, _OF_ROWS, _OF_A_ROUND = 2, 1, 1 / 6
+# Ranks wait for one another in sums of gradients, too, if tables send nothing else.
+_WAITED_FOR = 3
+# What sums of bags take besides over gloo, in collectives, by whether tables are split within nodes
+# and whether features have different numbers of rows (measured on 2 x 2, 4 x 1 and 4 x 2 ranks).
+_SUMS = {(True, True): 4.0, (True, False): 0.7, (False, True): 3.0}
+# Operators besides: of a coalesced table, of one with deduplicated features, and of any coalescing
+# of bags or of sequences.
+_COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS, _COALESCING_OPERATORS = 40, 8, 60
+#: Times that the bytes of a dense parameter move in a step: gradient, all-reduce and Adagrad.
+LEARNED = 15
+# Times that the bytes of a sequence's embeddings move to change between rank and batch order: where
+# they are looked up, and where the parts of a table's rows arrive.
+_SORTED_THERE, _SORTED_HERE = 4, 6
+# Seconds of a collective, however little it sends. CPU: inferred from steps over gloo with 100
+# features; GPU: an assumption.
+_COLLECTIVE_SECONDS = {"cpu": 1e-3, "cuda": 0.05e-3}
+_ROW_WISE = ShardingType.ROW_WISE.value
+# Rows are split over the ranks of one node.
+_WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
+
+_Numbers = NDArray[np.float64]
+# Fields of ``StepCost``: of every rank alike, or ``[world_size]``.
+_Fields = Mapping[str, float | _Numbers]
+
+
+def estimate_step_cost(
+    tables: Sequence[Table],
+    plan: ShardingPlan,
+    profile: DataProfile,
+    compute: Compute,
+    *,
+    batch_size: int,
+    world_size: int,
+    local_world_size: int | None = None,
+    parts: Sequence[TablePart] = (),
+    wire: str = "fp32",
+    overlapped: bool = False,
+    gloo: bool = False,
+) -> list[StepCost]:
+    """Estimate the work of each rank in a step.
+
+    Args:
+        tables: of the model, ``all_tables_of``.
+        plan: of TorchRec's planner, or of a sharded model (``dmp.plan``).
+        profile: of the features as the model is fed them.
+        compute: of the model's other parts, ``measure_compute``.
+        batch_size: rows of a rank.
+        world_size: ranks.
+        local_world_size: ranks of a node; all of them without it.
+        parts: of entries, with work of their own.
+        wire: format of embeddings and gradients between ranks.
+        overlapped: whether dense gradients are summed beside lookups, once a node, and over gloo
+            the ids of all modules are sent at once.
+        gloo: whether ranks send over gloo, whose reduce-scatter is an all-reduce.
+    """
+    local = local_world_size or world_size
+    step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
+    by_name = {table.name: table for table in tables}
+    totals = {field.name: np.zeros(world_size) for field in fields(StepCost)}
+
+    def add(ranks: slice, work: _Fields) -> None:
+        for name, value in work.items():
+            totals[name][ranks] += value
+
+    add(EVERY_RANK, _dense_work(tables, compute, step, overlapped=overlapped))
+    kinds = set[Kind]()
+    # Tables of a module that are sharded alike are looked up in one call of a kernel.
+    calls = defaultdict[tuple[str, str, str], _Numbers](lambda: np.zeros(world_size))
+    dedup = gloo and local < world_size and wire != "int8"
+    for path, module in plan.plan.items():
+        assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
+        for name, sharding in module.items():
+            table = by_name[name]
+            variable = table.pooled and is_variable_table(table, profile)
+            kinds.add(Kind(path, sharding.sharding_type, table.pooled, variable))
+            own_share = _sharded_share(name, parts)
+            add(EVERY_RANK, _table_work(table, sharding, step, own_share, gloo=gloo, dedup=dedup))
+            alike = calls[path, sharding.sharding_type, sharding.compute_kernel]
+            np.maximum(alike, _holders(sharding, world_size), out=alike)
+            for part in parts:
+                for ranks, work in part.work(table, sharding, step):
+                    add(ranks, vars(work))
+        add(EVERY_RANK, {"collectives": sum(part.collectives(module) for part in parts)})
+    add(
+        EVERY_RANK,
+        {
+            "collectives": count_collectives(
+                kinds,
+                world_size=world_size,
+                local_world_size=local,
+                gloo=gloo,
+                joined=overlapped and gloo,
+            ),
+            "lookups": sum(calls.values(), np.zeros(world_size)),
+        },
+    )
+    return [
+        StepCost(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
+        for rank in range(world_size)
+    ]
+
+
+def predict_stages(
+    works: Sequence[StepCost], costs: StageCosts, *, overlapped: bool = False
+) -> StageTimes:
+    """Return seconds of a step by stage, the mean over its ranks.
+
+    Ranks whose own work is done wait for the others in the all-to-all.
+
+    Args:
+        works: of all ranks.
+        costs: of the machine.
+        overlapped: whether gradients of dense layers are summed beside lookups.
+    """
+    ranks = [
+        StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
+        for work in works
+    ]
+    mean = StageTimes.mean(ranks)
+    own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
+    # As a mean of differences, so that ranks with equal work wait for exactly 0 seconds.
+    all_done = _all_done(own, costs.alone)
+    waiting = sum(all_done - seconds for seconds in own) / len(own)
+    hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
+    return StageTimes(
+        lookup=mean.lookup,
+        gemm=mean.gemm,
+        all_to_all=max(rank.all_to_all for rank in ranks) + waiting,
+        all_reduce=mean.all_reduce - hidden,
+        other=mean.other,
+    )
+
+
+def _all_done(own: Sequence[float], alone: float) -> float:
+    """Seconds until all ranks have done their own work, which share processors if ``alone`` < 1."""
+    seconds = before = 0.0
+    for done, work in enumerate(sorted(own)):
+        seconds += (work - before) * max(alone, 1 - done / len(own))
+        before = work
+    return seconds
+
+
+def check_some_time(step: StageTimes) -> StageTimes:
+    """Return the step, or refuse one of 0 seconds, by which nothing can be compared.
+
+    Raises:
+        SetupError: the costs of the topology come to 0.
+    """
+    if step.total > 0:
+        return step
+    raise SetupError(
+        "the costs of the topology come to 0 seconds for a step: measure them with recd calibrate, "
+        "or leave the section costs out, for the least times by bandwidths"
+    )
+
+
+def collective_seconds(device_type: str) -> float:
+    """Return the assumed seconds of a collective where none was measured."""
+    return _COLLECTIVE_SECONDS.get(device_type, 0.0)
+
+
+class Kind(NamedTuple):
+    """Tables that are looked up by the same collectives.
+
+    Attributes:
+        path: of the module.
+        sharding_type: TorchRec's name.
+        pooled: whether they are bags.
+        variable: whether features of the table may have fewer rows than a batch.
+    """
+
+    path: str
+    sharding_type: str
+    pooled: bool
+    variable: bool
+
+
+def count_collectives(
+    kinds: Collection[Kind], *, world_size: int, local_world_size: int, gloo: bool, joined: bool
+) -> float:
+    """Count the collectives of a step.
+
+    Args:
+        kinds: of all tables.
+        world_size: ranks.
+        local_world_size: ranks of a node.
+        gloo: whether ranks send over gloo.
+        joined: whether lengths and ids of all modules are sent at once.
+    """
+    variable = {kind.path for kind in kinds if kind.variable}  # one feature makes all of them so
+    total, input_dists = 0.0, 0
+    for path, kind, pooled in {each[:3] for each in kinds}:
+        if kind == ShardingType.DATA_PARALLEL.value:
+            total += 1  # of gradients
+            continue
+        total += COLLECTIVES
+        input_dists += 1
+        within = kind in _WITHIN_NODE
+        if not pooled:
+            continue
+        if path in variable and not joined:
+            total += _OF_ROWS
+        summing = local_world_size if within else world_size if kind == _ROW_WISE else 1
+        if gloo and summing > 1:
+            # Else an all-reduce of outputs, and an all-gather of gradients.
+            rounds = _OF_A_ROUND * 3 * (world_size - 1)
+            total += _SUMS.get((within, path in variable), rounds)
+    if gloo and total and not input_dists:
+        total += _WAITED_FOR
+    return total - (_OF_IDS * max(0, input_dists - 1) if joined else 0)
+
+
+def bytes_of_tables(
+    tables: Sequence[Table],
+    shardings: Mapping[str, ParameterSharding],
+    profile: DataProfile,
+    *,
+    batch_size: int,
+    world_size: int,
+    parts: Sequence[TablePart] = (),
+    wire_bytes: float = SCALAR_BYTES,
+) -> dict[str, float]:
+    """Return bytes that all ranks send in the input and output dist of each table, in one step.
+
+    Replicated tables send nothing here, and work of parts is not in it.
+
+    Args:
+        tables: those to tell of.
+        shardings: by table name.
+        profile: of their features.
+        batch_size: rows of a rank.
+        world_size: ranks.
+        parts: which know the ids that go elsewhere than to a table's shards.
+        wire_bytes: of a scalar of embeddings and their gradients between ranks.
+    """
+    step = StepShape(batch_size, world_size, world_size, profile, wire_bytes)
+    found = {}
+    for table in tables:
+        share = _sharded_share(table.name, parts)
+        work = _table_work(table, shardings[table.name], step, share, dedup=True)
+        sent = (work.get(kind, 0.0) for kind in ("bytes_in_node", "bytes_across_nodes"))
+        found[table.name] = float(sum(map(np.sum, sent)))
+    return found
+
+
+def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
+    """Yield the rank, share of rows and columns of each shard of a table."""
+    assert isinstance(sharding.sharding_spec, EnumerableShardingSpec), "sharded tables have one"
+    for shard in sharding.sharding_spec.shards:
+        rows, columns = shard.shard_sizes
+        rank = shard.placement.rank() if shard.placement else None
+        assert rank is not None, "a plan places every shard on a rank"
+        yield rank, rows / table.num_embeddings, columns
+
+
+def rows_pooled(
+    tables: Sequence[Table], profile: DataProfile, compute: KeptActivations, batch_size: int
+) -> float:
+    """Return the rows of a batch that sequence poolings see: the unique ones, unless all."""
+    sequences = [f for table in tables if not table.pooled for f in table.features]
+    all_ids = batch_size * sum(profile.of(f).length for f in sequences)
+    unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
+    return batch_size * (unique_ids / all_ids if all_ids and not compute.pools_all_rows else 1.0)
+
+
+def is_variable_table(table: Table, profile: DataProfile) -> bool:
+    """Whether features of a table may have fewer rows than a batch."""
+    return table.name in profile.distinct or any(
+        profile.of(feature).deduplicated for feature in table.features
+    )
+
+
+def fit_costs(work: _Numbers, measured: _Numbers, *, least: float) -> _Numbers:
+    """Fit non-negative costs with the least squares of relative errors of ``work @ costs``.
+
+    Every set of costs above 0 is tried; of sets that are equally good the smallest counts.
+
+    Args:
+        work: ``[measurements, costs]``.
+        measured: ``[measurements]``.
+        least: errors are relative to what was measured, or to this if that is less.
+
+    Returns:
+        ``[costs]``.
+    """
+    weights = 1 / np.maximum(measured, least)
+    scaled, target = work * weights[:, None], measured * weights
+    units = np.abs(scaled).max(axis=0)
+    columns = [column for column in range(work.shape[1]) if units[column]]
+    best, least_error = np.zeros(work.shape[1]), float(np.square(target).sum())
+    for size in range(1, len(columns) + 1):
+        for chosen in combinations(columns, size):
+            part = list(chosen)
+            solution, *_ = np.linalg.lstsq(scaled[:, part] / units[part], target, rcond=1e-6)
+            error = float(np.square(scaled[:, part] / units[part] @ solution - target).sum())
+            if solution.min() >= 0 and error < least_error * (1 - 1e-6):
+                least_error = error
+                best = np.zeros(work.shape[1])
+                best[part] = solution / units[part]
+    return best
+
+
+def _sharded_share(table: str, parts: Iterable[TablePart]) -> float:
+    """The share of a table's ids that go to its shards."""
+    return math.prod(part.sharded_share(table) for part in parts)
+
+
+def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
+    """1 for each rank that has a part of a table."""
+    held = np.zeros(world_size)
+    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        return held + 1
+    held[sharding.ranks or []] = 1
+    return held
+
+
+def _dense_work(
+    tables: Sequence[Table], compute: Compute, step: StepShape, *, overlapped: bool
+) -> _Fields:
+    """What every rank does apart from its tables."""
+    batch_size, world_size, local, profile, _ = step
+    # Duplicates are made again from what is stored once, forward and backward.
+    expanded = sum(
+        (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
+        for table in tables
+        for feature in table.features
+        if profile.of(feature).deduplicated
+    )
+    made_unique, operators = 0.0, float(compute.operators)
+    coalesced = {table.pooled for table in tables if table.name in profile.distinct}
+    operators += _COALESCING_OPERATORS * len(coalesced)
+    for table in tables:
+        if any(profile.of(feature).deduplicated for feature in table.features):
+            operators += _DEDUPLICATED_OPERATORS
+        if (distinct := profile.distinct.get(table.name)) is not None:
+            ids = sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
+            expanded += (ids + distinct.of(batch_size)) * table.embedding_dim
+            made_unique += ids
+            operators += _COALESCED_OPERATORS
+    pooled = rows_pooled(tables, profile, compute, batch_size)
+    operations = {
+        name: getattr(compute.rest, name) * batch_size + getattr(compute.pooling, name) * pooled
+        for name in ("matmul_flops", "attention_flops", "element_bytes")
+    }
+    operations["element_bytes"] += 2 * SCALAR_BYTES * expanded + LEARNED * compute.parameter_bytes
+    # In a ring of all ranks a link carries what one sends; overlapped, once a node.
+    once_a_node = overlapped and 1 < local < world_size
+    ring = world_size // local if once_a_node else world_size
+    return {
+        **operations,
+        "bytes_reduced": 2 * (ring - 1) / ring * compute.parameter_bytes,
+        "operators": operators,
+        "ids_made_unique": made_unique,
+    }
+
+
+def _table_work(
+    table: Table,
+    sharding: ParameterSharding,
+    step: StepShape,
+    own_share: float,
+    *,
+    gloo: bool = False,
+    dedup: bool = False,
+) -> _Fields:
+    """What a table adds to the work of ranks: as owners of shards, and as senders of ids."""
+    batch_size, world_size, local, profile, wire_bytes = step
+    rows = profile.rows(table, batch_size)
+    ids = own_share * profile.ids(table, batch_size)
+    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        num_bytes = table.num_embeddings * table.embedding_dim * SCALAR_BYTES
+        return {
+            "ids_looked_up": ids,
+            "bytes_looked_up": ids * table.embedding_dim * SCALAR_BYTES,
+            "element_bytes": float(LEARNED * num_bytes),
+            "bytes_reduced": 2 * (world_size - 1) / world_size * num_bytes,
+        }
+    read = profile.read.get(table.name)
+    updated = world_size * ids if read is None else read.of(world_size * batch_size)
+    owners, shares, columns = map(np.array, zip(*shards_of(table, sharding), strict=True))
+
+    def of_owners(values: _Numbers) -> _Numbers:
+        return np.bincount(owners, values, world_size).astype(np.float64)
+
+    def of_nodes(values: _Numbers) -> _Numbers:
+        return np.add.reduceat(values, range(0, world_size, local))
+
+    within_node = table.pooled and sharding.sharding_type in _WITHIN_NODE
+    # A rank sends its ids to the owner, which sends an embedding to each rank for each of its rows
+    # or, of a sequence, of its ids; the gradients of these come back.
+    sent = ids * shares
+    vectors = (rows if table.pooled else sent) * columns * wire_bytes
+    inputs = sent * ID_BYTES + rows * LENGTH_BYTES
+    ring = 0.0
+    variable = is_variable_table(table, profile)
+    if gloo and table.pooled and not variable and sharding.sharding_type == _ROW_WISE:
+        # Sums are all-reduced, their gradients gathered: a link carries what one rank sends.
+        ring, vectors = 3 * (world_size - 1) * float(vectors[0]), np.zeros_like(vectors)
+    ring_across = ring / local if local < world_size else 0.0
+    gradients = vectors
+    if dedup and (known := profile.gradients.get(table.name)) is not None:
+        parts_of_rows = round(1 / float(shares.mean()))
+        differ = known.share(own_share, parts_of_rows, coalesced=table.name in profile.distinct)
+        gradients = np.minimum(vectors, differ * vectors + NUMBER_BYTES * sent)
+    in_node = of_owners(inputs + gradients)
+    # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
+    across = of_nodes(of_owners(inputs + (vectors / local if within_node else gradients)))
+    node, nodes = np.arange(world_size) // local, world_size // local
+    vectors = of_owners(vectors)
+    looked_up = of_owners(world_size * sent * columns * SCALAR_BYTES)
+    moved: float | _Numbers = 0.0
+    if not table.pooled:
+        by_rows = sharding.sharding_type == _ROW_WISE
+        here = ids * table.embedding_dim * SCALAR_BYTES if by_rows else 0.0
+        moved = _SORTED_THERE * looked_up + _SORTED_HERE * here
+    return {
+        "ids_looked_up": of_owners(world_size * sent),
+        "bytes_looked_up": looked_up,
+        "element_bytes": moved,
+        "rows_updated": of_owners(np.minimum(world_size * sent, updated * shares)),
+        # The sums for other nodes are reduced in the node first, and gathered after.
+        "bytes_in_node": of_nodes(in_node)[node]
+        - in_node
+        + ring
+        - ring_across
+        + (local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
+        "bytes_across_nodes": across.sum()
+        - across[node]
+        + ring_across
+        + (nodes - 1) * vectors * (1 if within_node else local),
+    }

@@ -1,0 +1,190 @@
+"""The search makes TorchRec's plans, in less time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from tests.planning.test_planner import Model, prepared, profile, registry
+from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
+from torchrec.distributed.planner.perf_models import NoopPerfModel
+from torchrec.distributed.planner.proposers import GreedyProposer, UniformProposer
+from torchrec.distributed.planner.types import Proposer, ShardingOption, Topology
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recd_plugins.distributed.sharders import stock_sharders
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning import search
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.estimates import step_rating
+from recd_plugins.planning.planner import SortedEnumerator
+from recd_plugins.planning.search import FreeRanks, Option, place
+from recd_plugins.planning.topologies import load_topology
+
+KINDS = (
+    "row_wise",
+    "table_row_wise",
+    "table_wise",
+    "row_wise",
+    "column_wise",
+    "data_parallel",
+    "table_column_wise",
+    "table_row_wise",
+    "table_column_wise",
+    "table_wise",
+)
+Rated = Generator[Sequence[Option], float | None, None]
+
+
+def free(topology: Topology) -> FreeRanks:
+    storage = [list(vars(device.storage).values()) for device in topology.devices]
+    return FreeRanks(topology, np.array(storage).T.copy())
+
+
+@pytest.fixture
+def topology() -> Topology:
+    return load_topology("dgx-a100-80g", nodes=2).to_torchrec()
+
+
+@pytest.fixture
+def proposal(make_registry, topology: Topology) -> list[Option]:
+    """A table of each kind, whose last shards are smaller than the others."""
+    tables = [
+        EmbeddingBagConfig(
+            name=f"t_{i}", embedding_dim=256, num_embeddings=10_001 + i, feature_names=[f"f_{i}"]
+        )
+        for i in range(len(KINDS))
+    ]
+    module = EmbeddingBagCollection(tables, device=torch.device("meta"))
+    training = make_registry().training
+    enumerator = SortedEnumerator(topology, {}, training)
+    options: dict[str, Option] = {}
+    for option in enumerator.options_of(module, stock_sharders(training)):
+        if option.sharding.sharding_type == KINDS[int(option.sharding.name[2:])]:
+            options.setdefault(option.sharding.name, option)
+    return list(options.values())
+
+
+@pytest.mark.parametrize("full", [(), (0,), (3, 5), range(1, 8), range(8, 15)])
+def test_shards_have_the_ranks_that_torchrec_gives_them(
+    proposal: list[Option], topology: Topology, full: Iterable[int]
+) -> None:
+    for rank in full:  # no room for more than what is on all ranks
+        uniform = (o.sharding for o in proposal if o.sharding.partition_by == "uniform")
+        needed = sum(option.shards[rank].storage.hbm for option in uniform)
+        topology.devices[rank].storage.hbm = needed + 1000
+    placed = place(proposal, free(topology))
+    assert placed is not None
+    mine = [option.on(ranks.tolist()) for option, ranks in placed.items()]
+    theirs = [option.on(option.sharding.get_shards_assignment()) for option in proposal]
+    expected = GreedyPerfPartitioner().partition(theirs, topology)
+    assert [each.shards for each in mine] == [each.shards for each in expected]
+    # 0.05 ms for each collective: four of five sharding types and one of copies.
+    busiest = NoopPerfModel(topology).rate(expected)
+    assert step_rating(topology)(placed) == pytest.approx(busiest + (5 * 4 + 1) * 0.05)
+
+
+def test_what_does_not_fit_has_no_placement(proposal: list[Option], topology: Topology) -> None:
+    for device in topology.devices[1:]:
+        device.storage.hbm = 1000
+    assert place(proposal, free(topology)) is None
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def options(request: pytest.FixtureRequest) -> list[Option]:
+    """What GPUs of some nodes may do with three tables."""
+    model = Model()
+    ready = prepared(registry(), model)
+    constraints = table_constraints(
+        ready, tables_of(model), profile=profile(), device_type="cuda", replicate=False
+    )
+    there = load_topology("dgx-a100-80g", nodes=request.param).to_torchrec()
+    enumerator = SortedEnumerator(there, constraints, ready.registry.training)
+    return enumerator.options_of(model, ready.sharders())
+
+
+def by_table(options: Iterable[Option]) -> list[list[Option]]:
+    found: dict[str, list[Option]] = {}
+    for option in options:
+        found.setdefault(option.sharding.fqn, []).append(option)
+    return list(found.values())
+
+
+def rating_of(turn: int, ratings: Sequence[float]) -> float | None:
+    """In turns; every third fits nowhere."""
+    return None if turn % 3 == 2 else ratings[turn % len(ratings)]
+
+
+def mine(proposer: Rated, ratings: Sequence[float]) -> list[list[ShardingOption]]:
+    found = []
+    try:
+        proposal = next(proposer)
+        while True:
+            found.append([option.sharding for option in proposal])
+            proposal = proposer.send(rating_of(len(found) - 1, ratings))
+    except StopIteration:
+        return found
+
+
+def torchrecs(
+    proposer: Proposer, options: list[Option], ratings: Sequence[float]
+) -> list[list[ShardingOption]]:
+    proposer.load([option.sharding for option in options])
+    found: list[list[ShardingOption]] = []
+    while proposal := proposer.propose():
+        rating = rating_of(len(found), ratings)
+        found.append(proposal)
+        proposer.feedback(rating is not None, proposal, rating)
+    return found
+
+
+@pytest.mark.parametrize("ratings", [[5.0], [9.0, 8.0, 7.0], [1.0, 3.0, 0.5, 4.0, 5.0, 6.0]])
+@pytest.mark.parametrize("patience", [None, 2])
+@pytest.mark.parametrize("depth", [True, False])
+def test_greedy_proposals_are_torchrecs(
+    options: list[Option], ratings: list[float], patience: int | None, depth: bool
+) -> None:
+    theirs = torchrecs(GreedyProposer(use_depth=depth, threshold=patience), options, ratings)
+    key = search._slowest if depth else search._every_shard
+    limit = float("inf") if patience is None else patience
+    assert mine(search._greedy(by_table(options), key, limit), ratings) == theirs
+    assert len(theirs) > 3
+
+
+def test_uniform_proposals_are_torchrecs(options: list[Option]) -> None:
+    theirs = torchrecs(UniformProposer(), options, [5.0])
+    assert mine(search._uniform(by_table(options)), [5.0]) == theirs
+    assert len(theirs) > 1
+
+
+SLOW = {"a": "fused_uvm", "b": "fused", "s": "fused_uvm"}
+QUICK = dict.fromkeys("abs", "fused")
+
+
+def kernels(proposal: Sequence[Option]) -> dict[str, str]:
+    return {option.sharding.name: option.sharding.compute_kernel for option in proposal}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_best_plan_is_tried_with_quicker_kernels(options: list[Option], fits: bool) -> None:
+    row_wise = {
+        (o.sharding.name, o.sharding.compute_kernel): o
+        for o in options
+        if o.sharding.sharding_type == "row_wise"
+    }
+
+    def once() -> Rated:
+        yield [row_wise[pair] for pair in SLOW.items()]
+
+    proposer = search._with_quickest_kernels(once(), by_table(row_wise.values()))
+    assert kernels(next(proposer)) == SLOW
+    assert kernels(proposer.send(5.0)) == QUICK
+    if fits:
+        with pytest.raises(StopIteration):
+            proposer.send(1.0)
+    else:  # table by table
+        assert kernels(proposer.send(None)) == {**SLOW, "s": "fused"}
+        assert kernels(proposer.send(4.0)) == QUICK
