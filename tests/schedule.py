@@ -79,7 +79,6 @@ SLOW = (
     "training/test_evaluation.py::test_every_row_is_scored_once",
     "training/test_optimizer_entries.py::test_parity",
     "training/test_pipeline_plugin.py",
-    "recd_plugin_flexshard/tests/report/test_tiers.py",
     # What takes seconds and seldom breaks alone.
     "test_internals.py::test_they_are_listed",
     "distributed/test_byte_counter.py::test_a_train_pipeline",
@@ -95,7 +94,7 @@ SLOW = (
     "data/storage/test_storage.py::test_nobody",
     "recd_plugin_recd/tests/test_papercal.py::test_the_label",
     "recd_plugin_tuning/tests/test_cluster.py::test_the_command",
-    "recd_plugin_flexshard/tests/planning/test_report.py",
+    "recd_plugin_flexshard/tests/test_plan_report.py",
     # Bad inputs of every kind, and every option with every value.
     "fuzz/*",
     "training/test_checkpoint_flips.py",
@@ -207,7 +206,6 @@ IN_TURN = {
     "recd_plugin_dsi/tests/test_ray_ingestion.py::test_training_is": 2,
     "recd_plugin_flexshard/tests/planning/test_simulate.py::test_bytes_and_lookups": 3,
     "recd_plugin_flexshard/tests/planning/test_traffic.py::test_ranks_send": 2,
-    "recd_plugin_flexshard/tests/report/test_tiers.py": 2,
     "recd_plugin_flexshard/tests/runtime/test_checkpoints.py": 2,
     "recd_plugin_flexshard/tests/runtime/test_exchange.py": 2,
     "recd_plugin_flexshard/tests/runtime/test_parity.py": 2,

@@ -47,9 +47,6 @@ class PaperModel:
     three_tier_reduction: float
     two_tier_seconds: float
     three_tier_seconds: float
-    #: z and q of the Zipf-Mandelbrot distribution ``(k + q) ** -z`` that fits ``two_tier_covered``
-    #: and ``hot_covered``.
-    zipf_mandelbrot: tuple[float, float]
 
     @property
     def length(self) -> float:
@@ -74,19 +71,6 @@ class PaperModel:
         )
         edges = _edges(self.num_embeddings, knots)
         return self._demand(edges, np.diff(_accesses(laws, edges)), dedupe_factor)
-
-    def fitted_zipf_mandelbrot(self) -> TableDemand:
-        """The table with accesses of ``zipf_mandelbrot``, at most 1 of a row by a sample."""
-        z, q = self.zipf_mandelbrot
-        edges = _edges(self.num_embeddings)
-        rows = np.diff(edges)
-        weights = np.diff((edges + 0.5 + q) ** (1 - z)) / (1 - z) / rows
-
-        def missing(exponent: float) -> float:
-            return self.length - float(rows @ np.minimum(1.0, np.exp(exponent) * weights))
-
-        accesses = rows * np.minimum(1.0, np.exp(_root(missing, -50.0, 50.0)) * weights)
-        return self._demand(edges, accesses)
 
     def _demand(
         self, edges: NDArray[np.int64], accesses: NDArray[np.float64], dedupe_factor: float = 1.0
@@ -176,19 +160,19 @@ MODELS = {
     for model in (
         PaperModel(
             *("RM-1", 30_000_000, 346_144, 0.525, 100_064, 0.368, 1_184_544, 0.306),
-            *(0.537, 0.694, 0.152, 0.146, (1.081, 10239.0)),
+            *(0.537, 0.694, 0.152, 0.146),
         ),
         PaperModel(
             *("RM-2", 30_000_000, 507_072, 0.770, 128_736, 0.639, 2_397_216, 0.217),
-            *(0.770, 0.856, 0.086, 0.100, (1.208, 3001.0)),
+            *(0.770, 0.856, 0.086, 0.100),
         ),
         PaperModel(
             *("RM-3", 10_000_000, 115_296, 0.349, 36_704, 0.227, 318_560, 0.259),
-            *(0.333, 0.473, 0.105, 0.105, (0.908, 3905.0)),
+            *(0.333, 0.473, 0.105, 0.105),
         ),
         PaperModel(
             *("RM-4", 10_000_000, 184_864, 0.570, 55_040, 0.390, 592_992, 0.360),
-            *(0.574, 0.748, 0.077, 0.075, (1.170, 10373.0)),
+            *(0.574, 0.748, 0.077, 0.075),
         ),
     )
 }

@@ -105,15 +105,6 @@ def test_links_as_fast_between_nodes_as_inside_them_get_flex_rows_for_bytes_only
     assert hot_and_flex(planned(plugin, even, minimise="bytes"))[1] > 0
 
 
-def test_the_data_is_counted_once_for_a_setting(setting: Setting) -> None:
-    assert isinstance(setting.data, Zipf)
-    plugin = make(TwoTier, profile_rows=1000)
-    first = plugin.part(TABLES, setting).plan
-    assert plugin.part(TABLES, setting).plan is first
-    assert setting.data.asked == [1000]
-    assert plugin.part(TABLES, replace(setting, batch_size=1024)).plan is not first
-
-
 def test_more_memory_has_more_copies(setting: Setting) -> None:
     rows = [
         hot_and_flex(planned(Joint, setting, budget=budget, minimise="bytes", dedupe="none"))

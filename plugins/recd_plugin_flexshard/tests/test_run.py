@@ -87,9 +87,3 @@ def test_a_plan_for_a_cluster_takes_the_tiers_of_that_cluster(
     assert rows[0] != rows[1]
     assert not any(flex for _, flex in rows[0].values())
     assert any(flex for _, flex in rows[1].values())
-
-
-def test_the_plugins_are_listed() -> None:
-    found = {p["name"]: p["summary"] for p in json.loads(recd("plugins", "--json"))}
-    for name in ("flexshard.two_tier", "flexshard.three_tier", "flexshard.joint"):
-        assert found[name].endswith(".")

@@ -144,12 +144,3 @@ def test_options_of_tiers_alone_are_refused(folder: Path) -> None:
     assert result.exit_code == 2
     assert "--overlap is for --tiers" in result.output
     assert not (folder / "table").exists()
-
-
-def test_wrappers_are_prepared_as_in_a_run(folder: Path) -> None:
-    wrap = "  wrap: [{use: ranking.negatives, options: {item: nobody, negatives: 1}}]\nconverter:"
-    text = REGISTRY.replace("converter:", wrap)
-    (folder / "registry.yaml").write_text(text, encoding="utf-8")
-    result = plan()
-    assert result.exit_code == 1
-    assert "option item names nobody, which is no feature of" in words(result)

@@ -69,15 +69,6 @@ def test_real_batches(folder: Path) -> None:
     assert "play fewer steps" in simulate(*TOPOLOGY, "--data", "--steps", "9").output
 
 
-def test_real_batches_come_through_the_wrappers_of_the_dataset(folder: Path) -> None:
-    negatives = "{item: item_0, by: in_request, negatives: 3}"
-    wrap = f"  wrap: [{{use: ranking.negatives, options: {negatives}}}]\nconverter:"
-    text = REGISTRY.replace("converter:", wrap)
-    (folder / "registry.yaml").write_text(text, encoding="utf-8")
-    # Of positive rows with three others each; without the wrapper there would be 4.
-    assert "has 3 batches of 32 rows" in simulate(*TOPOLOGY, "--data", "--steps", "9").output
-
-
 def test_accesses_that_have_changed(folder: Path) -> None:
     tables = {
         name: TableAccess.from_counts(
@@ -121,13 +112,6 @@ def test_without_tiers(folder: Path) -> None:
     (folder / "registry.yaml").write_text(text)
     shown = " ".join(simulate().output.split())
     assert "registry.yaml: no table has tiers of rows; add an entry" in shown
-
-
-def test_where_auto_chose_none(folder: Path) -> None:
-    path = folder / "registry.yaml"
-    path.write_text(REGISTRY.replace("flexshard.three_tier", "auto"))
-    shown = " ".join(simulate("--topology", "machine", "--ranks-per-node", "1").output.split())
-    assert "registry.yaml: no table has tiers of rows: auto takes the planner for t_seq" in shown
 
 
 def test_the_example_of_the_page_runs(folder: Path) -> None:

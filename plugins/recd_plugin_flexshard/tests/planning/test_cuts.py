@@ -103,24 +103,6 @@ def test_the_fitted_tables_have_the_rows_and_coverages_of_table_5(name):
     assert three.flex_share == pytest.approx(model.flex_covered, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "length", "hot", "flex", "covered"),
-    [
-        ("RM-1", 960.8, 95.3e3, 1.189e6, 0.681),
-        ("RM-2", 959.6, 87.0e3, 2.53e6, 0.886),
-        ("RM-3", 481.4, 36.6e3, 318e3, 0.487),
-        ("RM-4", 472.6, 56.0e3, 592e3, 0.735),
-    ],
-)
-def test_zipf_mandelbrot_fits(name, length, hot, flex, covered):
-    demand = MODELS[name].fitted_zipf_mandelbrot()
-    (table,) = plan_tiers([demand], CLUSTER, "three_tier", OPTIONS).tables
-    assert demand.length == pytest.approx(length, abs=0.1)
-    assert table.hot == pytest.approx(hot, rel=1e-3)
-    assert table.flex == pytest.approx(flex, rel=2e-3)
-    assert 1 - table.cold_share == pytest.approx(covered, abs=1e-3)
-
-
 def test_tables_are_cut_as_their_merged_rows_would_be():
     rng = np.random.default_rng(0)
     tables, merged = [], []

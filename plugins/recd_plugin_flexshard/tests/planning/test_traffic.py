@@ -64,15 +64,6 @@ def test_bytes_by_tier():
     assert sent["cold"].bytes == sent["cold"].integer_bytes + sent["cold"].float_bytes
 
 
-def test_wires_of_half_the_bytes_carry_embeddings_alone():
-    full = traffic(three_tiers(ClusterShape(2, 2, 10)))
-    half = traffic(three_tiers(ClusterShape(2, 2, 10), replace(OPTIONS, wire_bytes=2)))
-    for tier in ("cold", "flex"):
-        assert half[tier].float_bytes == full[tier].float_bytes / 2
-        assert half[tier].integer_bytes == full[tier].integer_bytes
-    assert half["hot"] == full["hot"]
-
-
 def test_gradients_of_touched_rows_travel_by_the_wire_too() -> None:
     plan = replace(three_tiers(ClusterShape(2, 2, 10)), syncs=Syncs("sparse", "sparse"))
     (table,) = plan.tables
@@ -81,18 +72,6 @@ def test_gradients_of_touched_rows_travel_by_the_wire_too() -> None:
     for tier in ("hot", "flex_gradients"):
         assert half[tier].float_bytes == traffic(plan)[tier].float_bytes / 2 > 0
         assert half[tier].integer_bytes == traffic(plan)[tier].integer_bytes
-
-
-def test_without_flex_rows_a_node_exchanges_no_sizes():
-    plan = three_tiers(ClusterShape(2, 2, 10))
-    (table,) = plan.tables
-    without = replace(plan, tables=(replace(table, flex=0, flex_sent=0.0),))
-    assert traffic(without)["flex"].bytes == 0
-
-
-def test_one_rank_sends_nothing():
-    sent = traffic(three_tiers(ClusterShape(1, 1, 10)))
-    assert [each.bytes for each in sent.values()] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("factor", [1.0, 4.0])

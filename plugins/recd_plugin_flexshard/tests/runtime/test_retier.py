@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from recd_plugin_flexshard.runtime.retier import RetierReport
 from recd_plugin_flexshard.tests.runtime.retier_cases import (
     EVERY,
     STEPS,
@@ -97,11 +96,3 @@ def test_nothing_moves_without_a_reason() -> None:
         assert same
         assert [report.moved for report in reports] == [{}, {}]
         assert all(report.a2a_share_before == report.a2a_share_after for report in reports)
-
-
-def test_a_report_says_what_moved() -> None:
-    report = RetierReport(300, {("cold", "hot"): 12, ("hot", "cold"): 12}, 0.25, 0.125)
-    assert str(report) == (
-        "tiers chosen anew after step 300: 12 cold to hot, 12 hot to cold; accesses by the global "
-        "all-to-all 25.0% to 12.5%"
-    )

@@ -27,15 +27,6 @@ def collection() -> EmbeddingCollection:
     )
 
 
-def test_tiers_are_a_copy_that_stays() -> None:
-    rows = torch.tensor([4, 2]).numpy()
-    tiers = RowTiers(rows)
-    rows[0] = 0
-    assert tiers.hot.tolist() == [4, 2]
-    with pytest.raises(ValueError, match="read-only"):
-        tiers.hot[0] = 1
-
-
 def test_it_is_the_collection_it_replaces() -> None:
     plain = collection()
     tiered = TieredEmbeddingCollection(plain, {"u": RowTiers([1]), "t": RowTiers([8], [2, 3])})
@@ -70,14 +61,6 @@ def test_it_travels(travel: Callable[[TieredEmbeddingCollection], Any]) -> None:
     assert arrived.retier_every == 7
     for name, weights in tiered.state_dict().items():
         assert torch.equal(arrived.state_dict()[name], weights)
-
-
-def test_it_is_on_the_device_of_the_collection() -> None:
-    configs = collection().embedding_configs()
-    meta = EmbeddingCollection(tables=configs, device=torch.device("meta"))
-    tiered = TieredEmbeddingCollection(meta, {})
-    assert tiered.device == torch.device("meta")
-    assert all(parameter.is_meta for parameter in tiered.parameters())
 
 
 @pytest.mark.parametrize(("hot", "flex"), [([3, 1, 3], []), ([3], [1, 3]), ([], [2, -1])])

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from recd_plugin_flexshard.plan_report import (
     EntryTiers,
-    TierRows,
     TiersReport,
     plot,
     render,
@@ -121,24 +120,6 @@ def test_the_curve_of_two_tiers_goes_from_row_wise_over_the_points_to_all(rm_2: 
         plan for plan in rm_2.curves["three_tier"] if plan.memory_bytes <= neutral.memory_bytes
     ]
     assert max(plan.a2a_reduction for plan in fitting) > neutral.a2a_reduction
-
-
-def test_tables_together_are_weighted_by_their_accesses() -> None:
-    found = entry(tables=3)
-    rows = TierRows.of("all", found.plan.tables)
-    assert rows.rows == 6000
-    assert rows.hot == sum(table.hot for table in found.tables)
-    covered = sum(table.length * table.hot_share for table in found.tables)
-    assert rows.hot_share == pytest.approx(covered / 33)
-    assert rows.hot_share + rows.flex_share + rows.cold_share == pytest.approx(1)
-    assert " all " in text(found)
-
-
-def test_of_many_tables_those_with_most_accesses_are_shown() -> None:
-    shown = text(entry("two_tier", replace(SMALL, nodes=1), tables=20))
-    assert "and 4 with fewer" in " ".join(shown.split())
-    assert " t_19 " in shown
-    assert " t_3 " not in shown
 
 
 def test_one_node_has_no_three_tiers() -> None:
