@@ -54,7 +54,7 @@ def _blocks(number: int, task: bytes, position: State, stride: int | None) -> It
 
     try:
         reader = _open(task)
-    except RecdError as error:
+    except Exception as error:
         return [BatchBlock(number, [], portable(error))]
     if stride is None:
         return [reader.block(position, number)]

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from typing import TypeVar
 
 import psutil
 
@@ -21,6 +22,8 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 # Seconds for a fork server that closes its socket to end.
 _END_SECONDS = 2.0
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+E = TypeVar("E", bound=Exception)
 
 
 def end_with_parent() -> None:
@@ -152,7 +155,7 @@ def share_fork_server() -> None:
         server.ensure_running = resource_tracker.ensure_running  # type: ignore[method-assign]
 
 
-def portable(error: RecdError) -> RecdError:
+def portable(error: E) -> E | RecdError:
     """The error itself where pickle brings it across, else its message."""
     try:
         survives = str(pickle.loads(pickle.dumps(error))) == str(error)

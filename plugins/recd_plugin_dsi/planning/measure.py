@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins.api import RecdError
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
 from recd_plugins.api.ingestion import (
@@ -151,7 +150,7 @@ def _endless(blocks: Callable[[], Iterator[BatchBlock]]) -> Iterator[BatchBlock]
     """Blocks with batches, epoch after epoch."""
     while True:
         for block in blocks():
-            if isinstance(block.end, RecdError):
+            if isinstance(block.end, Exception):
                 raise block.end
             if block.batches:
                 yield block

@@ -18,7 +18,7 @@ from pathlib import Path
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
 from recd_plugins.data.wrapped_dataset import RegistryLookups
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Dataset, Feed, Ingestion, Plugin, Reader, Split, TablePart
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.plugin_call import plugin_call, plugin_items
@@ -113,7 +113,7 @@ class _Reader(TaskReader):
                 yield BatchBlock(next(numbers), batches)
                 batches = []
             yield BatchBlock(next(numbers), [], self._position_of(reader))
-        except RecdError as error:
+        except Exception as error:
             yield BatchBlock(next(numbers), batches, portable(error))
 
     def _position_of(self, reader: Reader) -> State:
@@ -143,7 +143,7 @@ def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInpu
     """Yield the batches of blocks; ``reader`` moves along as if it had read them.
 
     Raises:
-        RecdError: the one that ends the blocks.
+        Exception: the one that ends the blocks.
         PluginError: a block is missing, or comes twice or out of its turn.
     """
     for expected, block in enumerate(blocks):
@@ -155,7 +155,7 @@ def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInpu
         for model_input, position in block.batches:
             reader.load_state_dict(position)
             yield model_input
-        if isinstance(block.end, RecdError):
+        if isinstance(block.end, Exception):
             raise block.end
         if block.end is not None:
             reader.load_state_dict(block.end)

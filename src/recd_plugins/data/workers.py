@@ -29,7 +29,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from recd_plugins.activity import doing
 from recd_plugins.data.ipc import Packed, pack, unpack
 from recd_plugins.data.read_task import hand_out
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Feed, Reader
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State
 from recd_plugins.processes import (
@@ -150,7 +150,7 @@ class _Share(IterableDataset[Packed]):
             reader = self._task.open()
             for block in reader.blocks(self._position, info.id, info.num_workers):
                 yield pack(block)
-        except RecdError as error:
+        except Exception as error:
             yield pack(BatchBlock(info.id, [], portable(error)))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces.dataset import Split
 from recd_plugins.plugin_modules import load_file
 
@@ -35,7 +35,7 @@ class BatchBlock:
 
     number: int
     batches: list[tuple[ModelInput, State]]
-    end: State | RecdError | None = None
+    end: State | Exception | None = None
 
     def moved(self, packing: float, unpacking: float) -> BatchBlock:
         """The block in the trainer, its batches with the seconds that the way there took.
