@@ -85,11 +85,7 @@ class IkjtConverter(Converter):
         return Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Decide on groups.
-
-        Raises:
-            DataError: ``sample`` cannot be read, or a group names what is no sparse feature.
-        """
+        """Decide on groups."""
         if self.options.groups == "auto":
             groups = self._coinciding(sample, schema)
         else:
@@ -175,11 +171,7 @@ class IkjtConverter(Converter):
 
 
 def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
-    """Refuse names, given by an option, of what is no sparse feature.
-
-    Raises:
-        DataError: says the option, the name, and which name may be meant.
-    """
+    """Refuse names, given by an option, of what is no sparse feature."""
     for name in names:
         if name not in schema.sparse:
             near = get_close_matches(name, schema.sparse, n=1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -78,16 +77,11 @@ class Events:
 
 
 def detect_format(path: Path, separator: str | None, header: bool | Sequence[str] | None) -> Format:
-    """Fill in by the file's suffix and first line what the options leave open.
-
-    Raises:
-        DataError: there is no such file, or its suffix says nothing about its separator.
-    """
+    """Fill in by the file's suffix and first line what the options leave open."""
     if not path.is_file():
         raise DataError(
             f"{path}: no such file (looked for from {Path.cwd()}). MovieLens is at "
-            "https://files.grouplens.org/datasets/movielens/ (ratings.dat, ratings.csv or "
-            "u.data of an archive); RecBole's .inter files work too"
+            "https://files.grouplens.org/datasets/movielens/"
         )
     if separator is None:
         separator = SEPARATORS.get(path.suffix.lower())
@@ -130,62 +124,41 @@ def read_events(
         columns: which are what.
         trained: of a file to score, whose ids are those of training, and whose outcomes may be
             empty.
-
-    Raises:
-        DataError: a column is missing, a line has too many or few, or a value is empty or no
-            number, with the line and the value.
     """
     wanted = {"user": columns.user, "item": columns.item, "timestamp": columns.timestamp}
     wanted["value or label"] = columns.outcome
     for option, name in wanted.items():
-        if name not in layout.names:
+        if layout.names.count(name) != 1:
+            advice = f"set option {option} to one of: {', '.join(layout.names)}"
             if trained is not None and name == columns.outcome:
-                raise DataError(
-                    f"{path}: no column {name}, by which histories say what was liked; add it, "
-                    "empty in rows of which nobody knows it yet: they are scored, and in no history"
-                )
-            raise DataError(
-                f"{path}: no column {name}; set option {option} to one of: "
-                f"{', '.join(layout.names)}"
-            )
-        if layout.names.count(name) > 1:
-            raise DataError(
-                f"{path}: {layout.names.count(name)} columns are named {name}, which is option "
-                f"{option}; rename one of them"
-            )
-    _check_roles(path, columns)
+                advice = "add it, empty in rows of which nobody knows the outcome yet"
+            found = "no column" if name not in layout.names else "several columns are named"
+            raise DataError(f"{path}: {found} {name}; {advice}")
+    if len(set(wanted.values())) < len(wanted):
+        raise DataError(f"{path}: user, item, timestamp and value or label need different columns")
     ids = (columns.user, columns.item)
     numbers = (columns.outcome, columns.timestamp)
     may_be_empty = () if trained is None else (columns.outcome,)
     known = {} if trained is None else trained.kinds
     try:
         table = _read(path, layout, ids, numbers)
-        values = {name: _numbers(table[name], name in may_be_empty) for name in numbers}
-        found = {name: _ids(table[name], known.get(name)) for name in ids}
+        values = {name: _numbers(table, name, name in may_be_empty) for name in numbers}
+        found = {name: _ids(table, name, known.get(name)) for name in ids}
     except (pa.ArrowInvalid, ValueError) as error:
-        _explain(path, layout, ids, numbers, may_be_empty)
         raise DataError(f"{path}: {error}") from error
     users, items = (each for each, _ in found.values())
     kinds = {name: kind for name, (_, kind) in found.items()}
     events = Events(users, items, values[columns.outcome], values[columns.timestamp], kinds)
     if trained is not None:
-        _check_kinds(path, layout, kinds, trained)
+        for name, kind in kinds.items():
+            if trained.kinds.get(name, kind) != kind:
+                raise DataError(
+                    f"{path}: column {name} has texts, and whole numbers in {trained.path}, which "
+                    "is trained on: no id of the two would be the same"
+                )
     if not len(events.users):
         raise DataError(f"{path}: no interactions in this file")
     return events
-
-
-def _check_roles(path: Path, columns: Columns) -> None:
-    """Refuse a column that would be two things at once."""
-    roles: dict[str, list[str]] = {}
-    for role, name in asdict(columns).items():
-        roles.setdefault(name, []).append("value or label" if role == "outcome" else role)
-    for name, named in roles.items():
-        if len(named) > 1:
-            raise DataError(
-                f"{path}: column {name} is named by the options {' and '.join(named)}; each needs "
-                "a column of its own"
-            )
 
 
 def _read(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]) -> pa.Table:
@@ -212,92 +185,29 @@ def _read(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]
     )
 
 
-def _numbers(column: pa.ChunkedArray, may_be_empty: bool) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = column.to_numpy()
-    given = column.is_valid().to_numpy() if may_be_empty else slice(None)
-    if not np.isfinite(values[given]).all():
-        raise ValueError("a number is missing or not finite")
+def _numbers(table: pa.Table, name: str, may_be_empty: bool) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = table[name].to_numpy()
+    wrong = ~np.isfinite(values)
+    if may_be_empty:
+        wrong &= table[name].is_valid().to_numpy()
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"column {name}, row {row} (from 0): a number is missing or not finite")
     return values
 
 
-def _ids(column: pa.ChunkedArray, known: str | None) -> tuple[NDArray[np.int64], str]:
-    """Ids by the distinct strings of a column, there are few of those; and their kind.
-
-    Args:
-        column: of ids.
-        known: the kind, where the column is to be read as that of another file.
-    """
-    encoded = column.unify_dictionaries().combine_chunks()
+def _ids(table: pa.Table, name: str, known: str | None) -> tuple[NDArray[np.int64], str]:
+    """Return the ids of a column and their kind, which is ``known`` for a file to score."""
+    encoded = table[name].unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.chunk(0)
     names = encoded.dictionary.to_pylist()
     if encoded.null_count or not all(names):
-        raise ValueError("an id is empty")
+        raise ValueError(f"column {name}: an id is empty")
     whole = known != TEXT and all(_WHOLE_NUMBER.fullmatch(name) for name in names)
     ids = [int(name) if whole else _hash(name) for name in names]
     return np.array(ids, np.int64)[np.asarray(encoded.indices)], NUMBERS if whole else TEXT
 
 
-def _check_kinds(path: Path, layout: Format, kinds: Mapping[str, str], trained: Trained) -> None:
-    """Refuse texts where the model was trained on numbers: hashes would be other ids."""
-    for name, kind in kinds.items():
-        if trained.kinds.get(name, kind) == kind:
-            continue
-        at = layout.names.index(name)
-        for line, fields in _lines(path, layout):
-            if not _WHOLE_NUMBER.fullmatch(fields[at]):
-                raise DataError(
-                    f"{path}:{line}: column {name} is {fields[at]!r}, and whole numbers in "
-                    f"{trained.path}, which is trained on: no id of the two would be the same; "
-                    "write whole numbers, without zeros in front"
-                )
-
-
 def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
-
-
-def _explain(
-    path: Path,
-    layout: Format,
-    ids: Sequence[str],
-    numbers: Sequence[str],
-    may_be_empty: Sequence[str],
-) -> None:
-    """Look for what Arrow choked on, line by line, to tell where it is."""
-    for line, fields in _lines(path, layout):
-        if len(fields) != len(layout.names):
-            raise DataError(
-                f"{path}:{line}: {len(fields)} columns where there are {len(layout.names)} "
-                f"({', '.join(layout.names)}): {layout.separator.join(fields)!r}"
-            )
-        row = dict(zip(layout.names, fields, strict=True))
-        for name in ids:
-            if not row[name]:
-                raise DataError(f"{path}:{line}: column {name} is empty")
-        for name in numbers:
-            if not _is_number(row[name]) and (row[name] or name not in may_be_empty):
-                raise DataError(f"{path}:{line}: column {name} is {row[name]!r}, no number")
-
-
-def _lines(path: Path, layout: Format) -> Iterator[tuple[int, list[str]]]:
-    """The lines that hold data, with their 1-based numbers."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
-        if layout.quotes:
-            reader = csv.reader(stream)
-            rows = ((reader.line_num, fields) for fields in reader)
-        else:
-            rows = (
-                (number, text.rstrip("\r\n").split(layout.separator) if text.strip() else [])
-                for number, text in enumerate(stream, 1)
-            )
-        for number, fields in rows:
-            if fields and not (layout.has_header and number == 1):
-                yield number, fields
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

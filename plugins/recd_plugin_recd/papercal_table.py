@@ -56,10 +56,6 @@ def write_table(
     """Generate ``folder``. It appears when it is complete; ``progress`` gets rows written.
 
     Memory is a row group and, by time, 24 bytes for each row in flight, at any size.
-
-    Raises:
-        DataError: there is something at ``folder``, be it only at the end, files would be empty,
-            or the disk is full.
     """
     from recd_plugin_recd import papercal
 
@@ -94,11 +90,7 @@ def write_table(
 
 
 def provenance(folder: Path) -> dict[str, Any] | None:
-    """How the table in ``folder`` was generated, or None where it was not generated here.
-
-    Raises:
-        DataError: a file is not Parquet.
-    """
+    """How the table in ``folder`` was generated, or None where it was not generated here."""
     path = folder / "part-00000.parquet"
     if not path.is_file():
         return None

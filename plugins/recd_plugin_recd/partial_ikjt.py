@@ -88,11 +88,7 @@ class PartialIkjtConverter(Converter):
         return RowPacker(self.options.max_shift)
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Decide on each feature.
-
-        Raises:
-            DataError: ``sample`` cannot be read, or an option names what is no sparse feature.
-        """
+        """Decide on each feature."""
         from recd_plugins.api.columns import sparse_column
 
         if self.options.features != "auto":

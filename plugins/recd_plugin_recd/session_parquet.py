@@ -107,11 +107,7 @@ class SessionParquet(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Features in the order of the file.
-
-        Raises:
-            DataError: a column is missing or is of the wrong type, or a pattern matches nothing.
-        """
+        """Features in the order of the file."""
         if self._trained is not None:
             return self._trained.schema()
         if self.trained_schema is not None:
@@ -307,11 +303,7 @@ class SessionParquet(Dataset):
         return tuple(field.name for field in chosen)
 
     def _columns(self, table: ParquetTable, schema: FeatureSchema) -> pa.Schema:
-        """Names and types of what the reader yields, ids as int64.
-
-        Raises:
-            DataError: a column is missing, or of a type that it cannot have.
-        """
+        """Names and types of what the reader yields, ids as int64."""
         label = () if self._trained is not None else (schema.label,)
         ids = [_as_int64(self._field(table, name, _is_ids, "ids")) for name in schema.sparse]
         numbers = [

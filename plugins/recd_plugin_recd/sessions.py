@@ -22,11 +22,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def plain_sessions(sessions: Any) -> Any:
-    """Return session ids as an Arrow array of integers, strings or bytes.
-
-    Raises:
-        DataError: ids are of another type, or numbers that are not whole.
-    """
+    """Return session ids as an Arrow array of integers, strings or bytes."""
     if pt.is_dictionary(sessions.type):
         sessions = sessions.cast(sessions.type.value_type)
     kind = sessions.type
@@ -76,11 +72,7 @@ def session_shards(sessions: Any, num_shards: int) -> NDArray[np.int64]:
 
 
 def check_keys(rows: Rows, keys: SessionKeys) -> None:
-    """Refuse null sessions, null or NaN times, and numeric sessions that are not whole.
-
-    Raises:
-        DataError: names the file and row.
-    """
+    """Refuse null sessions, null or NaN times, and numeric sessions that are not whole."""
     check_no_nulls(rows, keys.session)
     check_no_nulls(rows, keys.timestamp)
     times = rows.data.column(keys.timestamp)
@@ -91,11 +83,7 @@ def check_keys(rows: Rows, keys: SessionKeys) -> None:
 
 
 def check_sessions(rows: Rows, name: str) -> None:
-    """Refuse sessions that are numbers and not whole.
-
-    Raises:
-        DataError: names the file.
-    """
+    """Refuse sessions that are numbers and not whole."""
     try:
         plain_sessions(rows.data.column(name))
     except DataError as error:
@@ -103,11 +91,7 @@ def check_sessions(rows: Rows, name: str) -> None:
 
 
 def check_no_nulls(rows: Rows, name: str) -> None:
-    """Refuse a null in a column of sessions or times.
-
-    Raises:
-        DataError: names the file and row.
-    """
+    """Refuse a null in a column of sessions or times."""
     column = rows.data.column(name)
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
@@ -117,11 +101,7 @@ def check_no_nulls(rows: Rows, name: str) -> None:
 
 
 def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
-    """Return rows with empty lists for nulls; a feature that had some becomes plain lists.
-
-    Raises:
-        DataError: a list is null and nulls are errors, or a null is in a list.
-    """
+    """Return rows with empty lists for nulls; a feature that had some becomes plain lists."""
     data = rows.data
     for name in features:
         column, field = data[name], data.schema.field(name)

@@ -61,11 +61,7 @@ class SessionTable(ABC):
 
     @abstractmethod
     def read(self, partition: Partition, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        """Every row of a partition once, with ``columns`` or all, in batches of any size.
-
-        Raises:
-            DataError: data is damaged or was replaced meanwhile.
-        """
+        """Every row of a partition once, with ``columns`` or all, in batches of any size."""
 
 
 def open_source(
@@ -83,10 +79,6 @@ def open_source(
         session, timestamp: columns of a Parquet table, ``session_id`` and ``ts`` unless they are
             given. A dataset knows its own.
         plugins_dir: a folder of plugin files that a registry file may need.
-
-    Raises:
-        RegistryError: the registry file is wrong.
-        DataError: there is no such place, it is damaged, or it lacks a column.
     """
     given = {"session": session, "timestamp": timestamp}
     if path.suffix not in (".yaml", ".yml"):

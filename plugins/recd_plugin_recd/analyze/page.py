@@ -10,12 +10,13 @@ from matplotlib.figure import Figure
 from recd_plugin_recd.analyze.report import (
     FeatureReport,
     TableAnalysis,
-    bytes_in_words,
     factor,
     findings,
     session_rows,
+    session_table,
     share,
     storage_rows,
+    storage_table,
 )
 from recd_plugins.api.pages import (
     COLORS,
@@ -58,7 +59,7 @@ def page(report: TableAnalysis) -> str:
             "deduplicated there; those that lie together in a partition can be brought into one.",
             session_plot(report),
         ),
-        _sessions(report),
+        html_table(*session_table(report)),
         *html_section(
             "Duplication",
             "What each feature repeats of the row before in its session." + _shown(report),
@@ -77,7 +78,7 @@ def page(report: TableAnalysis) -> str:
             "a scratch file to learn it, with the settings of recd cluster.",
             storage_plot(report),
         ),
-        _storage(report),
+        html_table(*storage_table(report)),
         *_advice(report),
     ]
     return html_page(title, parts)
@@ -86,13 +87,6 @@ def page(report: TableAnalysis) -> str:
 def _shown(report: TableAnalysis) -> str:
     more = len(report.features) > MAX_FEATURES
     return f" The plots show the {MAX_FEATURES} features with the most ids." if more else ""
-
-
-def _sessions(report: TableAnalysis) -> Html:
-    rows = [
-        (label, share(partition), share(batch)) for label, partition, batch in session_rows(report)
-    ]
-    return html_table(("samples", "sessions, in a partition", "sessions, in a batch"), rows)
 
 
 def _features(report: TableAnalysis) -> Html:
@@ -117,14 +111,6 @@ def _features(report: TableAnalysis) -> Html:
         for each in report.features
     ]
     return html_table(headings, rows)
-
-
-def _storage(report: TableAnalysis) -> Html:
-    rows = [
-        (what, f"{size:,.0f}", bytes_in_words(size * report.rows))
-        for what, size in storage_rows(report.storage)
-    ]
-    return html_table(("", "bytes a row", "table"), rows)
 
 
 def _glossary() -> Html:

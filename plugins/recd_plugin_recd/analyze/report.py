@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from recd_plugin_recd.analyze.samples import NUM_PARTS, BatchSummary, SessionSummary
+from recd_plugins.api.files import bytes_text
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,24 @@ def session_rows(report: TableAnalysis) -> Iterator[tuple[str, float, float]]:
         yield label, partition.get(size, 0) / all_partition, batch.get(size, 0) / all_batch
 
 
+Headings = tuple[str, str, str]
+Cells = list[tuple[str, str, str]]
+
+
+def session_table(report: TableAnalysis) -> tuple[Headings, Cells]:
+    """Return headings and rows of the table of sessions by their samples."""
+    rows = session_rows(report)
+    cells = [(label, share(partition), share(batch)) for label, partition, batch in rows]
+    return ("samples", "in a partition", "in a batch"), cells
+
+
+def storage_table(report: TableAnalysis) -> tuple[Headings, Cells]:
+    """Return headings and rows of the table of storage."""
+    rows = storage_rows(report.storage)
+    cells = [(what, f"{size:,.0f}", bytes_text(size * report.rows)) for what, size in rows]
+    return ("", "bytes a row", "table"), cells
+
+
 def share(value: float) -> str:
     """A share in percent."""
     return f"{100 * value:.1f} %"
@@ -209,15 +228,6 @@ def share(value: float) -> str:
 def factor(value: float) -> str:
     """A DedupeFactor."""
     return f"{value:.2f}" if math.isfinite(value) else "inf"
-
-
-def bytes_in_words(size: float) -> str:
-    """A size with a unit, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB" if size < 1000 else f"{size:,.0f} TB"
 
 
 def _size(report: TableAnalysis) -> str:

@@ -67,9 +67,6 @@ def study(
         sample_megabytes: millions of bytes of whole sessions to hold, as Arrow data.
         nulls: ``empty`` reads a null in place of a list as an empty list.
         progress: gets rows as they are read.
-
-    Raises:
-        DataError: the table is empty, has no features or a null, or cannot be read.
     """
     if not source.features:
         raise DataError(

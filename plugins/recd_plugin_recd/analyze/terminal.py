@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -10,12 +12,10 @@ from rich.table import Table
 from recd_plugin_recd.analyze.report import (
     FeatureReport,
     TableAnalysis,
-    bytes_in_words,
     factor,
     findings,
-    session_rows,
-    share,
-    storage_rows,
+    session_table,
+    storage_table,
 )
 
 
@@ -24,7 +24,11 @@ def show(console: Console, report: TableAnalysis) -> None:
     console.print(f"[bold]{escape(report.path)}[/]", soft_wrap=True)
     for finding in findings(report):
         console.print(f"- {escape(finding)}", highlight=False)
-    for table in (_sessions(report), _features(report), _storage(report)):
+    for table in (
+        _plain("sessions by their samples", *session_table(report)),
+        _features(report),
+        _plain("storage of the features", *storage_table(report)),
+    ):
         console.print()
         console.print(table)
     if report.converter is None:
@@ -32,13 +36,6 @@ def show(console: Console, report: TableAnalysis) -> None:
     later = "" if report.clustered else ", once the table is by session"
     console.print(f"[bold]for registry.yaml{later}[/]\n")
     console.print(report.converter, markup=False, highlight=False, soft_wrap=True, end="")
-
-
-def _sessions(report: TableAnalysis) -> Table:
-    table = _table("sessions by their samples", "samples", "in a partition", "in a batch")
-    for label, partition, batch in session_rows(report):
-        table.add_row(label, share(partition), share(batch))
-    return table
 
 
 def _features(report: TableAnalysis) -> Table:
@@ -75,10 +72,10 @@ def _cells(feature: FeatureReport, clustered: bool) -> dict[str, str]:
     }
 
 
-def _storage(report: TableAnalysis) -> Table:
-    table = _table("storage of the features", "", "bytes a row", "table")
-    for what, size in storage_rows(report.storage):
-        table.add_row(what, f"{size:,.0f}", bytes_in_words(size * report.rows))
+def _plain(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = _table(title, *headings)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

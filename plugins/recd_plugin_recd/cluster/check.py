@@ -20,9 +20,6 @@ def check_clustered(
 
     Returns:
         ``rows`` and ``sessions``, each session counted once in each partition.
-
-    Raises:
-        DataError: it is not clustered; the message says the file and row where that shows first.
     """
     source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
     check_columns(source)

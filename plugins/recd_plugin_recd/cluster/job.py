@@ -119,11 +119,6 @@ def cluster(
         force: replace the target if it is a table.
         start: called with the number of rows, if that is known; returns the progress callback.
         say: called with a line about how the run begins.
-
-    Raises:
-        DataError: the source is wrong, the target is there or cannot be written, memory is too
-            small; nothing is written then.
-        SetupError: the engine is not installed.
     """
     began = time.monotonic()
     _check_target(options, force)
@@ -167,11 +162,7 @@ def cluster(
 
 
 def check_columns(source: SessionTable) -> None:
-    """Refuse sessions and times of types that cannot be sorted.
-
-    Raises:
-        DataError: with the column and its type.
-    """
+    """Refuse sessions and times of types that cannot be sorted."""
     keys, files = source.keys, source.partitions[0].files
     path = files[0] if files else source.path
     if keys.session == keys.timestamp:

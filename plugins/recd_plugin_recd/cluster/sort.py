@@ -75,9 +75,6 @@ def sort_partition(
 
     Returns:
         The folder of the files, and the layouts.
-
-    Raises:
-        DataError: the input is wrong, memory too small or the disk full.
     """
     parts = scratch / "parts"
     parts.mkdir(parents=True)
@@ -140,11 +137,7 @@ class Plan:
 
 
 def _plan(options: ClusterOptions, rows: pa.RecordBatch, parquet: bool) -> Plan:
-    """Divide the memory between workers.
-
-    Raises:
-        DataError: it is too small; says the least.
-    """
+    """Divide the memory between workers."""
     group = int(options.row_group_rows * rows.nbytes / max(1, rows.num_rows))
     base = _LIBRARIES + (0 if parquet else _TORCH)
     least = base + _GROUPS * group + int(_COPIES * max(group, _BATCH_BYTES))

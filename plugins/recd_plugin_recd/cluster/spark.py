@@ -62,12 +62,7 @@ class SparkEngine:
         self._scratch = scratch
 
     def run(self, layouts: Layouts | None, progress: Progress) -> tuple[Path, Layouts | None]:
-        """Sort into files ``part-*.parquet``; return their folder and the layouts of features.
-
-        Raises:
-            DataError: the input is wrong or Spark failed.
-            SetupError: there is no pyspark or no Java.
-        """
+        """Sort into files ``part-*.parquet``; return their folder and the layouts of features."""
         sorted_folder, parts = self._scratch / "spark", self._scratch / "parts"
         parts.mkdir(parents=True)
         start_session(self._options.memory)
@@ -155,11 +150,7 @@ def _num_rows(file: Path) -> int:
 
 
 def start_session(memory: int) -> Any:
-    """The Spark of this process.
-
-    Raises:
-        SetupError: there is no pyspark or no Java.
-    """
+    """The Spark of this process."""
     builder = optional_library("pyspark.sql", "spark", "--engine spark").SparkSession.builder
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java", path=f"{home}/bin" if home else None) is None:

@@ -62,9 +62,6 @@ def convert_layout(
         conversion: from where to where.
         force: replace a target that is a table.
         start: gets the number of rows, and returns what gets how many more are written.
-
-    Raises:
-        DataError: the source is damaged or has a null, or there is something at the target.
     """
     source, target = conversion.source, conversion.target
     _check_target(source, target, force)
@@ -144,9 +141,6 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
     ``path`` is a JSON object ``{"feature": count}``, or text with a line ``feature,count`` for
     each, which may begin with a header. Counts of a feature that stands there twice add up; equal
     counts keep the order of ``features``.
-
-    Raises:
-        DataError: a line or value is not of this form, or names no feature; with file and line.
     """
     counts: dict[str, float] = {}
     try:

@@ -66,9 +66,6 @@ class KafkaProducer:
 
     Args:
         config: more configuration of librdkafka, such as credentials or ``batch.size``.
-
-    Raises:
-        SetupError: confluent-kafka is not installed.
     """
 
     def __init__(self, servers: str, topic: str, session: str, config: dict[str, str]) -> None:
@@ -90,11 +87,7 @@ class KafkaProducer:
             raise self._place.failed(error) from error
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Send rows. They are delivered when ``flush`` has returned.
-
-        Raises:
-            DataError: rows sent earlier were not delivered.
-        """
+        """Send rows. They are delivered when ``flush`` has returned."""
         batch = batch.replace_schema_metadata(None)
         for number, session in enumerate(batch.column(self._session).to_pylist()):
             sink = pa.BufferOutputStream()
@@ -106,11 +99,7 @@ class KafkaProducer:
         self._check()
 
     def flush(self) -> None:
-        """Wait until every row is delivered.
-
-        Raises:
-            DataError: a row was refused, or the servers do not answer.
-        """
+        """Wait until every row is delivered."""
         while True:
             before = self.delivered
             left = self._producer.flush(_SECONDS)
@@ -160,9 +149,6 @@ class KafkaConsumer:
         partitions: all of the topic's if empty.
         rows_per_file: most rows of a file.
         config: more configuration of librdkafka.
-
-    Raises:
-        SetupError: confluent-kafka is not installed.
     """
 
     def __init__(
@@ -191,13 +177,7 @@ class KafkaConsumer:
         }
 
     def run(self, progress: Callable[[int], None]) -> list[Path]:
-        """Write what is new and return the new files; ``progress`` gets numbers of rows.
-
-        Raises:
-            DataError: no such topic or partition, no answer, a message that is no row, or rows
-                that were deleted before they were read.
-            RecdError: another consumer writes to the folder.
-        """
+        """Write what is new and return the new files; ``progress`` gets numbers of rows."""
         client = self._place.client
         with ExitStack() as opened:
             opened.enter_context(locked_folder(self._folder))
@@ -311,11 +291,7 @@ class _FileNumber:
 
 
 def written_until(folder: Path, topic: str) -> dict[int, int]:
-    """Return the offset behind the last one in the files of ``folder``, by partition.
-
-    Raises:
-        DataError: two files have the same offsets.
-    """
+    """Return the offset behind the last one in the files of ``folder``, by partition."""
     name = re.compile(rf"{re.escape(topic)}\.(\d{{5,}})\.(\d{{19}})-(\d{{19}})\.parquet")
     matches = [match for path in folder.iterdir() if (match := name.fullmatch(path.name))]
     ends: dict[int, int] = {}

@@ -109,11 +109,7 @@ class ParquetFile:
 
 
 def provenance(path: Path) -> dict[str, Any] | None:
-    """Return what ``close`` was told of the file at ``path``; None for another file.
-
-    Raises:
-        DataError: it is not Parquet.
-    """
+    """Return what ``close`` was told of the file at ``path``; None for another file."""
     try:
         check_regular(path)
         metadata = pq.read_metadata(path).metadata or {}

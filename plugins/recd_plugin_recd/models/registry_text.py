@@ -32,11 +32,7 @@ class ModelSizes:
 
 
 def sizes_of(name: ModelName, scale: float) -> ModelSizes:
-    """Widths in proportion to ``scale``, rows to its square.
-
-    Raises:
-        RecdError: ``scale`` is not in (0, 1], or the model has one size and it is not 1.
-    """
+    """Widths in proportion to ``scale``, rows to its square."""
     if not 0 < scale <= 1:
         raise RecdError(f"scale is {scale}; it is above 0 and at most 1")
     if name == "papercal":
@@ -166,9 +162,6 @@ def rm_registry(
         ranks: processes.
         steps: stop after so many steps; None trains one epoch.
         architecture: how the features' vectors meet.
-
-    Raises:
-        RecdError: ``scale`` does not suit the model.
     """
     sizes = sizes_of(name, scale)
     scaled = "" if name == "papercal" else f"-scale{scale:g}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.pooling.rows import JaggedRows, attention_rows, pool_bags, row_means
+from recd_plugin_recd.pooling.rows import JaggedRows, attention_rows, pool_bags
 
 
 class Reduction(nn.Module):
@@ -63,7 +63,7 @@ def pool_by_attention(
         for module, sequence in zip(modules, sequences, strict=True)
     ]
     attended = rows.self_attention(torch.cat(projected), modules[0].heads)
-    means = torch.split(row_means(attended, rows.lengths), rows.num_rows)
+    means = torch.split(pool_bags(attended, rows.lengths, "mean"), rows.num_rows)
     pooled = [module.out_projection(mean) for module, mean in zip(modules, means, strict=True)]
     return rows.zero_where_empty(pooled)
 
@@ -166,10 +166,21 @@ def _last_layer_means(
     lengths = torch.split(rows.lengths, rows.num_rows)
     if not pre:
         outputs = _layer(layers, values, rows, heads, pre)
-        return [row_means(*pair) for pair in zip(outputs, lengths, strict=True)]
+        return [pool_bags(*pair, "mean") for pair in zip(outputs, lengths, strict=True)]
     attended = _attended(layers, values, rows, heads, pre)
     return [
-        row_means(each, of_rows)
-        + layer.contract(row_means(layer.hidden(layer.feed_forward_norm(each)), of_rows))
+        pool_bags(each, of_rows, "mean")
+        + layer.contract(pool_bags(layer.hidden(layer.feed_forward_norm(each)), of_rows, "mean"))
         for layer, each, of_rows in zip(layers, attended, lengths, strict=True)
     ]
+
+
+def pool_groups(
+    groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]],
+) -> list[Tensor]:
+    """Pool the features of all groups in one call, ``[R, num_features, D]`` a group."""
+    modules = [module for of_group, _ in groups for module in of_group]
+    sequences = [sequence for _, of_group in groups for sequence in of_group]
+    pool: Any = pool_by_attention if isinstance(modules[0], SelfAttention) else pool_by_transformer
+    vectors = iter(pool(modules, sequences))
+    return [torch.stack([next(vectors) for _ in of_group], dim=1) for of_group, _ in groups]

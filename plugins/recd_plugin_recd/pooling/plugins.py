@@ -14,11 +14,26 @@ if TYPE_CHECKING:
     from torchrec.sparse.jagged_tensor import JaggedTensor
 
 
-class AttentionPooling(Pooling):
+class _SelfAttentionPooling(Pooling):
+    """Pools the features of all groups in one attention."""
+
+    always_trained = True
+
+    def pool(self, modules: Sequence[Any], sequences: Sequence[JaggedTensor]) -> Tensor:
+        return self.pool_groups([(modules, sequences)])[0]
+
+    def pool_groups(
+        self, groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]]
+    ) -> list[Tensor]:
+        from recd_plugin_recd.pooling.modules import pool_groups
+
+        return pool_groups(groups)
+
+
+class AttentionPooling(_SelfAttentionPooling):
     """Self-attention over a sequence, then the mean of its outputs."""
 
     name = "recd.attention"
-    always_trained = True
 
     class Options(PluginOptions):
         heads: int = Field(default=2, gt=0, description="Heads; they divide embedding_dim.")
@@ -28,27 +43,12 @@ class AttentionPooling(Pooling):
     def build(self, embedding_dim: int) -> nn.Module:
         from recd_plugin_recd.pooling.modules import SelfAttention
 
-        check_heads(self.name, self.options.heads, embedding_dim)
+        _check_heads(self.name, self.options.heads, embedding_dim)
         return SelfAttention(embedding_dim, self.options.heads)
 
-    def pool(self, modules: Sequence[Any], sequences: Sequence[JaggedTensor]) -> Tensor:
-        return self.pool_groups([(modules, sequences)])[0]
 
-    def pool_groups(
-        self, groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]]
-    ) -> list[Tensor]:
-        from recd_plugin_recd.pooling.modules import pool_by_attention
-        from recd_plugin_recd.pooling.rows import all_groups_at_once
-
-        return all_groups_at_once(pool_by_attention, groups)
-
-
-def check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
-    """Refuse heads that do not divide the dimension.
-
-    Raises:
-        RecdError: they do not.
-    """
+def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
+    """Refuse heads that do not divide the dimension."""
     if embedding_dim % heads:
         raise RecdError(
             f"{plugin}: heads ({heads}) must divide the model's embedding_dim ({embedding_dim})"
@@ -84,7 +84,7 @@ class DinPooling(TargetPooling):
     def build(self, embedding_dim: int) -> nn.Module:
         from recd_plugin_recd.pooling.din_modules import TargetAttention
 
-        check_heads(self.name, self.options.heads, embedding_dim)
+        _check_heads(self.name, self.options.heads, embedding_dim)
         return TargetAttention(embedding_dim, self.options.heads, self.options.weights)
 
     def pool_for(
@@ -99,11 +99,10 @@ class DinPooling(TargetPooling):
         return pool_for_targets(modules, sequences, targets, inverse)
 
 
-class TransformerPooling(Pooling):
+class TransformerPooling(_SelfAttentionPooling):
     """Transformer encoder over a sequence, then the mean of its outputs."""
 
     name = "recd.transformer"
-    always_trained = True
 
     class Options(PluginOptions):
         layers: int = Field(default=1, gt=0, description="Layers of the encoder.")
@@ -123,20 +122,9 @@ class TransformerPooling(Pooling):
         from recd_plugin_recd.pooling.modules import Transformer
 
         options = self.options
-        check_heads(self.name, options.heads, embedding_dim)
+        _check_heads(self.name, options.heads, embedding_dim)
         feed_forward = options.feed_forward or 4 * embedding_dim
         return Transformer(embedding_dim, options.layers, options.heads, feed_forward, options.norm)
-
-    def pool(self, modules: Sequence[Any], sequences: Sequence[JaggedTensor]) -> Tensor:
-        return self.pool_groups([(modules, sequences)])[0]
-
-    def pool_groups(
-        self, groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]]
-    ) -> list[Tensor]:
-        from recd_plugin_recd.pooling.modules import pool_by_transformer
-        from recd_plugin_recd.pooling.rows import all_groups_at_once
-
-        return all_groups_at_once(pool_by_transformer, groups)
 
 
 class _Reduction(Pooling):

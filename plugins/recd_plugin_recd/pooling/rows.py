@@ -5,12 +5,9 @@ therefore ordered by length and cut into buckets: a bucket takes the next longer
 what padding adds costs less than another call (``_CALL``), and is padded to its longest. Rows of
 one length are a batch as they stand.
 
-Measured on one core of a CPU, forward and backward, with 1 700 rows of 18 to 132 values, 16 wide
-and two heads: the minimum is flat where a call counts as 8 000 to 32 000 squares. The more rows are
-cut together, the less padding is left, so callers pass the rows of many features. On CPU torch's
-jagged nested tensors pad to the longest row within, and take 3 to 5 times as long as padding; plain
-matrix products and a softmax take 0.7 to 1.1 times as long as torch's fused attention, and keep all
-probabilities. On CUDA nothing was measured.
+On one core of a CPU the minimum is flat where a call counts as 8 000 to 32 000 squares. The more
+rows are cut together, the less padding is left, so callers pass the rows of many features. Torch's
+jagged nested tensors take 3 to 5 times as long as padding there. On CUDA nothing was measured.
 
 Linear layers, norms and feed-forward networks need no padding and run on the packed values.
 """
@@ -129,7 +126,8 @@ class JaggedRows:
             attended.append(outputs.transpose(1, 2).reshape(bucket.num_places, dim))
         if self._places is None:
             return attended[0]
-        return _collect(torch.cat(attended), self._places)
+        collected: Tensor = _Collect.apply(torch.cat(attended), self._places)  # type: ignore[no-untyped-call]
+        return collected
 
     def weighted_sums(
         self,
@@ -173,24 +171,8 @@ class JaggedRows:
         """The places of each bucket, ``[num_places, D]``."""
         if self._places is None:
             return (values,)
-        padded = _spread(values, self._values, self._places)
+        padded: Tensor = _Spread.apply(values, self._values, self._places)  # type: ignore[no-untyped-call]
         return torch.split(padded, [bucket.num_places for bucket in self._buckets])
-
-
-def all_groups_at_once(
-    pool: Callable[[list[Any], list[JaggedTensor]], list[Tensor]],
-    groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]],
-) -> list[Tensor]:
-    """The features of all groups by one call of ``pool``, ``[R, num_features, D]`` a group."""
-    modules = [module for of_group, _ in groups for module in of_group]
-    sequences = [sequence for _, of_group in groups for sequence in of_group]
-    vectors = iter(pool(modules, sequences))
-    return [torch.stack([next(vectors) for _ in of_group], dim=1) for of_group, _ in groups]
-
-
-def row_means(values: Tensor, lengths: Tensor) -> Tensor:
-    """Means over packed rows, ``[num_values, D]`` to ``[num_rows, D]``; zeros for empty rows."""
-    return pool_bags(values, lengths, "mean")
 
 
 def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
@@ -256,16 +238,12 @@ def _cost(length: int) -> int:
     return length * (length + _VALUE)
 
 
-def _spread(values: Tensor, taken: Tensor, places: Tensor) -> Tensor:
+class _Spread(torch.autograd.Function):
     """Values to padded places: an index select whose backward is one too, and adds nothing up.
 
     Gradients of padding must be zeros.
     """
-    padded: Tensor = _Spread.apply(values, taken, places)  # type: ignore[no-untyped-call]
-    return padded
 
-
-class _Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, taken: Tensor, places: Tensor) -> Tensor:
         ctx.save_for_backward(places)
@@ -277,13 +255,9 @@ class _Spread(torch.autograd.Function):
         return gradient.index_select(0, places), None, None
 
 
-def _collect(padded: Tensor, places: Tensor) -> Tensor:
-    """The inverse of ``_spread``; its gradients of padding are zeros."""
-    values: Tensor = _Collect.apply(padded, places)  # type: ignore[no-untyped-call]
-    return values
-
-
 class _Collect(torch.autograd.Function):
+    """The inverse of ``_Spread``; its gradients of padding are zeros."""
+
     @staticmethod
     def forward(ctx: Any, padded: Tensor, places: Tensor) -> Tensor:
         ctx.save_for_backward(places)

@@ -103,20 +103,16 @@ class NGram(nn.Module):
 
 
 class MapId(nn.Module):
-    """Ids that ``mapping`` names become its values; others ``default``, or stay where it is None.
-
-    Raises:
-        ValueError: from the constructor: an empty mapping.
-    """
+    """Maps ids of ``mapping`` to its values, others to ``default``; None leaves them."""
 
     sources: Tensor
     targets: Tensor
 
-    def __init__(self, mapping: dict[int, int], default: int | None = None) -> None:
+    def __init__(
+        self, mapping: dict[int, int] | Sequence[tuple[int, int]], default: int | None = None
+    ) -> None:
         super().__init__()
-        if not mapping:
-            raise ValueError("a mapping of no ids")
-        pairs = sorted(mapping.items())
+        pairs = sorted(dict(mapping).items())
         self.register_buffer("sources", torch.tensor([source for source, _ in pairs]))
         self.register_buffer("targets", torch.tensor([target for _, target in pairs]))
         self.keep_others = default is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import Counter
 from functools import cached_property
 from itertools import pairwise
@@ -17,16 +16,15 @@ if TYPE_CHECKING:
 
 
 class ModulePreprocessing(Preprocessing):
-    """Preprocessing by a module over (values, offsets) that ``torch.jit.script`` takes."""
-
-    @abstractmethod
-    def build(self) -> nn.Module:
-        """A new module with the options of this plugin."""
+    """Preprocessing by the scriptable module of the same name, which takes the options."""
 
     @cached_property
     def module(self) -> nn.Module:
         """The module that ``transform`` runs."""
-        return self.build()
+        from recd_plugin_recd.preprocessing import modules
+
+        module: nn.Module = getattr(modules, type(self).__name__)(**dict(self.options))
+        return module
 
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         result: tuple[Tensor, Tensor] = self.module(values, offsets)
@@ -49,11 +47,6 @@ class BoxCox(ModulePreprocessing):
         )
 
     options: Options
-
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.BoxCox(self.options.lambda1, self.options.lambda2)
 
 
 Border = (
@@ -89,11 +82,6 @@ class Bucketize(ModulePreprocessing):
 
     options: Options
 
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.Bucketize(self.options.borders)
-
 
 Bound = (
     Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
@@ -128,11 +116,6 @@ class Clamp(ModulePreprocessing):
         if not all(b == int(b) and -(2**63) <= b < 2**63 for b in bounds):
             self.takes = ("numbers",)
 
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.Clamp(self.options.lower, self.options.upper)
-
 
 class FirstX(ModulePreprocessing):
     """Keep the first x ids of each row, as TorchArrow's firstx does."""
@@ -143,11 +126,6 @@ class FirstX(ModulePreprocessing):
         x: int = Field(ge=0, lt=2**31, description="ids that a row keeps, from its start")
 
     options: Options
-
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.FirstX(self.options.x)
 
     def kept_lengths(self, lengths: Tensor) -> Tensor:
         return lengths.clamp(max=self.options.x)
@@ -166,11 +144,6 @@ class Logit(ModulePreprocessing):
         )
 
     options: Options
-
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.Logit(self.options.eps)
 
 
 Id = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
@@ -202,11 +175,6 @@ class MapId(ModulePreprocessing):
 
     options: Options
 
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.MapId(dict(self.options.mapping), self.options.default)
-
 
 class NGram(ModulePreprocessing):
     """Make one id of each n neighbouring ids of a row: a 63-bit hash of them in order."""
@@ -220,11 +188,6 @@ class NGram(ModulePreprocessing):
         )
 
     options: Options
-
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.NGram(self.options.n, self.options.salt)
 
 
 class Onehot(ModulePreprocessing):
@@ -242,11 +205,6 @@ class Onehot(ModulePreprocessing):
         super().__init__(options)
         self.width = self.options.classes
 
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.Onehot(self.options.classes)
-
 
 class SigridHash(ModulePreprocessing):
     """Hash ids of any size into [0, buckets), as TorchArrow's sigrid_hash does."""
@@ -263,8 +221,3 @@ class SigridHash(ModulePreprocessing):
         )
 
     options: Options
-
-    def build(self) -> nn.Module:
-        from recd_plugin_recd.preprocessing import modules
-
-        return modules.SigridHash(self.options.buckets, self.options.salt)

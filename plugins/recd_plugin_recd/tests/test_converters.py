@@ -6,7 +6,6 @@ from pydantic import ValidationError
 
 from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter
 from recd_plugin_recd.papercal import FEATURES, chunks, make_rows, row_keys
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 
 COLUMNS = {
@@ -42,28 +41,11 @@ def test_auto_groups_what_changes_together_and_leaves_the_rest_plain():
     assert plain == ["item", "empty"]
 
 
-def test_the_report_has_measured_factors():
-    converter = make()
-    assert converter.report() == ()
-    converter.fit(rows_of(COLUMNS), SCHEMA)
-    report = {group.features: group for group in converter.report()}
-    assert report[("viewed", "viewed_seller")].dedupe_factor == 2.0
-    assert report[("viewed", "viewed_seller")].deduplicated
-    assert report[("item",)].dedupe_factor == 1.0
-    assert not report[("item",)].deduplicated
-
-
 def test_groups_under_the_factor_stay_plain():
     converter = make(min_dedupe_factor=2.5)
     converter.fit(rows_of(COLUMNS), SCHEMA)
     batch = converter.convert(rows_of(COLUMNS), SCHEMA)
     assert keys_of(batch) == (list(COLUMNS), [])
-
-
-def test_everything_may_be_grouped():
-    schema = FeatureSchema(sparse=("viewed", "bought"), dense=(), label="label")
-    batch = make(groups=[["viewed"], ["bought"]]).convert(rows_of(COLUMNS), schema)
-    assert keys_of(batch) == ([], [["viewed"], ["bought"]])
 
 
 def test_without_fit_the_first_batch_decides():
@@ -113,11 +95,6 @@ def test_groups_given_by_hand_are_kept_whatever_their_factor():
     plain, grouped = keys_of(converter.convert(rows_of(COLUMNS), SCHEMA))
     assert grouped == [["bought", "item"]]
     assert plain == ["viewed", "viewed_seller", "empty"]
-
-
-def test_a_group_of_unknown_features_is_refused():
-    with pytest.raises(DataError, match=r"viewd.*did you mean viewed"):
-        make(groups=[["viewd"]]).fit(rows_of(COLUMNS), SCHEMA)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from tests import forked
 from tests.small_disk import small_disk
 
 from recd_plugin_recd import papercal
@@ -91,56 +89,6 @@ def test_a_run_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises((StopIteration, RuntimeError)):
         write_table(tmp_path / "t", TableOptions(rows=300, row_group_rows=100))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_table_that_appeared_meanwhile_is_left(tmp_path):
-    def other(_rows: int) -> None:
-        if not (tmp_path / "t").exists():
-            write_table(tmp_path / "t", TableOptions(rows=50))
-
-    with pytest.raises(DataError, match="t exists already; remove it"):
-        write_table(tmp_path / "t", TableOptions(rows=300), other)
-    assert read(tmp_path / "t").num_rows == 50
-    assert [path.name for path in tmp_path.iterdir()] == ["t"]
-
-
-def test_what_a_killed_run_left_goes_with_the_next(tmp_path):
-    command = [forked.RECD, "generate", "t", "--rows", "10000000"]
-    killed = forked.Program(command, cwd=tmp_path)
-    try:
-        while not list(tmp_path.rglob("*.parquet")):
-            assert killed.poll() is None
-            time.sleep(0.01)
-        write_table(tmp_path / "t", TableOptions(rows=50))
-        (hidden,) = tmp_path.glob(".t.*")
-        assert list(hidden.rglob("*.parquet")), "a run that goes on keeps its own"
-    finally:
-        killed.kill()
-        killed.wait()
-
-    (tmp_path / ".t.mine").mkdir()
-    (tmp_path / ".other.x").mkdir()
-    assert run(tmp_path / "t", "--rows", 60, "--force").exit_code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.x", ".t.mine", "t"]
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    result = run(tmp_path / "file" / "t", "--rows", 50)
-    assert result.exit_code == 1
-    assert "cannot be written" in result.output
-
-
-def test_a_link_to_nothing_leads_to_the_table(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "t")
-    write_table(tmp_path / "link", TableOptions(rows=50))
-    assert read(tmp_path / "t").num_rows == 50
-    assert (tmp_path / "link").is_symlink()
-
-
-def test_more_files_than_row_groups_are_refused(tmp_path):
-    with pytest.raises(DataError, match="do not fill 4 files"):
-        write_table(tmp_path / "t", TableOptions(rows=300, row_group_rows=100, files=4))
 
 
 def test_memory_does_not_grow_with_the_table():

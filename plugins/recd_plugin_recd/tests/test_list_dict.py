@@ -144,13 +144,6 @@ class FromTable(ListDictConverter):
         return super()._deduplicated(rows, groups)
 
 
-@pytest.mark.parametrize("cls", [KjtConverter, IkjtConverter])
-def test_other_converters_read_list_dict(tables, cls):
-    schema, (rows, *_) = batches(tables / "list", 1000)
-    _, (coded, *_) = batches(tables / "list_dict", 1000)
-    assert same(make(cls).convert(coded, schema), make(cls).convert(rows, schema))
-
-
 def test_a_table_of_lists_is_deduplicated_by_ids(tables):
     schema, (rows, *_) = batches(tables / "list", 1000)
     assert same(make().convert(rows, schema), make(IkjtConverter).convert(rows, schema))

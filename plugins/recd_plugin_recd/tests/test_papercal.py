@@ -90,13 +90,6 @@ def test_features_of_one_group_change_in_the_same_rows(clustered):
     assert (first != other).any()
 
 
-def test_a_batch_of_the_dense_stream_hardly_repeats_a_session():
-    """With a million rows in flight; a table of few whole sessions is denser in sessions."""
-    batches = list(papercal.chunks(papercal.row_keys(4096 * 16, 0, "stream"), 4096))
-    per_session = np.mean([4096 / len(np.unique(keys.sessions)) for keys in batches])
-    assert per_session == pytest.approx(1.15, abs=0.03)
-
-
 def test_layouts_by_session_and_by_time_hold_the_same_rows():
     by_session, by_time = keys_of(50_000, "clustered"), keys_of(50_000, "interleaved")
     assert (np.diff(by_time.times) >= 0).all()
@@ -123,12 +116,6 @@ def test_a_row_is_the_same_whatever_the_chunks(layout):
     ]
     assert [len(part) for part in parts] == [127, 127, 127, 127, 92]
     assert pa.Table.from_batches(parts).combine_chunks() == pa.table(whole)
-
-
-def test_another_seed_makes_other_rows():
-    assert not set(keys_of(1000, "clustered", 1).sessions) & set(
-        keys_of(1000, "clustered", 2).sessions
-    )
 
 
 def test_ids_are_63_bit_and_skewed(clustered):

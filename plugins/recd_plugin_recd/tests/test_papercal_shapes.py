@@ -93,29 +93,6 @@ def test_a_model_repeats_as_papercal_does(name):
         assert found.features[item.name].dedupe_factor < 1.1
 
 
-def test_scale_shortens_lists_by_its_fourth_root():
-    long, short = shape_of("rm2"), shape_of("rm2", 1 / 16)
-    for one, other in zip(long.features, short.features, strict=True):
-        assert other.mean_length == pytest.approx(max(1, one.mean_length / 2), abs=0.5)
-    assert [feature.mean_length for feature in long.features[:4]] == [100, 60, 150, 100]
-
-
-def test_the_label_follows_dense_features_of_a_session_and_of_a_row():
-    rows = rows_of(shape_of("rm3", 0.01), 1 << 14, "stream")
-    label = np.asarray(rows["label"])
-    assert label.mean() == pytest.approx(0.25, abs=0.03)
-    for name in ("dense_0", "dense_32"):
-        assert np.corrcoef(np.asarray(rows[name]), label)[0, 1] > 0.05
-
-
-def test_half_of_the_dense_features_are_the_same_in_a_session():
-    rows = rows_of(shape_of("rm3", 0.01), 200)
-    together = np.diff(np.asarray(rows["session_id"])) == 0
-    assert together.sum() > 100
-    for name, same in (("dense_0", True), ("dense_31", True), ("dense_32", False)):
-        assert (np.diff(np.asarray(rows[name]))[together] == 0).all() == same
-
-
 def test_a_table_says_its_shape_and_no_other_takes_it(tmp_path):
     options = TableOptions(rows=40, shape="rm2", scale=0.1)
     write_table(tmp_path / "t", options)

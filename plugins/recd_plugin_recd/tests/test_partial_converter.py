@@ -6,7 +6,6 @@ from pydantic import ValidationError
 
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 from recd_plugins.data.list_dict import decoded_field, list_dict_field, to_list_dict
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 
 NUM_ROWS = 8
@@ -49,18 +48,6 @@ def test_auto_stores_partially_what_moves_on_and_leaves_the_rest_to_recd_ikjt():
         "cart": 12 / 3,
         "cart_seller": 12 / 3,
     }
-
-
-def test_the_report_has_both_factors():
-    converter = make()
-    assert converter.report() == {}
-    converter.fit(rows_of(COLUMNS), SCHEMA)
-    report = converter.report()
-    assert (report["viewed"].exact, report["viewed"].partial) == (1.0, 26 / 8)
-    assert report["viewed"].stored_partially
-    assert (report["cart"].exact, report["cart"].partial) == (4.0, 4.0)
-    assert not report["cart"].stored_partially
-    assert (report["empty"].exact, report["empty"].partial) == (1.0, 1.0)
 
 
 def test_a_gain_that_is_too_small_is_left_to_recd_ikjt():
@@ -122,15 +109,6 @@ def test_batches_do_not_share_memory():
     assert first.values().equal(kept)
 
 
-@pytest.mark.parametrize("options", [{"features": ["viewd"]}, {"groups": [["viewd"]]}])
-def test_unknown_features_are_refused(options):
-    (name,) = options
-    with pytest.raises(
-        DataError, match=rf"recd.partial_ikjt: {name} names viewd, .*did you mean viewed"
-    ):
-        make(**options).fit(rows_of(COLUMNS), SCHEMA)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -183,13 +161,3 @@ def test_lists_that_storage_has_once_are_stored_partially_too(features):
     assert of_storage.keys() == [name for name in features if name != "empty"]
     # Six rows bring one id each; the list that comes again brings none.
     assert of_storage.length_per_key()[0] == 6
-
-
-def test_bytes_that_are_no_ids_are_named():
-    rows = from_storage(COLUMNS)
-    damaged = pa.array([b"12345678"] * 7 + [b"123"], pa.binary()).dictionary_encode()
-    data = rows.data.set_column(0, rows.data.schema.field(0), damaged)
-    converter = make(features=["viewed"])
-    converter.fit(rows, SCHEMA)
-    with pytest.raises(DataError, match=r"part-0\.parquet: row 7 .*'viewed'.* 3 bytes"):
-        converter.convert(Rows(data, rows.origins), SCHEMA)

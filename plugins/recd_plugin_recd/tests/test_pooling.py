@@ -21,7 +21,6 @@ from recd_plugin_recd.pooling.plugins import (
     SumPooling,
     TransformerPooling,
 )
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Pooling
 
 DIM = 8
@@ -225,13 +224,6 @@ def test_an_empty_batch_reaches_every_parameter(cls: Any, lengths: list[int]) ->
     module = cls(cls.Options()).build(DIM)
     module(sequences(lengths)).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
-
-
-@pytest.mark.parametrize("cls", [AttentionPooling, TransformerPooling, DinPooling])
-def test_heads_must_divide_the_dimension(cls: Any) -> None:
-    options = {"heads": 3} | ({"target": "item"} if cls is DinPooling else {})
-    with pytest.raises(RecdError, match=rf"{cls.name}: heads \(3\) must divide .* \(8\)"):
-        cls(cls.Options(**options)).build(DIM)
 
 
 def test_long_rows_do_not_pad_short_ones() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ from recd_plugin_recd import papercal
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Origin
 from recd_plugins.testing.contracts import DatasetContract
 
 ROWS = 250
@@ -80,21 +77,6 @@ def test_reads_every_column_in_the_order_of_the_files(folder):
         assert rows.data[name].to_pylist() == expected[name].to_pylist()
     assert rows.data["liked"].type == pa.list_(pa.int64())
     assert rows.data["liked"].to_pylist() == expected["liked"].to_pylist()
-
-
-def test_origins_say_file_and_row(folder):
-    batches = list(reader(dataset(folder), batch_size=70))
-    first, second = (str(folder / day / "part.parquet") for day in ("day=01", "day=02"))
-    assert batches[1].origins == (
-        Origin(first, 70, 20),
-        Origin(first, 90, 10),
-        Origin(second, 0, 30),
-        Origin(second, 30, 10),
-    )
-    for start, rows in enumerate(batches):
-        for row in range(70):
-            path, in_file = rows.origin_of(row)
-            assert in_file + 100 * (path == second) == start * 70 + row
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
@@ -255,24 +237,6 @@ def test_wrong_columns_are_named(folder, options, message):
         dataset(folder, **options).prepare()
 
 
-def test_missing_and_empty_locations_are_named(tmp_path):
-    with pytest.raises(DataError, match="nowhere: no such file or folder"):
-        dataset(tmp_path / "nowhere").prepare()
-    with pytest.raises(DataError, match=r"no \*.parquet file"):
-        dataset(tmp_path).prepare()
-
-
-def test_too_few_rows_are_refused(folder):
-    with pytest.raises(DataError, match="250 rows, too few for a batch of 200 on each of 2 ranks"):
-        reader(dataset(folder), world_size=2, batch_size=200)
-
-
-def test_a_file_that_is_no_parquet_is_named(folder):
-    (folder / "day=02" / "part.parquet").write_bytes(b"PAR1, or so it says")
-    with pytest.raises(DataError, match=r"day=02/part.parquet: no readable Parquet file"):
-        dataset(folder).prepare()
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_damaged_page_is_named_and_what_came_before_is_read(folder, prefetch):
     path = folder / "day=01" / "part.parquet"
@@ -286,64 +250,6 @@ def test_a_damaged_page_is_named_and_what_came_before_is_read(folder, prefetch):
     assert numbers([next(batches), next(batches)]) == list(range(60))
     with pytest.raises(DataError, match=r"day=01/part.parquet: row group 2 cannot be read"):
         next(batches)
-
-
-def test_files_with_different_columns_are_both_named(folder):
-    text = table(range(5), price=pa.array(["1"] * 5))
-    pq.write_table(text, folder / "day=02" / "part.parquet")
-    with pytest.raises(DataError, match=r"price is float in .*day=01.* and string in .*day=02"):
-        dataset(folder).prepare()
-    pq.write_table(table(range(5)).drop_columns("seen"), folder / "day=02" / "part.parquet")
-    with pytest.raises(DataError, match=r"seen is list.* in .*day=01.* and missing in .*day=02"):
-        dataset(folder).prepare()
-
-
-def test_ids_beyond_int64_are_named(tmp_path):
-    ids = pa.array([[1], [1 << 63]], pa.list_(pa.uint64()))
-    pq.write_table(table(range(2), seen=ids), tmp_path / "t.parquet")
-    with pytest.raises(
-        DataError, match=r"t.parquet: column seen, rows 0 to 1: .*9223372036854775808"
-    ):
-        list(reader(dataset(tmp_path / "t.parquet"), batch_size=2))
-
-
-def test_a_replaced_file_is_read_anew(tmp_path):
-    path = tmp_path / "t.parquet"
-    for rows in (range(40), range(100, 140)):
-        pq.write_table(table(rows), tmp_path / "new")
-        (tmp_path / "new").rename(path)
-        data = dataset(path)
-        assert numbers(reader(data)) == list(rows)
-    pq.write_table(table(range(39)), path)
-    with pytest.raises(DataError, match=r"t.parquet was replaced while it was in use"):
-        next(iter(reader(data)))
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_files_are_closed_with_the_loop(folder, prefetch):
-    def opened() -> set[str]:
-        links = [Path("/proc/self/fd") / number for number in os.listdir("/proc/self/fd")]
-        return {str(link.readlink()) for link in links if link.is_symlink()} & files
-
-    files = {str(file) for file in folder.rglob("part.parquet")}
-    batches = iter(reader(dataset(folder, prefetch=prefetch)))
-    next(batches)
-    assert len(opened()) == 1
-    batches.close()
-    assert not opened()
-    list(reader(dataset(folder, prefetch=prefetch)))
-    assert not opened()
-
-
-def test_the_thread_ends_with_the_loop(folder):
-    before = threading.active_count()
-    for _rows in reader(dataset(folder, prefetch=1)):
-        assert threading.active_count() == before + 1
-        break
-    batches = iter(reader(dataset(folder, prefetch=1)))
-    next(batches)
-    batches.close()
-    assert threading.active_count() == before
 
 
 def test_papercal_is_read_as_it_was_made(tmp_path):

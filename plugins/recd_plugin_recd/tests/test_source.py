@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_recd.source import open_source
-from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
 
 
@@ -65,14 +65,6 @@ def test_reads_the_columns_that_are_asked_for_and_says_where_rows_are(tmp_path):
     read = list(source.read(source.partitions[0], ["seen", "session_id"]))
     assert all(rows.data.schema.names == ["seen", "session_id"] for rows in read)
     assert [read[-1].origin_of(0)] == [(str(path), 20)]
-
-
-def test_other_names_of_the_keys(tmp_path):
-    path = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"visit": [[1]], "at": [1], "who": [2], "x": [[1]]}), path)
-    source = open_source(path, session="who", timestamp="at")
-    assert source.keys == SessionKeys("who", "at")
-    assert source.features == ("visit", "x")
 
 
 @pytest.mark.parametrize(("option", "column"), [("session", "visit"), ("timestamp", "ttt")])
@@ -135,26 +127,9 @@ def test_a_dataset_without_sessions_is_refused(tmp_path):
         open_source(registry(tmp_path, "{use: acme.plain}"), plugins_dir=tmp_path / "plugins")
 
 
-def test_options_for_parquet_are_refused_with_a_registry(tmp_path):
-    with pytest.raises(DataError, match="leave out --session and --timestamp"):
-        open_source(tmp_path / "registry.yaml", session="a", timestamp="b")
-
-
-def test_a_broken_registry_is_an_error_with_lines(tmp_path):
-    with pytest.raises(RegistryError, match=r"registry\.yaml:2 dataset\.use"):
-        open_source(registry(tmp_path, "{use: recd.nothing}"))
-
-
 def test_a_file_that_was_replaced_is_an_error(tmp_path):
     path = write(tmp_path / "t.parquet", range(25))
     source = open_source(path)
     write(path, range(7))
     with pytest.raises(DataError, match="was replaced while it was in use"):
         times(source, source.partitions[0])
-
-
-def test_two_columns_of_one_name(tmp_path):
-    table = pa.table([[1], [2], [3]], names=["session_id", "ts", "session_id"])
-    pq.write_table(table, tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match=r"rows.parquet: 2 columns are named session_id; which of"):
-        open_source(tmp_path)

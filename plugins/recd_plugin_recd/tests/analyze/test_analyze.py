@@ -6,7 +6,6 @@ import json
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -113,14 +112,6 @@ def test_storage_was_measured(interleaved, tables):
     assert 4096 <= storage.rows_as_read <= 8192 + 2048
 
 
-def test_storage_of_names_with_dots(tmp_path):
-    lists: dict[str, Any] = {"user.seen.list": [[1, 2]] * 50, "user": [[3]] * 50}
-    path = write(tmp_path / "t.parquet", [1] * 50, **lists)
-    row_group = pq.read_metadata(path).row_group(0)
-    sizes = [row_group.column(index).total_compressed_size for index in range(4)]
-    assert analyze(path).storage.stored == sum(sizes[2:]) / 50
-
-
 def test_the_converter_section_is_what_the_plugins_take(clustered, tmp_path):
     report = analyze(
         write(tmp_path / "t.parquet", [i // 10 for i in range(200)],
@@ -194,11 +185,6 @@ def test_a_torn_session_is_named_with_file_and_row(tmp_path):
     assert f"{where}: a session goes on here after rows of other sessions" in result.output
 
 
-def test_expect_clustered_is_content_with_a_clustered_table(tmp_path):
-    path = write(tmp_path / "t.parquet", [1] * 60 + [2] * 40, x=[[1]] * 100)
-    assert run(path, "--expect-clustered").exit_code == 0
-
-
 def test_json_to_the_terminal_is_all_there_is(tmp_path):
     path = write(tmp_path / "t.parquet", [1] * 50, x=[[1]] * 50)
     result = run(path, "--json", "-", "--batch-size", 10)
@@ -248,14 +234,6 @@ def test_a_terminal_of_80_characters_shows_every_name_and_figure(request, order)
     ]
     assert names == [feature.name for feature in papercal.FEATURES]
     assert not any("…" in line for line in lines)
-
-
-def test_a_pipe_cuts_and_folds_nothing(tmp_path):
-    name = "a_feature_" * 30
-    features: dict = {name: [[1]] * 50}
-    path = write(tmp_path / "t.parquet", [1] * 50, **features)
-    (line,) = (line for line in run(path).stdout.splitlines() if line.endswith(" exact "))
-    assert line.split()[0] == name
 
 
 def test_a_sample_that_is_too_small_advises_nothing(tables, tmp_path):

@@ -8,7 +8,6 @@ import sys
 import tracemalloc
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,21 +64,6 @@ def test_the_batch_size_is_that_of_the_registry(tmp_path):
         assert report["batches"]["rows"] // report["batches"]["batches"] == size
 
 
-def test_a_time_that_is_the_session(tmp_path):
-    path = write(tmp_path / "t.parquet", [1] * 50, ids=[[1]] * 50)
-    result = run(path, "--session", "ts", "--timestamp", "ts")
-    assert result.exit_code == 0, result.output
-
-
-def test_names_that_look_like_markup_or_formulas(tmp_path):
-    lists: dict[str, Any] = {"<b>[red]$x$": [[1]] * 50}
-    path = write(tmp_path / "t.parquet", [1] * 50, **lists)
-    result = run(path, "--html", tmp_path / "r.html")
-    assert result.exit_code == 0, result.output
-    assert "<b>[red]$x$" in result.output
-    assert "<b>[red]" not in (tmp_path / "r.html").read_text()
-
-
 def test_movielens_through_a_registry(movielens, tmp_path):
     """At every event another history: exact deduplication finds little, partial most."""
     registry = tmp_path / "registry.yaml"
@@ -117,40 +101,6 @@ def test_a_missing_column_is_an_error_that_names_those_there(tmp_path, arguments
 
 def broken(path: Path) -> Path:
     return write(path, [1] * 500, x=[[i] for i in range(500)])
-
-
-def test_damaged_files_are_errors_that_name_them(tmp_path):
-    (tmp_path / "text.parquet").write_text("hello")
-    result = run(tmp_path / "text.parquet")
-    assert result.exit_code == 1
-    assert "text.parquet: no readable Parquet file" in result.output
-    cut = broken(tmp_path / "cut.parquet")
-    cut.write_bytes(cut.read_bytes()[:-10])
-    assert "cut.parquet: no readable Parquet file" in run(cut).output
-    flipped = broken(tmp_path / "flipped.parquet")
-    content = bytearray(flipped.read_bytes())
-    content[4:60] = b"\xff" * 56
-    flipped.write_bytes(content)
-    result = run(flipped)
-    assert result.exit_code == 1
-    assert "flipped.parquet: row group 0 cannot be read" in result.output
-
-
-def test_other_errors_of_users(tmp_path):
-    assert "no such file or folder" in run(tmp_path / "none").output
-    empty = write(tmp_path / "empty.parquet", pa.array([], pa.int64()), x=[])
-    assert "the table has no rows" in run(empty).output
-    bare = write(tmp_path / "bare.parquet", [1])
-    assert "no column of lists of integers" in run(bare).output
-    null = write(tmp_path / "null.parquet", [1, None], x=[[1], [1]])
-    assert "null.parquet: row 1 (from 0), column 'session_id'" in run(null).output
-    real = tmp_path / "real.parquet"
-    pq.write_table(pa.table({"session_id": [0.5], "ts": [1], "x": [[1]]}), real)
-    assert "real.parquet: column session_id is double" in run(real).output
-    registry = tmp_path / "registry.yaml"
-    registry.write_text("version: 1\n")
-    assert "registry.yaml" in run(registry).output
-    assert "leave out --session" in run(registry, "--session", "s").output
 
 
 def test_works_without_torch(tmp_path):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugin_recd.analyze import samples
-from recd_plugin_recd.analyze.samples import SessionCounts, histogram, merge_histograms
+from recd_plugin_recd.analyze.samples import SessionCounts
 
 RANDOM = np.random.default_rng(0)
 
@@ -70,10 +70,3 @@ def test_a_clustered_table_of_many_sessions_is_clustered(monkeypatch):
     found = counted(hashes, range(50, 3000, 50), max_sessions=100)
     assert found.clustered
     assert (found.samples_per_session, found.broken) == (3, 0)
-
-
-def test_histogram_has_powers_of_two():
-    assert histogram(np.array([1, 1, 2, 3, 4, 5, 16])) == {1: 2, 2: 1, 4: 2, 8: 1, 16: 1}
-    assert histogram(np.array([3]), scale=10) == {1: 0, 2: 0, 4: 10}
-    assert histogram(np.array([], np.int64)) == {}
-    assert merge_histograms([{1: 2, 2: 1}, {2: 3, 4: 1}]) == {1: 2, 2: 4, 4: 1}

@@ -63,10 +63,3 @@ def test_one_session_that_does_not_fit_is_cut_off():
     hashes, batch = table(20_000, 1)
     held = sample(hashes, batch, 10_000)
     assert 0 < held.num_rows < 1000
-
-
-def test_two_sessions_of_which_one_fits():
-    hashes, batch = table(20_000, 2)
-    held = sample(hashes, batch, 300_000)
-    found = {int(each) for part, _ in held.by_session() for each in part}
-    assert found == {int(hashes.min())}

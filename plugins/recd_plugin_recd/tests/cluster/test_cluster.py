@@ -21,7 +21,6 @@ from recd_plugin_recd.cluster.command import Size
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.parquet import read_footers
-from recd_plugins.data.table_writer import TableWriter
 
 
 def recd(*arguments: object):
@@ -215,25 +214,6 @@ def row_groups(folder: Path) -> Iterator[pa.Table]:
     for path in files(folder):
         with pq.ParquetFile(path) as file:
             yield from (file.read_row_group(group) for group in range(file.num_row_groups))
-
-
-def test_a_table_without_features(tmp_path, little):
-    table = make_table(2000).select(["session_id", "ts", "name", "row"])
-    write(table, tmp_path / "src.parquet")
-    result = recd(tmp_path / "src.parquet", tmp_path / "dst")
-    assert result.exit_code == 0, result.output
-    assert read(tmp_path / "dst").equals(in_order(table))
-
-
-def test_what_fails_in_every_worker_ends_the_run(tmp_path, little, monkeypatch):
-    def fail(*_arguments: object) -> None:
-        raise RuntimeError("none writes")
-
-    monkeypatch.setattr(TableWriter, "write", fail)
-    write(make_table(2000), tmp_path / "src.parquet")
-    result = recd(tmp_path / "src.parquet", tmp_path / "dst")
-    assert str(result.exception) == "none writes"
-    assert not (tmp_path / "dst").exists()
 
 
 def test_force_replaces_a_table_and_nothing_else(tmp_path):

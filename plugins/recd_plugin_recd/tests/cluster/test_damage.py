@@ -64,21 +64,6 @@ def test_a_flipped_bit_in_a_page(source, share):
     assert str(path) in failure(source)
 
 
-def test_a_missing_column(source):
-    assert "no column clicked_at" in failure(source, timestamp="clicked_at")
-    path = source / "b.parquet"
-    pq.write_table(good().drop_columns("ts"), path)
-    assert "column ts is int64 in" in (said := failure(source))
-    assert str(path) in said
-
-
-def test_files_that_differ(source):
-    path = source / "b.parquet"
-    table = good()
-    pq.write_table(table.set_column(1, "ts", table["ts"].cast(pa.float64())), path)
-    assert f"column ts is int64 in {source / 'a.parquet'} and double in {path}" in failure(source)
-
-
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
@@ -137,14 +122,6 @@ def test_no_rows(source):
     assert "no row to write; it has none" in failure(source)
 
 
-def test_a_target_that_cannot_be_written(source):
-    (source.parent / "file").touch()
-    with pytest.raises(DataError, match="dst: cannot be written"):
-        cluster(ClusterOptions(source, source.parent / "file" / "dst"))
-    with pytest.raises(DataError, match="lie in each other"):
-        cluster(ClusterOptions(source, source / "dst"))
-
-
 def test_a_full_disk(source):
     """Files may be as large as a little more than one of a run's; Linux's way to fill one up."""
     script = (
@@ -173,13 +150,3 @@ def test_an_engine_that_is_missing_leaves_nothing(source, monkeypatch):
     with pytest.raises(SetupError, match="needs pyspark"):
         cluster(ClusterOptions(source, source.parent / "dst", engine="spark"))
     assert [path.name for path in source.parent.iterdir()] == [source.name]
-
-
-def test_a_time_that_arrow_would_make_another_one_of(source):
-    late = pa.array([2**47] * ROWS, pa.timestamp("ms"))  # of the year 6429
-    table = good().append_column("until", late)
-    for path in source.iterdir():
-        pq.write_table(table, path, use_deprecated_int96_timestamps=True)
-    assert "a.parquet: row group 0, column until: a time before 1677 or after 2262" in failure(
-        source
-    )

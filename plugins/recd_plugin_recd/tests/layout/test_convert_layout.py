@@ -1,14 +1,10 @@
 """``recd convert-layout``: the same table in another layout, whole or not at all."""
 
-import errno
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +15,6 @@ from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.parquet import read_footers
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.scratch_folder import scratch_folder
 from recd_plugins.values.rows import SessionKeys
 
 IDS = pa.list_(pa.int64())
@@ -114,20 +109,6 @@ def test_all_files_agree_even_where_the_first_is_empty(tmp_path):
         assert is_list_dict(schema.field("history"))
 
 
-@pytest.mark.parametrize("layout", ["list", "list_dict"])
-def test_duckdb_reads_both(papercal, tmp_path, layout):
-    convert(papercal, tmp_path / "table", "--layout", layout)
-    found = duckdb.sql(
-        f"SELECT session_id, usr_4 FROM '{tmp_path}/table/*.parquet' ORDER BY session_id, ts"
-    ).fetchall()
-    expected = rows_of(papercal).sort_by([("session_id", "ascending"), ("ts", "ascending")])
-    ids = [
-        np.frombuffer(value, "<i8").tolist() if layout == "list_dict" else value
-        for _, value in found
-    ]
-    assert ids == expected["usr_4"].to_pylist()
-
-
 def test_popular_features_come_first(papercal, tmp_path):
     (tmp_path / "jobs.csv").write_text("feature,jobs\nusr_9,3\nseq_2_0,20\n")
     options = ("--layout", "list_dict", "--popularity", tmp_path / "jobs.csv")
@@ -165,13 +146,6 @@ def test_what_is_there_is_kept_unless_forced(tmp_path):
     assert "lie in each other" in refused(source, source / "new", "--layout", "list")
 
 
-def test_a_missing_column_and_a_missing_table(tmp_path):
-    source = table(tmp_path / "source.parquet")
-    message = refused(source, tmp_path / "t.parquet", "--layout", "list", "--session", "session")
-    assert "source.parquet: no column session; did you mean session_id" in message
-    assert "no such file" in refused(tmp_path / "none", tmp_path / "t", "--layout", "list")
-
-
 @pytest.mark.parametrize("layout", ["list", "list_dict"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped"])
 def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, layout, damage):
@@ -192,33 +166,6 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, layout, damage
     message = refused(path, tmp_path / "target.parquet", "--layout", "list")
     assert "table.parquet" in message
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.parquet", "table.parquet"]
-
-
-def test_a_table_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
-    source = table(tmp_path / "source" / "part.parquet").parent
-    target = table(tmp_path / "target" / "old.parquet").parent
-    replace = os.replace
-
-    def fail(new, place):
-        if Path(place) == target:
-            raise OSError(errno.EIO, "no luck")
-        replace(new, place)
-
-    monkeypatch.setattr(os, "replace", fail)
-    message = refused(source, target, "--layout", "list", "--force")
-    assert "target: cannot be replaced (no luck)" in message
-    assert files(tmp_path / "target") == [Path("old.parquet")]
-
-
-def test_a_table_is_back_after_a_run_that_was_killed_while_it_replaced_it(tmp_path):
-    source = table(tmp_path / "source" / "part.parquet").parent
-    hidden = tmp_path / ".target.killed"
-    table(hidden / "old" / "old.parquet")
-    (hidden / "recd.lock").touch()
-    with scratch_folder(tmp_path / "target"):
-        assert files(tmp_path / "target") == [Path("old.parquet")]
-        assert not hidden.exists()
-    assert "--force" in refused(source, tmp_path / "target", "--layout", "list")
 
 
 def test_torch_is_not_imported(tmp_path):

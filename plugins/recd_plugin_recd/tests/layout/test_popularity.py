@@ -46,8 +46,3 @@ def test_most_read_first_equals_in_the_order_of_the_table(tmp_path, text):
 def test_what_is_wrong_is_named(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         read(tmp_path, text)
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"none\.csv: cannot be read"):
-        read_popularity(tmp_path / "none.csv", FEATURES)

@@ -109,14 +109,6 @@ def test_a_run_that_is_killed_loses_and_repeats_nothing(
     assert read(tmp_path / "t").equals(by_row([rows(200)]))
 
 
-def test_files_that_were_moved_away_are_not_read_again(servers, topic, tmp_path):
-    produce(servers, topic, rows(100))
-    consume(servers, topic, tmp_path / "t")
-    produce(servers, topic, rows(50, 1))
-    consume(servers, topic, tmp_path / "other")
-    assert read(tmp_path / "other").equals(by_row([rows(50, 1)]))
-
-
 def test_partitions_are_shared_by_name(servers, topic, tmp_path):
     produce(servers, topic, rows(200))
     consume(servers, topic, tmp_path / "a", partitions=[0, 2])
@@ -207,18 +199,6 @@ def test_the_commands(servers, topic, tmp_path, monkeypatch):
                                           "--config", setting])  # fmt: skip
         assert wrong.exit_code == 1
         assert setting.partition("=")[0] in wrong.output
-
-
-def test_a_row_that_is_too_large_is_told(servers, topic):
-    large = pa.record_batch([pa.array([1, 2]), pa.array([b"x", b"x" * 2_000_000])],
-                            names=["session_id", "data"])  # fmt: skip
-    with pytest.raises(DataError, match=f"topic {topic}: .*Message size too large"):
-        produce(servers, topic, large)
-
-
-def test_a_topic_that_is_not_there(servers, tmp_path):
-    with pytest.raises(DataError, match="topic nowhere: Broker: Unknown topic or partition"):
-        consume(servers, "nowhere", tmp_path / "t")
 
 
 def test_servers_that_do_not_answer(monkeypatch, tmp_path):

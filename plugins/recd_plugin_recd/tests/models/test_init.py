@@ -69,17 +69,6 @@ def test_options_stand_in_the_file(tmp_path):
     assert "architecture: dcn # or dlrm" in path.read_text(encoding="utf-8")
 
 
-def test_refuses_to_overwrite(tmp_path):
-    path = tmp_path / "registry.yaml"
-    path.write_text("dataset: mine")
-    result = init("rm1", path)
-    assert result.exit_code == 1
-    assert f"{path} exists already; name another file" in result.output
-    assert path.read_text() == "dataset: mine"
-    assert init("rm1", path, "--force").exit_code == 0
-    assert "rm1 at scale 0.125" in path.read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -95,23 +84,6 @@ def test_a_mistake_is_told_and_writes_nothing(tmp_path, arguments, message):
     assert result.exit_code == 2
     assert message in result.output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tables_of_other_options_are_other_folders(tmp_path):
-    path = tmp_path / "registry.yaml"
-    variants: list[dict[str, object]] = [
-        {},
-        {"scale": 0.5},
-        {"layout": "interleaved"},
-    ]
-    folders = {registry_of(path, "rm2", **variant).dataset.options.path for variant in variants}
-    assert len(folders) == len(variants)
-
-
-def test_steps_are_those_that_are_asked_for(tmp_path):
-    path = tmp_path / "registry.yaml"
-    assert registry_of(path, "rm1", steps=7).training.steps == 7
-    assert registry_of(path, "rm1").training.steps is None
 
 
 def test_the_example_of_the_page_prints_what_it_says(tmp_path, monkeypatch):

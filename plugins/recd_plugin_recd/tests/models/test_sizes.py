@@ -9,7 +9,6 @@ import pytest
 
 from recd_plugin_recd.models.registry_text import ModelName, sizes_of
 from recd_plugin_recd.papercal import shape_of
-from recd_plugins.errors import RecdError
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 
@@ -90,15 +89,3 @@ def test_widths_are_those_that_the_kernels_take():
         assert sizes.embedding_dim % 4 == 0
         assert min(sizes.embedding_dim, *sizes.bottom_mlp, *sizes.top_mlp) >= 4
         assert sizes.sequence_rows >= sizes.other_rows >= 100
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, 1.5, float("nan")])
-def test_a_scale_out_of_range_is_refused(scale):
-    with pytest.raises(RecdError, match=r"above 0 and at most 1"):
-        sizes_of("rm1", scale)
-
-
-def test_papercal_has_one_size():
-    assert sizes_of("papercal", 1.0).embedding_dim == 16
-    with pytest.raises(RecdError, match="papercal has one size"):
-        sizes_of("papercal", 0.5)
