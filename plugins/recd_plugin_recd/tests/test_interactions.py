@@ -194,8 +194,10 @@ def test_ids_that_are_no_numbers_are_hashed_alike_everywhere(tmp_path):
     [
         (inter(LOG).replace("2\t11\t4\t", "2\t11\tfour\t"),
          "log.inter: .*Row #7: .* invalid value 'four'"),
-        (inter(LOG).replace("\t4260", "\t", 1), "log.inter: column timestamp, row .*: a number is missing"),
-        (inter(LOG).replace("\t13\t3\t", "\t13\tnan\t"), "log.inter: column rating, row .*: a number is missing"),
+        (inter(LOG).replace("\t4260", "\t", 1),
+         "log.inter: column timestamp, row .*: a number"),
+        (inter(LOG).replace("\t13\t3\t", "\t13\tnan\t"),
+         "log.inter: column rating, row .*: a number"),
         (inter(LOG).replace("1\t12", "\t12"), "log.inter: column user_id: an id is empty"),
         (inter(LOG).replace("\t12\t", "\t"), "log.inter: .*Row #5: Expected 4 columns, got 3"),
         (inter(LOG).replace("rating:float", "stars:float"),
