@@ -132,8 +132,8 @@ def read_events(
             advice = f"set option {option} to one of: {', '.join(layout.names)}"
             if trained is not None and name == columns.outcome:
                 advice = "add it, empty in rows of which nobody knows the outcome yet"
-            found = "no column" if name not in layout.names else "several columns are named"
-            raise DataError(f"{path}: {found} {name}; {advice}")
+            wrong = "no column" if name not in layout.names else "several columns are named"
+            raise DataError(f"{path}: {wrong} {name}; {advice}")
     if len(set(wanted.values())) < len(wanted):
         raise DataError(f"{path}: user, item, timestamp and value or label need different columns")
     ids = (columns.user, columns.item)
