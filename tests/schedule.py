@@ -195,7 +195,7 @@ IN_TURN = {
     "recd_plugin_tuning/tests/test_cluster.py::test_a_run_on_several": 2,
     "recd_plugin_tuning/tests/test_cluster.py::test_a_stopped": 2,
     "recd_plugin_dlrm/tests/criteo/test_contract.py": 2,
-    "recd_plugin_dsi/tests/commands/test_plan_readers.py::test_measures": 2,
+    "recd_plugin_dsi/tests/test_plan_readers.py::test_measures": 2,
     "recd_plugin_dsi/tests/test_local_ray.py": 4,
     "recd_plugin_dsi/tests/test_ray_ingestion.py::test_a_": 2,
     "recd_plugin_dsi/tests/test_ray_ingestion.py::test_batches": 2,

@@ -22,7 +22,7 @@ def register_ingestions() -> Sequence[type[Ingestion]]:
 
 @hookimpl
 def register_plans() -> Sequence[type[PlanMode]]:
-    from recd_plugin_dsi.commands.plan_readers import ReadersPlan
+    from recd_plugin_dsi.plan_readers import ReadersPlan
 
     return [ReadersPlan]
 

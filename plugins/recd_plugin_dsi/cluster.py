@@ -75,9 +75,6 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
 
     Without an address a collective call, where there is a process group: the first rank of each
     machine starts Ray and tells the others.
-
-    Raises:
-        SetupError: nothing is at the address, or Ray does not start.
     """
     if options.address is not None:
         return RayCluster(_reachable(options.address), world_size)

@@ -11,9 +11,8 @@ from contextlib import closing, suppress
 from typing import Any
 
 from recd_plugin_dsi.autoscale import Waits, Window, wanted
-from recd_plugin_dsi.channel import receive_block
 from recd_plugin_dsi.cluster import join
-from recd_plugin_dsi.helper import Helper
+from recd_plugin_dsi.helper import Helper, receive_block
 from recd_plugin_dsi.options import RayOptions
 from recd_plugin_dsi.standby import Standby, keep, place_of, take
 from recd_plugins.api import Feed, Reader, SetupError
@@ -31,9 +30,6 @@ class RayFeed(Feed):
     blocks, readers), ``taken`` (a block), ``stop``, and ``readers`` (how many); from it come
     ``ready``, ``block``, ``scaled``, ``done``, and where it went wrong ``failed``, ``died``,
     ``lost`` and ``raised``.
-
-    Raises:
-        SetupError: there is no Ray, or not enough of it.
     """
 
     def __init__(self, task: ReadTask, options: RayOptions) -> None:

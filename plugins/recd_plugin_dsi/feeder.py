@@ -25,8 +25,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
-from recd_plugin_dsi.channel import Sender
-from recd_plugin_dsi.helper import serve
+from recd_plugin_dsi.helper import Sender, serve
 from recd_plugin_dsi.limit import install, limit, set_limit
 from recd_plugin_dsi.readers import make_blocks, warm_up
 

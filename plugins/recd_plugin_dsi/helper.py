@@ -1,4 +1,4 @@
-"""Processes that speak to Ray in place of a trainer.
+"""Processes that speak to Ray in place of a trainer, and the channel to them.
 
 Ray ends a process that uses it when its node is lost, and writes much of its own. In a process
 apart neither reaches the trainer, and none of Ray's threads takes its time.
@@ -6,14 +6,17 @@ apart neither reaches the trainer, and none of Ray's threads takes its time.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import psutil
@@ -74,16 +77,7 @@ class Helper:
     def receive(
         self, timeout: float | None = None, needed: Helper | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """The next message.
-
-        Args:
-            timeout: seconds to wait for it.
-            needed: another process, which sends nothing, and without which none will come.
-
-        Raises:
-            TimeoutError: none came.
-            EOFError: the process, or the one that it needs, has ended; says what it wrote last.
-        """
+        """The next message."""
         sources = [each.connection for each in (self, needed) if each is not None]
         ready = wait(sources, timeout)
         if not ready:
@@ -132,3 +126,68 @@ def serve() -> Connection:
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # or Ray's processes would keep it open
     return Connection(descriptor)
+
+
+# Blocks that are sent and not yet taken. A connection itself holds a hundred, whatever their size.
+_BLOCKS_ON_THE_WAY = 2
+
+
+class Sender:
+    """The end that blocks are sent from; any thread may send.
+
+    For each block that the other end takes, ``taken`` has to be called here.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._receiver = os.getppid()
+        self._room = threading.Semaphore(_BLOCKS_ON_THE_WAY)
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """One message."""
+        with self._lock:
+            self._connection.send((kind, fields))
+
+    def send_block(self, data: memoryview, **fields: Any) -> None:
+        """One message ``block``, and bytes in a file without a name.
+
+        Waits while the other end takes none. What is in flight goes with the processes, however
+        they end.
+        """
+        self._room.acquire()
+        file = _anonymous_file()
+        try:
+            size = _write(file, data)
+            with self._lock:
+                self._connection.send(("block", {**fields, "size": size}))
+                send_handle(self._connection, file, self._receiver)
+        finally:
+            os.close(file)
+
+    def taken(self) -> None:
+        """The other end has taken a block."""
+        self._room.release()
+
+
+def receive_block(connection: Connection, size: int) -> mmap.mmap:
+    """The bytes after a message ``block``, mapped, not copied."""
+    file = recv_handle(connection)
+    try:
+        return mmap.mmap(file, size)
+    finally:
+        os.close(file)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("recd-block")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _write(file: int, data: memoryview) -> int:
+    written = 0
+    while written < data.nbytes:
+        written += os.write(file, data[written:])
+    return written

@@ -24,16 +24,7 @@ if TYPE_CHECKING:
 def make_blocks(
     numbers: pa.Table, task: bytes, position: State, stride: int | None, stream: str
 ) -> Iterator[pa.Table]:
-    """Each block as a row: its bytes, and what the trainer is to know.
-
-    Args:
-        numbers: column ``number``, of blocks from ``position`` on.
-        task: a ``ReadTask``, pickled.
-        position: the one that block numbers count from.
-        stride: None where a number asks for that block; else it asks for every ``stride``-th block
-            from that one on.
-        stream: a name of this read, among all of the cluster.
-    """
+    """Each block as a row: its bytes, and what the trainer is to know."""
     for number in numbers["number"].to_pylist():
         begun = f"recd/{stream}/{number}".encode()
         again = bool(_internal_kv_put(begun, b"", overwrite=False))

@@ -3,7 +3,7 @@
 import threading
 from multiprocessing import Pipe
 
-from recd_plugin_dsi.channel import Sender, receive_block
+from recd_plugin_dsi.helper import Sender, receive_block
 
 
 def test_blocks_wait_until_those_before_are_taken():

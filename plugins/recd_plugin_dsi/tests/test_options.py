@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_dsi.cluster import join
-from recd_plugin_dsi.installed import OLDEST, TOO_NEW, check_ray
 from recd_plugin_dsi.options import RayOptions
+from recd_plugin_dsi.ray_ingestion import OLDEST, TOO_NEW, check_ray
 from recd_plugins.errors import SetupError
 
 PACKAGE = Path(__file__).parents[1]

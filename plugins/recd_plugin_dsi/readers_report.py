@@ -1,13 +1,22 @@
-"""How many readers a registry takes on this machine, and what they take of it."""
+"""The report of ``recd plan --readers``: how many readers a registry takes on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from recd_plugin_dsi.planning.measure import Reading, Training
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from recd_plugin_dsi.measure import Reading, Training
+from recd_plugins.api.files import write_figure
 from recd_plugins.api.ingestion import STALL_CAUSES, Pace
+from recd_plugins.api.pages import plot_style
+from recd_plugins.api.planning import size_text
 
 # Numbers of readers that are shown, at the most.
 _LINES = 12
@@ -175,3 +184,87 @@ class ReaderPlan:
             f"(ingestion: {{use: dsi.ray}}) with {self.reader_cores:.1f} cores for each node, or "
             "store the data as a reader needs it: clustered, with list_dict, preprocessed"
         )
+
+
+def render(plan: ReaderPlan) -> RenderableType:
+    """What was measured, what so many readers give, and what to set."""
+    return Group(_measured(plan), "", _curve(plan), "", _needs(plan), Text(plan.advice()))
+
+
+def _measured(plan: ReaderPlan) -> Table:
+    table = _new("Seconds of a batch of one rank", "", "ms")
+    making = plan.reading.making
+    for cause in STALL_CAUSES:
+        table.add_row(cause, f"{getattr(making, cause) * 1e3:.2f}")
+    table.add_row("one reader", f"{plan.pace.making * 1e3:.2f}")
+    table.add_row("  of processors", f"{plan.reading.cpu_seconds * 1e3:.2f}")
+    table.add_row("unpacking, in the trainer", f"{plan.pace.arrival * 1e3:.2f}")
+    table.add_row("trainer, on ready batches", f"{plan.training.seconds * 1e3:.2f}")
+    table.add_row("  of processors", f"{plan.training.cpu_seconds * 1e3:.2f}")
+    table.caption = f"{plan.batch_size:,} rows; medians"
+    return table
+
+
+def _curve(plan: ReaderPlan) -> Table:
+    columns = "readers of a rank", "trainer waits", "on this machine", "cores of a node"
+    table = _new(f"Waiting, by readers; wanted: at most {plan.target:.0%}", *columns)
+    for point in plan.curve:
+        chosen = point.readers == plan.readers
+        table.add_row(
+            f"{'* ' if chosen else ''}{point.readers}",
+            f"{point.share:.1%}",
+            f"{point.share_here:.1%}",
+            f"{point.cores:.1f} of {plan.cores}",
+            style="bold" if chosen else "",
+        )
+    return table
+
+
+def _needs(plan: ReaderPlan) -> Text:
+    readers = plan.readers or 0
+    on_node = readers * plan.ranks_here
+    memory = plan.reading.memory_bytes
+    lines = [
+        f"readers: {readers} of a rank, {on_node} of a node, {readers * plan.ranks} in all; "
+        f"memory {size_text(memory)} each, {size_text(on_node * memory)} on a node",
+        f"a batch has {size_text(plan.reading.batch_bytes)} on the wire: "
+        f"{size_text(plan.bytes_per_second)}/s to a rank, "
+        f"{size_text(plan.bytes_per_second * plan.ranks_here)}/s to a node",
+    ]
+    return Text("\n".join(lines if readers else lines[1:]))
+
+
+def _new(title: str, *columns: str) -> Table:
+    table = Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+@plot_style()
+def plot(plan: ReaderPlan, path: Path) -> None:
+    """What the trainer waits by readers of a rank, with the target and the chosen number."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    numbers = [point.readers for point in plan.curve]
+    axes.plot(numbers, [point.share for point in plan.curve], "o-", label="a core for each reader")
+    axes.plot(
+        numbers,
+        [point.share_here for point in plan.curve],
+        "s--",
+        label=f"on this machine: {plan.cores} cores",
+    )
+    axes.axhline(plan.target, color="gray", linestyle=":", label=f"wanted: {plan.target:.0%}")
+    if plan.readers is not None:
+        axes.axvline(plan.readers, color="red", alpha=0.4, label=f"{plan.readers} readers")
+    axes.set(xlabel="readers of a rank", ylabel="trainer waits", ylim=(0, 1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+    write_figure(path, figure)

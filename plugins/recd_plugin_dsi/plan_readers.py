@@ -35,9 +35,8 @@ class ReadersPlan(PlanMode):
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Measure, and follow the rule."""
-        from recd_plugin_dsi.planning.report_plot import plot
-        from recd_plugin_dsi.planning.report_text import render
-        from recd_plugin_dsi.planning.study import study_readers
+        from recd_plugin_dsi.readers_report import plot, render
+        from recd_plugin_dsi.study import study_readers
         from recd_plugins.api.ingestion import STALL_TARGET
 
         assert question.batch_size is not None, "the batch size is not looked for"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from recd_plugin_dsi.planning.measure import measure, without_stores
-from recd_plugin_dsi.planning.readers_report import ReaderPlan
+from recd_plugin_dsi.measure import measure, without_stores
+from recd_plugin_dsi.readers_report import ReaderPlan
 from recd_plugins.api.distributed import choose_device
 from recd_plugins.api.ingestion import available_cores
 from recd_plugins.api.registry import RunConfig, wrapped_dataset

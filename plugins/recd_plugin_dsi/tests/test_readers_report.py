@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recd_plugin_dsi.planning.measure import Reading, Training
-from recd_plugin_dsi.planning.readers_report import ReaderPlan
-from recd_plugin_dsi.planning.report_plot import plot
-from recd_plugin_dsi.planning.report_text import render
+from recd_plugin_dsi.measure import Reading, Training
+from recd_plugin_dsi.readers_report import ReaderPlan, plot, render
 from recd_plugins.values.batch import MakingTimes
 
 

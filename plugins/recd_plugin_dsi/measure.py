@@ -1,8 +1,8 @@
-"""What one reader and the trainer alone cost on this machine.
+"""Costs of one reader and of the trainer alone on this machine.
 
 The reader runs in a process of its own with one thread of torch, as the trainer's workers do, and
-packs what it makes for the wire. The trainer then trains, on all ranks, on batches that lie ready.
-Each takes several rounds, of which medians count: what else the machine does slows some of them.
+packs its blocks for the wire. The trainer then trains, on all ranks, on batches that lie ready.
+Each takes several rounds, of which medians count: other load of the machine slows some of them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""How many readers a trainer needs."""
