@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from itertools import combinations
 from statistics import median
@@ -14,10 +13,8 @@ from recd_plugin_tuning.cluster.groups import NodeGroups
 from recd_plugin_tuning.cluster.timing import (
     Effort,
     MiddleHalf,
-    StepSeconds,
     goes_on,
     rounds,
-    steps_in_a_row,
 )
 from recd_plugins.api.planning import CollectiveRate, CollectiveRates
 
@@ -70,25 +67,6 @@ def _by_size(
         _, slowest = rounds(lambda values=values: collective(values, group).wait(), device, effort)  # type: ignore[misc]
         found[size] = MiddleHalf.of(slowest)
     return found
-
-
-def at_once(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort) -> float:
-    """Time of an all-to-all with an all-reduce beside it, over that of one after the other.
-
-    Both are of all ranks and of the largest size that has both: 1 where nothing is won. Collective.
-    """
-    size = max(sweeps["a2a_global"].keys() & sweeps["ar_global"].keys())
-    sent, reduced = (_values(size, groups.everyone, device) for _ in range(2))
-    _all_reduce(reduced, groups.beside).wait()  # connects the ranks
-
-    def both() -> None:
-        works = _all_to_all(sent, groups.everyone), _all_reduce(reduced, groups.beside)
-        for work in works:
-            work.wait()
-
-    _, slowest = rounds(both, device, effort)
-    alone = sweeps["a2a_global"][size].median + sweeps["ar_global"][size].median
-    return median(slowest) / alone
 
 
 def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort) -> float:
@@ -162,39 +140,6 @@ def _seconds_per_byte(seconds: Mapping[int, float]) -> float:
         for small, large in combinations(sizes, 2)
     ]
     return median(slopes) if slopes else 0.0
-
-
-def seconds_spared(
-    groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort
-) -> float:
-    """How much less an all-to-all of all ranks takes after links were idle for as long.
-
-    Links that are limited let some bytes through at once then. 0 where bytes take no time.
-    Collective.
-    """
-    sizes = {size: spread.low for size, spread in sweeps["a2a_global"].items()}
-    per_byte, latency = _seconds_per_byte(sizes), fit_rate(sizes).seconds
-    if per_byte <= 0:
-        return 0.0
-    spared = []
-    for size in sorted(sizes)[-_LARGEST:]:
-        values, usual = _values(size, groups.everyone, device), latency + size * per_byte
-
-        def after_a_pause(values: torch.Tensor = values, pause: float = usual) -> None:
-            time.sleep(pause)
-            _all_to_all(values, groups.everyone).wait()
-
-        _, slowest = rounds(after_a_pause, device, effort)
-        spared.append(2 * usual - MiddleHalf.of(slowest).low)
-    return max(0.0, median(spared))
-
-
-def carried(
-    groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort
-) -> StepSeconds:
-    """What the largest all-to-all of all ranks takes, one after the other. Collective."""
-    values = _values(max(sweeps["a2a_global"]), groups.everyone, device)
-    return steps_in_a_row(lambda: _all_to_all(values, groups.everyone).wait(), device, effort)
 
 
 def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:

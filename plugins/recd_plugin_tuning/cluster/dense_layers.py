@@ -6,12 +6,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from recd_plugin_tuning.cluster.timing import Effort, StepSeconds, steps_in_a_row
+from recd_plugin_tuning.cluster.timing import Effort, steps_in_a_row
 
 _ROWS, _WIDTH = 8, 16
 
 
-def dense_seconds(device: torch.device, effort: Effort) -> StepSeconds:
+def dense_seconds(device: torch.device, effort: Effort) -> float:
     """A step of two layers under DistributedDataParallel, its all-reduce included. Collective.
 
     What Python, autograd, the wrapper and an optimizer do in each step, beside the few operators.

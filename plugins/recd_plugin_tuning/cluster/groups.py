@@ -20,7 +20,6 @@ class NodeGroups:
         nodes: nodes.
         ranks_per_node: of each.
         everyone: all ranks.
-        beside: all ranks once more, for a collective at the same time.
         node: the ranks of this node.
         across: the ranks with this one's place in their nodes.
     """
@@ -29,7 +28,6 @@ class NodeGroups:
     nodes: int
     ranks_per_node: int
     everyone: dist.ProcessGroup
-    beside: dist.ProcessGroup
     node: dist.ProcessGroup
     across: dist.ProcessGroup
 
@@ -50,10 +48,10 @@ def node_groups() -> Iterator[NodeGroups]:
     everyone = list(range(world_size))
     nodes = [everyone[first : first + per_node] for first in everyone[::per_node]]
     # Every rank makes every group, its own or not.
-    whole, beside = (new_group(everyone) for _ in range(2))
+    whole = new_group(everyone)
     inside = [new_group(ranks) for ranks in nodes][rank // per_node]
     across = [new_group(everyone[place::per_node]) for place in range(per_node)][rank % per_node]
-    yield NodeGroups(rank, len(nodes), per_node, whole, beside, inside, across)
+    yield NodeGroups(rank, len(nodes), per_node, whole, inside, across)
     # Their threads cost. Not after an error, when nobody answers.
-    for group in (whole, beside, inside, across):
+    for group in (whole, inside, across):
         dist.destroy_process_group(group)

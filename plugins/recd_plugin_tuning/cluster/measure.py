@@ -12,18 +12,15 @@ import torch.distributed as dist
 
 from recd_plugin_tuning.cluster.collectives import (
     Sweeps,
-    at_once,
-    carried,
     fit_rates,
     hidden_share,
-    seconds_spared,
     sweep,
 )
 from recd_plugin_tuning.cluster.dense_layers import dense_seconds
 from recd_plugin_tuning.cluster.groups import node_groups
 from recd_plugin_tuning.cluster.links import Link, between_nodes, inside_nodes
-from recd_plugin_tuning.cluster.sharded_module import ModuleSeconds, module_seconds
-from recd_plugin_tuning.cluster.timing import Effort, StepSeconds
+from recd_plugin_tuning.cluster.sharded_module import module_seconds
+from recd_plugin_tuning.cluster.timing import Effort
 from recd_plugin_tuning.cluster.work_rates import WorkRates, alone_share, measure_work
 from recd_plugins.api import SetupError
 from recd_plugins.api.planning import (
@@ -44,14 +41,10 @@ class MeasuredCluster:
         inside: links between ranks of a node.
         between: links between nodes.
         sweeps: seconds of collectives by size.
-        at_once: of an all-to-all with an all-reduce beside it, over one after the other; None of
-            one rank.
-        module: a step of a sharded module, however little it looks up.
-        dense: a step of dense layers, however small they are, with its all-reduce.
+        module: seconds of a step of a sharded module, however little it looks up.
+        dense: seconds of a step of dense layers, however small, with its all-reduce.
         hidden: share of an all-reduce that is over when ranks have computed beside it.
         alone: of what a rank takes while all compute, the share that it takes while others wait.
-        spared: seconds less that an all-to-all takes after a pause; 0 on one node.
-        carried: a large all-to-all between nodes; None of one node.
         work: what ranks do by themselves.
     """
 
@@ -59,41 +52,16 @@ class MeasuredCluster:
     inside: Sequence[Link]
     between: Sequence[Link]
     sweeps: Sweeps
-    at_once: float | None
-    module: ModuleSeconds
-    dense: StepSeconds
+    module: float
+    dense: float
     hidden: float
     alone: float
-    spared: float
-    carried: StepSeconds | None
     work: WorkRates
 
     @property
     def collective(self) -> float:
         """Seconds of each of the collectives that a sharded module has in a step."""
-        return max(0.0, self.module.step.wall - self.lookup) / COLLECTIVES
-
-    @property
-    def lookup(self) -> float:
-        """Seconds of a rank with tables of a module, beside one without, while all compute."""
-        of_kernel = self.work.lookup["lookups"]
-        # What launches kernels of another device is no time of theirs.
-        on_cpu = self.machine.device == "cpu"
-        return max(of_kernel, self.module.with_tables / self.alone) if on_cpu else of_kernel
-
-    @property
-    def idle(self) -> float:
-        """Of such small steps, the share in which processors have nothing to do."""
-        return self._idle(self.module.step, self.dense)
-
-    @property
-    def idle_links(self) -> float:
-        """The same of large all-to-alls between nodes; 1 where there are none."""
-        return 1.0 if self.carried is None else self._idle(self.carried)
-
-    def _idle(self, *steps: StepSeconds) -> float:
-        busy = sum(step.processor for step in steps) / self.alone
-        return max(0.0, 1 - busy / sum(step.wall for step in steps))
+        return max(0.0, self.module - self.work.lookup["lookups"]) / COLLECTIVES
 
     @property
     def spec(self) -> TopologySpec:
@@ -140,7 +108,6 @@ class MeasuredCluster:
             {
                 "lookup": {
                     **self.work.lookup,
-                    "lookups": self.lookup,
                     "bytes_from_host": least.lookup.bytes_from_host,
                     "bytes_from_file": least.lookup.bytes_from_file,
                 },
@@ -153,11 +120,8 @@ class MeasuredCluster:
                 "all_reduce": reduced,
                 "hidden": self.hidden,
                 "alone": self.alone,
-                "idle": self.idle,
-                "idle_links": self.idle_links,
-                "spared": self.spared,
                 "other": {
-                    "steps": max(0.0, self.dense.wall - reduced.get("steps", 0.0)),
+                    "steps": max(0.0, self.dense - reduced.get("steps", 0.0)),
                     "element_bytes": 1 / work["elements"],
                     "operators": 1 / work["operators"],
                     "ids_made_unique": 1 / work["unique"],
@@ -181,15 +145,10 @@ class MeasuredCluster:
                 name: [{"bytes": size, **asdict(spread)} for size, spread in sizes.items()]
                 for name, sizes in self.sweeps.items()
             },
-            "at_once": self.at_once,
             "hidden": self.hidden,
             "alone": self.alone,
-            "idle": self.idle,
-            "idle_links": self.idle_links,
-            "spared": self.spared,
             "collective": self.collective,
-            "with_tables": self.module.with_tables,
-            "dense": self.dense.wall,
+            "dense": self.dense,
             "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
             "timed": [
                 {"what": str(each), **asdict(each), **asdict(spread)}
@@ -223,20 +182,13 @@ def measure_cluster(
             inside = inside_nodes(groups, device, effort, tell)
             between = between_nodes(groups, device, effort, tell)
             sweeps = sweep(groups, device, effort, tell)
-            tell("an all-to-all and an all-reduce at once")
             one = groups.world_size == 1
-            both = None if one else at_once(groups, device, sweeps, effort)
             tell("an all-reduce and matrix products at once")
             hidden = 0.0 if one else hidden_share(groups, device, sweeps, effort)
             tell("the share of a processor that a rank has")
             alone = alone_share(device, effort)
-            tell("an all-to-all after a pause")
-            spared = seconds_spared(groups, device, sweeps, effort) if groups.nodes > 1 else 0.0
-            tell("processors while bytes travel")
-            between_all = carried(groups, device, sweeps, effort) if groups.nodes > 1 else None
             tell("a sharded module")
-            nothing = ModuleSeconds(StepSeconds(0.0, (0.0,)), 0.0)
-            module = nothing if one else module_seconds(device, effort)
+            module = 0.0 if one else module_seconds(device, effort)
             tell("a step of dense layers")
             dense = dense_seconds(device, effort)
             machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
@@ -253,17 +205,4 @@ def measure_cluster(
     if machine.hbm_bytes:
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
     found = machine.model_copy(update=least)
-    return MeasuredCluster(
-        found,
-        inside,
-        between,
-        sweeps,
-        both,
-        module,
-        dense,
-        hidden,
-        alone,
-        spared,
-        between_all,
-        work,
-    )
+    return MeasuredCluster(found, inside, between, sweeps, module, dense, hidden, alone, work)

@@ -50,7 +50,11 @@ def _sending(found: MeasuredCluster) -> Iterator[tuple[str, CollectiveRate]]:
     A rank that is alone in its node, or a node that is, sends to nobody.
     """
     sends = {"a2a_intra": found.inside, "ar_cross": found.between}
-    return (each for each in fit_rates(found.sweeps) if sends.get(each[0], found.at_once))
+    return (
+        each
+        for each in fit_rates(found.sweeps)
+        if sends.get(each[0], [*found.inside, *found.between])
+    )
 
 
 def _links(found: MeasuredCluster) -> Table:
@@ -88,17 +92,14 @@ def _collectives(found: MeasuredCluster) -> Table:
             f"{spread.median * 1e3:,.2f}",
             f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
         )
-    if found.at_once is None:
+    if not found.inside and not found.between:
         table.add_row("one rank alone has none", "", "", "", "", "")
     else:
         table.caption = (
-            "an all-to-all with an all-reduce beside it takes "
-            f"{found.at_once:.2f} of what they take one after the other; beside products "
-            f"{found.hidden:.0%} of an all-reduce is hidden; while others wait a rank takes "
-            f"{found.alone:.2f} of what it takes while all compute; each collective of a sharded "
-            f"module takes {found.collective * 1e3:.2f} ms, however little it sends; links spare "
-            f"it {found.spared * 1e3:.2f} ms after a pause; a step of small dense layers takes "
-            f"{found.dense.wall * 1e3:.2f} ms with its all-reduce"
+            f"beside products {found.hidden:.0%} of an all-reduce is hidden; while others wait a "
+            f"rank takes {found.alone:.2f} of what it takes while all compute; each collective of "
+            f"a sharded module takes {found.collective * 1e3:.2f} ms, however little it sends; a "
+            f"step of small dense layers takes {found.dense * 1e3:.2f} ms with its all-reduce"
         )
         table.caption_justify = "left"
     return table
@@ -169,7 +170,7 @@ def plot(found: MeasuredCluster, path: Path) -> None:
         ylabel="ms",
         title="Collectives; lines: latency and bandwidth",
     )
-    if found.at_once is not None:
+    if found.inside or found.between:
         sizes.legend()
     for label, color, of in (
         ("in a node", COLORS[0], found.inside),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
-
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -17,7 +13,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_tuning.cluster.timing import Effort, StepSeconds, steps_in_a_row
+from recd_plugin_tuning.cluster.timing import Effort, steps_in_a_row
 from recd_plugins.api.distributed import ranks_of_each_node
 
 # Tables, on as many ranks: others wait for these.
@@ -25,33 +21,12 @@ _TABLES = 4
 _ROWS, _DIM = 64, 16
 
 
-@dataclass(frozen=True)
-class ModuleSeconds:
-    """A step of TorchRec's own sharded module.
-
-    Attributes:
-        step: with a table on each of some ranks.
-        with_tables: processor seconds that a rank has more of it than one without tables.
-    """
-
-    step: StepSeconds
-    with_tables: float
-
-
-def module_seconds(device: torch.device, effort: Effort) -> ModuleSeconds:
-    """Forward and backward, with an id for each table. Collective; of two ranks or more.
+def module_seconds(device: torch.device, effort: Effort) -> float:
+    """Return seconds of a step of TorchRec's own sharded module, an id a table. Collective.
 
     Beside what a collective takes alone: sizes that are sent first, and what Python does.
     """
-    tables = min(_TABLES, dist.get_world_size())
-    step = _step(device, effort, list(range(tables)))
-    on_one = _step(device, effort, [0] * tables)
-    with_tables = fmean(step.processors[:tables]) - fmean(on_one.processors[1:])
-    return ModuleSeconds(step, max(0.0, with_tables))
-
-
-def _step(device: torch.device, effort: Effort, ranks: Sequence[int]) -> StepSeconds:
-    """With one table on each of ``ranks``."""
+    ranks = list(range(min(_TABLES, dist.get_world_size())))
     names = [f"t{number}" for number in range(len(ranks))]
     module = EmbeddingCollection(
         tables=[

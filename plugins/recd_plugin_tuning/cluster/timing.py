@@ -86,45 +86,25 @@ def rounds(
     return own, slowest
 
 
-@dataclass(frozen=True)
-class StepSeconds:
-    """What a step takes whose ranks go on from one to the next, as they do in training.
+def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> float:
+    """Return seconds of a step if ranks go on from one to the next, as in training. Collective."""
 
-    Attributes:
-        wall: the mean of ranks.
-        processors: of each rank, all its threads.
-    """
-
-    wall: float
-    processors: tuple[float, ...]
-
-    @property
-    def processor(self) -> float:
-        """The mean of ranks."""
-        return fmean(self.processors)
-
-
-def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> StepSeconds:
-    """The median of turns. Collective."""
-
-    def turn(steps: int) -> StepSeconds:
+    def turn(steps: int) -> float:
         with doing("measuring", long=False):
             wait_for(device)
             dist.barrier()
-            start, processor = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             for _ in range(steps):
                 step()
             wait_for(device)
-            own = (time.perf_counter() - start, time.process_time() - processor)
-            ranks = [own] * dist.get_world_size()
-            dist.all_gather_object(ranks, own)
-        walls, processors = zip(*ranks, strict=True)
-        return StepSeconds(fmean(walls) / steps, tuple(each / steps for each in processors))
+            ranks = [0.0] * dist.get_world_size()
+            dist.all_gather_object(ranks, time.perf_counter() - start)
+        return fmean(ranks) / steps
 
-    first = turn(LEAST_ROUNDS).wall  # the same on all ranks, as all later turns need
+    first = turn(LEAST_ROUNDS)  # the same on all ranks, as all later turns need
     least = max(_TURN_SECONDS, effort.seconds / 2)
     steps = max(LEAST_ROUNDS, round(least / first)) if effort.seconds else LEAST_ROUNDS
-    return sorted((turn(steps) for _ in range(_TURNS)), key=lambda turn: turn.wall)[_TURNS // 2]
+    return sorted(turn(steps) for _ in range(_TURNS))[_TURNS // 2]
 
 
 def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:

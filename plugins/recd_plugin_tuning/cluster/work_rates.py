@@ -57,9 +57,7 @@ class WorkRates:
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
     """Collective; each rank is timed by itself, while the others do the same."""
     works, products = works_of(device), PRODUCTS[device.type]
-    # The kernels of a GPU are the same.
-    lookups = [each for each in LOOKUPS if device.type == "cpu" or not each.by_fbgemm]
-    fitted_to: tuple[Timed, ...] = (*lookups, *products, *ATTENTIONS)
+    fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products, *ATTENTIONS)
     named = {WORKS[name]: run for name, (_, run) in works.items()}
     runs = named | {str(each): each.on(device) for each in fitted_to}
     turns: dict[str, list[Sequence[float]]] = {words: [] for words in runs}
@@ -75,17 +73,14 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
         for name, (amount, _) in works.items()
     }
     timed = {each: MiddleHalf.of(by_rank[str(each)].tolist()) for each in fitted_to}
-    _, flops, _ = products[0].work
+    (flops,) = products[0].work
     rates["matmul"] = MiddleHalf.of((flops / by_rank[str(products[0])]).tolist())
-    by_lookup = (
-        *("lookups", "bytes_looked_up", "ids_looked_up", "rows_updated", "tables_looked_up"),
-        *("rows_updated_by_fbgemm", "sequence_rows_updated_by_fbgemm"),
-    )
+    by_lookup = ("lookups", "bytes_looked_up", "ids_looked_up", "rows_updated")
     gemm = {
-        **_fitted(("products", "matmul_flops", "matmul_bytes"), products, timed),
-        **_fitted(("attention_flops", "attention_queries"), ATTENTIONS, timed),
+        **_fitted(("matmul_flops",), products, timed),
+        **_fitted(("attention_flops",), ATTENTIONS, timed),
     }
-    return WorkRates(rates, _fitted(by_lookup, lookups, timed), gemm, timed)
+    return WorkRates(rates, _fitted(by_lookup, LOOKUPS, timed), gemm, timed)
 
 
 def _fitted(

@@ -51,30 +51,22 @@ class Lookup:
         dim: columns.
         rows: of each table, that these ids are spread over evenly.
         tables: as many.
-        by_fbgemm: whether rows learn as in TorchRec's own sharders, on a CPU.
-        sequences: whether rows are not pooled, likewise; ours are bags of one id.
     """
 
     ids: int
     dim: int
     rows: int
     tables: int = 1
-    by_fbgemm: bool = False
-    sequences: bool = False
 
     def __str__(self) -> str:
         where = f"{self.tables} x {self.rows:,} rows"
-        how = " by FBGEMM" * self.by_fbgemm + ", not pooled" * self.sequences
-        return f"lookup of {self.ids:,} ids, dim {self.dim}, in {where}, and back{how}"
+        return f"lookup of {self.ids:,} ids, dim {self.dim}, in {where}, and back"
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Calls, bytes, ids, rows that learn, tables, rows that learn by FBGEMM, not pooled."""
+        """Calls, bytes, ids and rows that learn."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
-        learn = self.tables * touched
-        num_bytes = self.ids * self.dim * _SCALAR_BYTES
-        by_fbgemm = learn * self.by_fbgemm
-        return 1.0, num_bytes, self.ids, learn, self.tables, by_fbgemm, by_fbgemm * self.sequences
+        return 1.0, self.ids * self.dim * _SCALAR_BYTES, self.ids, self.tables * touched
 
     def on(self, device: torch.device) -> Callable[[], object]:
         """What does it once, on tensors that are there."""
@@ -85,16 +77,14 @@ class Lookup:
             [(self.rows, self.dim, where, compute)] * self.tables,
             optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
             learning_rate=0.01,
-            pooling_mode=PoolingMode.NONE if self.sequences else PoolingMode.SUM,
+            pooling_mode=PoolingMode.SUM,
             device=device,
         )
-        if not self.by_fbgemm:
-            use_row_wise_adagrad(kernel)  # as tables of ours learn
+        use_row_wise_adagrad(kernel)  # as tables of ours learn
         rows = torch.randint(self.rows, (self.ids,), generator=torch.Generator().manual_seed(0))
         # Bags of one id, as those of sequences are.
         rows, offsets = rows.to(device), torch.arange(self.ids + 1, device=device)
-        side_by_side = 1 if self.sequences else self.tables
-        gradient = torch.ones(self.ids // side_by_side, side_by_side * self.dim, device=device)
+        gradient = torch.ones(self.ids // self.tables, self.tables * self.dim, device=device)
         return lambda: kernel(rows, offsets).backward(gradient)
 
 
@@ -111,14 +101,9 @@ class Product:
         return f"{_PRODUCTS_AT_ONCE} products of {shape}, and back"
 
     @property
-    def work(self) -> tuple[float, float, float]:
-        """Products, operations and bytes: one forward and two backward, of the same three."""
-        made = 3.0 * _PRODUCTS_AT_ONCE
-        elements = sum(
-            (self.rows * self.inner, self.inner * self.columns, self.rows * self.columns)
-        )
-        flops = 2 * self.rows * self.inner * self.columns
-        return made, made * flops, made * _SCALAR_BYTES * elements
+    def work(self) -> tuple[float]:
+        """Operations: one product forward and two backward."""
+        return (6.0 * _PRODUCTS_AT_ONCE * self.rows * self.inner * self.columns,)
 
     def on(self, device: torch.device) -> Callable[[], object]:
         """What does it once, on tensors that are there."""
@@ -149,10 +134,9 @@ class Attention:
         return f"attention of {self.rows} rows, {positions}, dim {self.dim}, and back"
 
     @property
-    def work(self) -> tuple[float, float]:
-        """Operations, of two products forward and five backward as torch counts; queries."""
-        queries = self.rows * self.heads * self.length
-        return 14.0 * queries * self.length * self.dim, float(queries)
+    def work(self) -> tuple[float]:
+        """Operations, of two products forward and five backward as torch counts."""
+        return (14.0 * self.rows * self.heads * self.length * self.length * self.dim,)
 
     def on(self, device: torch.device) -> Callable[[], object]:
         """What does it once, on tensors that are there."""
@@ -179,29 +163,12 @@ LOOKUPS = (
     Lookup(1 << 16, 16, 1 << 8),
     Lookup(1 << 14, 128, 1 << 8),
     Lookup(1 << 11, 16, 1 << 16, tables=16),
-    Lookup(1 << 14, 16, 1 << 20, by_fbgemm=True),
-    Lookup(1 << 14, 128, 1 << 17, by_fbgemm=True),
-    Lookup(1 << 14, 16, 1 << 17, by_fbgemm=True, sequences=True),
 )
-#: On a processor and on a GPU. Operations decide what the first takes, bytes what narrow ones do,
-#: and of the smallest that there is one at all.
 PRODUCTS = {
-    "cpu": (
-        Product(256, 512, 256),
-        Product(128, 256, 64),
-        Product(4096, 16, 16),
-        Product(2048, 16, 64),
-        Product(8, 16, 16),
-    ),
-    "cuda": (
-        Product(4096, 4096, 4096),
-        Product(4096, 256, 64),
-        Product(1 << 18, 16, 16),
-        Product(1 << 16, 16, 64),
-        Product(8, 16, 16),
-    ),
+    "cpu": (Product(256, 512, 256), Product(128, 256, 64)),
+    "cuda": (Product(4096, 4096, 4096), Product(4096, 256, 64)),
 }
-ATTENTIONS = (Attention(16, 2, 64, 32), Attention(64, 2, 64, 8), Attention(64, 2, 16, 8))
+ATTENTIONS = (Attention(16, 2, 64, 32), Attention(64, 2, 64, 8))
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:

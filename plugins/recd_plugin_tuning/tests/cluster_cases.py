@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import redirect_stderr
 from io import StringIO
 from itertools import cycle
@@ -24,36 +23,6 @@ from recd_plugins.training.measured_at_start import topology_at_start
 
 WAITED = 0.06
 TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0, partners=1)
-
-
-class LinkWithBucket:
-    """A link that lets so many bytes through at once when it was idle, by a clock of its own."""
-
-    def __init__(self, bytes_per_second: float, bucket: int) -> None:
-        self.now, self._free_from = 0.0, -1.0  # idle before
-        self._rate, self._bucket = bytes_per_second, bucket
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def sending(self, size: int) -> LinkWithBucket:
-        """Something to ``wait`` for."""
-        self._size = size
-        return self
-
-    def wait(self) -> None:
-        idle = (self.now - self._free_from) * self._rate
-        self.now += 2e-3 + max(0.0, self._size - min(self._bucket, idle)) / self._rate
-        self._free_from = self.now
-
-    def rounds(self, run: Callable[[], object], *_: object) -> tuple[list[float], list[float]]:
-        """As ``timing.rounds``."""
-        seconds = []
-        for _round in range(3):
-            start = self.now
-            run()
-            seconds.append(self.now - start)
-        return seconds, seconds
 
 
 def measured(rank: int, world_size: int, *_: object) -> MeasuredCluster:

@@ -8,7 +8,6 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +17,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from tests import forked
 
-from recd_plugin_tuning.cluster import collectives, report
+from recd_plugin_tuning.cluster import report
 from recd_plugin_tuning.cluster.collectives import NAMES, fit_rate
 from recd_plugin_tuning.cluster.measure import MeasuredCluster
 from recd_plugin_tuning.cluster.report import plot, render
-from recd_plugin_tuning.cluster.sharded_module import ModuleSeconds
-from recd_plugin_tuning.cluster.timing import QUICK, MiddleHalf, StepSeconds, goes_on
+from recd_plugin_tuning.cluster.timing import QUICK, MiddleHalf, goes_on
 from recd_plugin_tuning.tests import cluster_cases
 from recd_plugins.api import distributed
 from recd_plugins.api.planning import CollectiveRate
@@ -65,25 +63,6 @@ def test_latency_and_bandwidth_are_found_again() -> None:
     assert flat.seconds == 1e-3
 
 
-@pytest.mark.parametrize("bucket", [0, 2**15, 2**18])
-def test_links_that_let_bytes_through_after_a_pause_spare_a_collective_their_time(
-    monkeypatch: pytest.MonkeyPatch, bucket: int
-) -> None:
-    link = cluster_cases.LinkWithBucket(5e8, bucket)
-    monkeypatch.setattr(collectives, "time", link)
-    monkeypatch.setattr(collectives, "rounds", link.rounds)
-    monkeypatch.setattr(collectives, "_values", lambda size, *_: size)
-    monkeypatch.setattr(collectives, "_all_to_all", lambda size, _: link.sending(size))
-    steady = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
-    everyone: Any = SimpleNamespace(everyone=None)
-
-    def spared(sizes: dict[int, MiddleHalf]) -> float:
-        return collectives.seconds_spared(everyone, CPU, {"a2a_global": sizes}, QUICK)
-
-    assert spared(steady) == pytest.approx(bucket / 5e8)
-    assert spared(dict.fromkeys(SIZES, MiddleHalf(1.0, 1.0, 1.0))) == 0.0
-
-
 def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     spec = measured.spec
     assert (spec.nodes, spec.ranks_per_node, spec.device) == (2, 1, "cpu")
@@ -95,21 +74,15 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     # Half of what a rank puts in goes to the other one.
     sent = max(2 / rates.a2a_global.bytes_per_second, 1 / spec.inter_node_bandwidth)
     assert costs.all_to_all.bytes_across_nodes == pytest.approx(sent)
-    assert costs.all_to_all.bytes_waited_for == pytest.approx(1 / spec.inter_node_bandwidth)
     # In a step of a sharded module, which has sizes to send and Python to run.
     assert costs.all_to_all.collectives == measured.collective > 0
     assert 0 <= costs.hidden <= 1
     assert 0 < costs.alone == measured.alone <= 1
-    assert costs.spared == measured.spared >= 0
-    assert 0 <= costs.idle == measured.idle <= 1
-    assert 0 <= costs.idle_links == measured.idle_links <= 1
     # Each sends as much as it reduces, 2 (n - 1) / n.
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
-    # Bytes and products that are small are told apart from operations, which decide the largest.
-    assert 0 < costs.gemm.matmul_flops <= 1.5 / spec.flops
-    assert costs.gemm.products + costs.gemm.matmul_bytes > 0
+    assert costs.gemm.matmul_flops > 0
     assert costs.lookup.rows_updated + costs.lookup.ids_looked_up > 0
-    assert costs.gemm.attention_flops + costs.gemm.attention_queries > 0
+    assert costs.gemm.attention_flops > 0
     assert costs.other.operators > 0
 
 
@@ -117,43 +90,10 @@ def test_what_a_step_takes_is_without_its_all_reduce(measured: MeasuredCluster) 
     reduced = {size: MiddleHalf(*[2e-3 + size / 5e8] * 3) for size in SIZES}
     sweeps = {**measured.sweeps, "ar_global": reduced}
     for dense, beside_it in ((5e-3, 3e-3), (1e-3, 0.0)):
-        costs = replace(measured, sweeps=sweeps, dense=StepSeconds(dense, (dense,))).spec.costs
+        costs = replace(measured, sweeps=sweeps, dense=dense).spec.costs
         assert costs is not None
         assert costs.all_reduce.steps == pytest.approx(2e-3)
         assert costs.other.steps == pytest.approx(beside_it)
-
-
-@pytest.mark.parametrize(
-    ("alone", "processor", "idle"),
-    [(1.0, 4e-3, 0.6), (0.5, 4e-3, 0.2), (0.5, 5e-3, 0.0), (0.25, 4e-3, 0.0)],
-)
-def test_processors_are_idle_while_no_rank_computes(
-    measured: MeasuredCluster, alone: float, processor: float, idle: float
-) -> None:
-    module, dense = StepSeconds(8e-3, (0.8 * processor,)), StepSeconds(2e-3, (0.2 * processor,))
-    found = replace(measured, alone=alone, module=ModuleSeconds(module, 0.0), dense=dense)
-    assert found.idle == pytest.approx(idle)
-    carried = StepSeconds(1e-2, (0.5 * processor, 1.5 * processor))
-    assert replace(found, carried=carried).idle_links == pytest.approx(idle)
-    assert replace(found, carried=None).idle_links == 1
-
-
-@pytest.mark.parametrize(
-    ("alone", "with_tables", "lookup"), [(1.0, 1e-3, 1e-3), (0.5, 1e-3, 2e-3), (0.5, 0.0, 5e-4)]
-)
-def test_what_ranks_with_tables_have_more_is_no_collective(
-    measured: MeasuredCluster, alone: float, with_tables: float, lookup: float
-) -> None:
-    """A rank without tables of a module has neither its kernel nor what stands around that."""
-    work = replace(measured.work, lookup={**measured.work.lookup, "lookups": 5e-4})
-    module = ModuleSeconds(StepSeconds(8e-3, (4e-3,)), with_tables)
-    found = replace(measured, alone=alone, module=module, work=work)
-    costs = found.spec.costs
-    assert costs is not None
-    assert costs.lookup.lookups == pytest.approx(lookup)
-    assert costs.all_to_all.collectives == pytest.approx((8e-3 - lookup) / 4)
-    on_gpu = replace(found, machine=found.machine.model_copy(update={"device": "cuda"}))
-    assert on_gpu.lookup == 5e-4, "its kernels are launched while others run"
 
 
 def test_the_command_writes_what_training_takes(
@@ -184,7 +124,7 @@ def test_a_collective_that_sends_nothing_is_not_shown(
     tmp_path: Path, measured: MeasuredCluster
 ) -> None:
     assert measured.sweeps["a2a_intra"], "a rank that is alone in its node"
-    one_rank = replace(measured, between=[], at_once=None)
+    one_rank = replace(measured, between=[], inside=[])
     for found, shown in ((measured, {"a2a_global", "ar_global", "ar_cross"}), (one_rank, set())):
         path = tmp_path / f"{len(shown)}.svg"
         plot(found, path)
