@@ -18,7 +18,7 @@ REQUIRES_API = 2
 @hookimpl
 def register_datasets() -> Sequence[type[Dataset]]:
     from recd_plugin_dlrm.criteo.dataset import Criteo
-    from recd_plugin_dlrm.random_dataset import Random
+    from recd_plugin_dlrm.random_rows import Random
     from recd_plugin_dlrm.trace.dataset import Trace
 
     return [Criteo, Random, Trace]

@@ -25,7 +25,7 @@ training: {{batch_size: 16, ranks: 1, steps: 3, device: cpu}}
 """
 PLUGIN = """
 from pathlib import Path
-from recd_plugin_dlrm.random_dataset import Random
+from recd_plugin_dlrm.random_rows import Random
 from recd_plugins.api import hookimpl
 
 class Edited(Random):

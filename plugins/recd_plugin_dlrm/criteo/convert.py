@@ -10,13 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugin_dlrm.criteo.day import UNIT_ROWS
-from recd_plugin_dlrm.criteo.find_days import DayFiles, find_days
-from recd_plugin_dlrm.criteo.parquet_day import SCHEMA
-from recd_plugin_dlrm.criteo.rows import RawRows
+from recd_plugin_dlrm.criteo.days import UNIT_ROWS, DayFiles, RawRows, find_days
+from recd_plugin_dlrm.criteo.stored_days import SCHEMA
 from recd_plugin_dlrm.criteo.tables import CACHE
-from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream
-from recd_plugin_dlrm.criteo.tsv_index import stamp
+from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream, stamp
 from recd_plugins.api import DataError
 from recd_plugins.api.columns import TableWriter
 from recd_plugins.api.files import (

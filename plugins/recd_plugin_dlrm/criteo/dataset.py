@@ -1,4 +1,4 @@
-"""Dataset ``dlrm.criteo``."""
+"""Options of dataset ``dlrm.criteo``."""
 
 from __future__ import annotations
 
@@ -7,17 +7,78 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from recd_plugin_dlrm.criteo.options import CriteoOptions
-from recd_plugin_dlrm.criteo.rows import DENSE, LABEL, SPARSE
-from recd_plugins.api import DataError, Dataset, FeatureSchema, Reader, Rows, Split
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from recd_plugin_dlrm.criteo.days import DENSE, LABEL, SPARSE
+from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginOptions, Reader, Rows, Split
 
 if TYPE_CHECKING:
-    from recd_plugin_dlrm.criteo.day import Day
-    from recd_plugin_dlrm.criteo.encoding import IdCoder
+    from recd_plugin_dlrm.criteo.days import Day
+    from recd_plugin_dlrm.criteo.dictionary import IdCoder
     from recd_plugin_dlrm.criteo.tables import CriteoTables, Start
     from recd_plugins.api.reading import Piece, Unit
+
+
+class CriteoOptions(PluginOptions):
+    """What ``dlrm.criteo`` reads, and how."""
+
+    path: Path = Field(
+        description="The file train.txt, or a folder with day_0, day_1... or train: TSV, "
+        "plain, .gz or .zst, .parquet, or npy in threes."
+    )
+    evaluate: Literal["test", "validation", "last_day", "nothing"] = Field(
+        default="test",
+        description="What the test split is: the second half of the last day, its first half, "
+        "the whole day, or nothing; then all days are trained on.",
+    )
+    parts: int = Field(
+        default=7, ge=2, description="Days that one file holds, which count as equally long."
+    )
+    dense: Literal["log1p", "stored"] | None = Field(
+        default=None,
+        description="log1p makes log(x + 1) of numbers, and 0 of negative ones; stored leaves "
+        "them; null is log1p for whole numbers and stored for floats.",
+    )
+    categorical: Literal["hashed", "dictionary", "raw"] = Field(
+        default="hashed",
+        description="How ids become rows of tables: modulo, by a dictionary of the training "
+        "days, or not at all.",
+    )
+    buckets: PositiveInt | dict[str, PositiveInt] = Field(
+        default=100_000, description="Of hashed: rows of every table, or by name or pattern."
+    )
+    threshold: PositiveInt = Field(
+        default=3, description="Of dictionary: ids that occur less often share row 1."
+    )
+    max_ids: int | None = Field(
+        default=None, ge=2, description="Of dictionary: rows of a table at most."
+    )
+    bad_lines: Literal["error", "skip"] = Field(
+        default="error", description="What a line of TSV is that is none of Criteo's."
+    )
+    max_bad_lines: NonNegativeInt = Field(
+        default=100, description="Of skip: one bad line more, in all files, is an error."
+    )
+    cache: Path | None = Field(
+        default=None,
+        description="Folder for row counts and dictionaries; null takes .recd-criteo beside "
+        "the data.",
+    )
+    npy_sparse: str = Field(
+        default="sparse",
+        pattern=r"^sparse\w*$",
+        description="The end of the names of npy files with ids.",
+    )
+    shuffle: bool = Field(
+        default=False, description="Read units of rows in another order in each epoch."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
+    prefetch: NonNegativeInt = Field(
+        default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+    )
+
 
 # Passes over less than this are over before a progress bar could tell anything.
 _ROWS_WITH_PROGRESS = 2_000_000
@@ -96,8 +157,8 @@ class Criteo(Dataset):
     def _read(
         self, days: list[Day], coder: IdCoder, pieces: Iterator[Piece]
     ) -> Generator[Rows, None, None]:
-        from recd_plugin_dlrm.criteo.day import Stretch
-        from recd_plugin_dlrm.criteo.encoding import encode
+        from recd_plugin_dlrm.criteo.days import Stretch
+        from recd_plugin_dlrm.criteo.dictionary import encode
 
         for number, run in groupby(pieces, key=lambda piece: piece.unit.file):
             stretches = (
@@ -128,7 +189,7 @@ class Criteo(Dataset):
 
     @cached_property
     def _coder(self) -> IdCoder:
-        from recd_plugin_dlrm.criteo.encoding import Buckets, raw_ids
+        from recd_plugin_dlrm.criteo.dictionary import Buckets, raw_ids
 
         if self.options.categorical == "raw":
             return raw_ids

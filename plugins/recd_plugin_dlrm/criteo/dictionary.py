@@ -1,30 +1,111 @@
-"""A dictionary for every feature: ids that are frequent enough get small numbers of their own.
-
-0 is a missing id, 1 every id that is too rare, or was not there when the dictionary was made; from
-2 on come the others, the most frequent first, and of equally frequent ones the smaller.
-"""
+"""How often each id of a feature occurs, counted while rows stream by."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from recd_plugin_dlrm.criteo.day import Day, Stretch
-from recd_plugin_dlrm.criteo.id_counts import (
-    IdCounts,
-    Int64s,
-    counted,
-    read_arrays,
-    write_arrays,
-)
-from recd_plugin_dlrm.criteo.rows import SPARSE
+from recd_plugin_dlrm.criteo.days import DENSE, LABEL, SPARSE, Day, RawRows, Stretch
 from recd_plugins.api import DataError, RecdError
+from recd_plugins.api.files import new_file
 from recd_plugins.api.reading import digest
+
+Int64s = NDArray[np.int64]
+
+# Ids that wait before they are sorted: sorting often costs time, seldom memory.
+_FEWEST_WAITING = 1 << 18
+
+
+class IdCounts:
+    """Counts of one feature.
+
+    Attributes:
+        ids: int64 ``[num_ids]``, sorted; complete after ``flush``.
+        counts: how often, int64 ``[num_ids]``.
+    """
+
+    def __init__(self) -> None:
+        self.ids: Int64s = np.empty(0, np.int64)
+        self.counts: Int64s = np.empty(0, np.int64)
+        self._waiting: list[Int64s] = []
+        self._waiting_counts: list[Int64s] = []
+        self._num_waiting = 0
+
+    def add(self, ids: Int64s) -> None:
+        """Count ids, in any order."""
+        self.add_counted(*np.unique(ids, return_counts=True))
+
+    def add_counted(self, ids: Int64s, counts: Int64s) -> None:
+        """Add what was counted elsewhere."""
+        self._waiting.append(ids)
+        self._waiting_counts.append(counts)
+        self._num_waiting += len(ids)
+        if self._num_waiting > max(_FEWEST_WAITING, len(self.ids)):
+            self.flush()
+
+    def flush(self) -> None:
+        """Sort in what waits."""
+        ids = np.concatenate([self.ids, *self._waiting])
+        counts = np.concatenate([self.counts, *self._waiting_counts])
+        # Gone before the sort, which takes as much.
+        self.ids = self.counts = np.empty(0, np.int64)
+        self._waiting, self._waiting_counts, self._num_waiting = [], [], 0
+        order = np.argsort(ids, kind="stable")
+        ids, counts = ids[order], counts[order]
+        starts = np.flatnonzero(np.diff(ids, prepend=ids[:1] - 1))
+        self.ids = ids[starts]
+        self.counts = np.add.reduceat(counts, starts) if len(starts) else counts
+
+
+def write_arrays(path: Path, arrays: dict[str, Int64s], metadata: dict[bytes, bytes]) -> None:
+    """Arrays of any lengths as one file that can be memory-mapped; appears when it is complete.
+
+    Raises:
+        RecdError: the place cannot be written.
+    """
+    columns = {
+        name: pa.LargeListArray.from_arrays(pa.array([0, len(array)], pa.int64()), pa.array(array))
+        for name, array in arrays.items()
+    }
+    batch = pa.record_batch(columns).replace_schema_metadata(metadata)
+    with (
+        new_file(path) as temporary,
+        pa.OSFile(str(temporary), "wb") as sink,
+        pa.ipc.new_file(sink, batch.schema) as writer,
+    ):
+        writer.write_batch(batch)
+
+
+def read_arrays(path: Path, provenance: bytes) -> dict[str, Int64s] | None:
+    """What ``write_arrays`` wrote, memory-mapped; None where it is not there or other data."""
+    try:
+        with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
+            if (reader.schema.metadata or {}).get(b"provenance") != provenance:
+                return None
+            batch = reader.get_batch(0)
+    except (OSError, pa.ArrowException):
+        return None
+    return {
+        name: batch.column(name).values.to_numpy(zero_copy_only=True) for name in batch.schema.names
+    }
+
+
+def counted(features: Sequence[IdCounts]) -> dict[str, Int64s]:
+    """Ids by the name of their feature, and under ``NAME_counts`` how often each occurs."""
+    arrays = {}
+    for name, feature in zip(SPARSE, features, strict=True):
+        feature.flush()
+        arrays[name], arrays[f"{name}_counts"] = feature.ids, feature.counts
+    return arrays
+
 
 MISSING, UNKNOWN, FIRST = 0, 1, 2
 _VERSION = 1
@@ -151,3 +232,75 @@ def _count(section: CountedRows, progress: Callable[[int], None]) -> list[IdCoun
             feature.add(ids)
         progress(len(rows))
     return counts
+
+
+DenseWord = Literal["log1p", "stored"]
+
+_FIELDS = (
+    *(pa.field(name, pa.int64()) for name in SPARSE),
+    *(pa.field(name, pa.float32()) for name in DENSE),
+    pa.field(LABEL, pa.int8()),
+)
+SCHEMA = pa.schema(_FIELDS)
+
+
+class IdCoder(Protocol):
+    """Ids of one feature to those of its table."""
+
+    def __call__(self, feature: int, ids: Int64s) -> Int64s:
+        """Of the feature by its number."""
+
+
+class Buckets:
+    """Ids modulo the rows of their table, as ``--max-ind-range`` of DLRM has it.
+
+    Args:
+        buckets: of every feature, or of each by name or pattern; the first match counts.
+
+    Raises:
+        DataError: a pattern matches no feature, or a feature no pattern.
+    """
+
+    def __init__(self, buckets: int | Mapping[str, int]) -> None:
+        by_pattern = {"*": buckets} if isinstance(buckets, int) else dict(buckets)
+        for pattern in by_pattern:
+            if not any(fnmatchcase(name, pattern) for name in SPARSE):
+                raise DataError(
+                    f"{pattern} of option buckets matches no feature; they are {SPARSE[0]} to "
+                    f"{SPARSE[-1]}"
+                )
+        self.sizes = [_first_match(name, by_pattern) for name in SPARSE]
+
+    def __call__(self, feature: int, ids: Int64s) -> Int64s:
+        return np.asarray(ids % self.sizes[feature])
+
+
+def raw_ids(feature: int, ids: Int64s) -> Int64s:  # noqa: ARG001
+    """Ids as they are stored: for a preprocessing that hashes them."""
+    return ids
+
+
+def encode(rows: RawRows, coder: IdCoder, dense: DenseWord | None) -> pa.RecordBatch:
+    """Rows with the columns and types of ``SCHEMA``."""
+    columns: Sequence[NDArray[Any]] = [
+        *(coder(feature, ids) for feature, ids in enumerate(rows.sparse)),
+        *(_floats(values, dense) for values in rows.dense),
+        rows.labels,
+    ]
+    return pa.record_batch(list(map(pa.array, columns)), schema=SCHEMA)
+
+
+def _floats(values: NDArray[Any], dense: DenseWord | None) -> NDArray[np.float32]:
+    if dense is None:
+        dense = "stored" if values.dtype.kind == "f" else "log1p"
+    if dense == "stored":
+        return values.astype(np.float32)
+    # DLRM's data_utils.py: nothing is 0, so are negative numbers, and then log(x + 1) in float32.
+    return np.log(np.maximum(values, 0).astype(np.float32) + np.float32(1))
+
+
+def _first_match(name: str, by_pattern: Mapping[str, int]) -> int:
+    for pattern, size in by_pattern.items():
+        if fnmatchcase(name, pattern):
+            return size
+    raise DataError(f"option buckets says nothing of {name}; a pattern * takes all others")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from recd_plugin_dlrm.criteo.rows import COLUMNS, DENSE, LABEL, SPARSE, RawRows
+from recd_plugin_dlrm.criteo.days import COLUMNS, DENSE, LABEL, SPARSE, RawRows
 from recd_plugin_dlrm.criteo.tsv import compression_of
 from recd_plugins.api import DataError, RecdError
 from recd_plugins.api.files import new_file

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from recd_plugin_dlrm.criteo.day import Day, Stretch
+from recd_plugin_dlrm.criteo.dataset import CriteoOptions
+from recd_plugin_dlrm.criteo.days import Day, DayFiles, Stretch, find_days
 from recd_plugin_dlrm.criteo.dictionary import CountedRows
-from recd_plugin_dlrm.criteo.find_days import DayFiles, find_days
-from recd_plugin_dlrm.criteo.npy_day import NpyDay
-from recd_plugin_dlrm.criteo.options import CriteoOptions
-from recd_plugin_dlrm.criteo.parquet_day import ParquetDay
-from recd_plugin_dlrm.criteo.tsv import BadLines
-from recd_plugin_dlrm.criteo.tsv_day import TsvDay
-from recd_plugin_dlrm.criteo.tsv_index import load_index, make_index
+from recd_plugin_dlrm.criteo.stored_days import NpyDay, ParquetDay
+from recd_plugin_dlrm.criteo.tsv import BadLines, TsvDay, load_index, make_index
 from recd_plugins.api import Split
 
 #: Folder beside the data for what is known of it, where option ``cache`` names no other.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,8 +13,18 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 
-from recd_plugin_dlrm.criteo.rows import COLUMNS, DENSE, LABEL, RawRows
-from recd_plugins.api import DataError
+from recd_plugin_dlrm.criteo.days import (
+    COLUMNS,
+    DENSE,
+    LABEL,
+    UNIT_ROWS,
+    Day,
+    RawRows,
+    Stretch,
+    even_starts,
+)
+from recd_plugins.api import DataError, Origin, RecdError
+from recd_plugins.api.files import read_note, write_note
 
 BadLinePolicy = Literal["error", "skip"]
 
@@ -273,3 +284,150 @@ class TsvStream:
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "...")
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TsvIndex:
+    """The index of one file.
+
+    Attributes:
+        size, mtime_ns: of the file when it was read.
+        num_rows: lines but for bad ones.
+        checksum: CRC-32 of the text, decompressed.
+        offsets: where the lines of rows 0, ``UNIT_ROWS``, 2 * ``UNIT_ROWS``... start in the text.
+        num_bad_lines: how many were passed over.
+        bad_lines: what is wrong with the first of them.
+    """
+
+    size: int
+    mtime_ns: int
+    num_rows: int
+    checksum: int
+    offsets: list[int]
+    num_bad_lines: int
+    bad_lines: list[str]
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size and time of change.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def load_index(path: Path, cache: Path) -> TsvIndex | None:
+    """The index that was kept of ``path`` as it is now, if there is one."""
+    found = read_note(_place(path, cache))
+    if found is None or (found.pop("version"), found.pop("unit_rows")) != (_VERSION, UNIT_ROWS):
+        return None
+    index = TsvIndex(**found)
+    return index if (index.size, index.mtime_ns) == stamp(path) else None
+
+
+def make_index(
+    path: Path, cache: Path, bad_lines: BadLines, progress: Callable[[int], None]
+) -> TsvIndex:
+    """Read ``path``, which finds all that is wrong with it, and keep its index in ``cache``.
+
+    Args:
+        path: the file.
+        cache: the folder.
+        bad_lines: counts those of this file besides others.
+        progress: takes rows done since the last call.
+
+    Raises:
+        DataError: a bad line too many, the file is damaged or empty, or changes meanwhile.
+    """
+    size, mtime_ns = stamp(path)
+    checksum = 0
+
+    def add(chunk: bytes) -> None:
+        nonlocal checksum
+        checksum = zlib.crc32(chunk, checksum)
+
+    mine = bad_lines.of_one_file()
+    offsets, num_rows = [], 0
+    with TsvStream(path, mine, add) as stream:
+        while True:
+            offset = stream.offset
+            rows = len(stream.read(UNIT_ROWS))
+            if rows == 0:
+                break
+            offsets.append(offset)
+            num_rows += rows
+            progress(rows)
+    if num_rows == 0:
+        raise DataError(f"{path}: no rows in this file")
+    if (size, mtime_ns) != stamp(path):
+        raise DataError(f"{path} changes while it is read; wait until it is complete")
+    index = TsvIndex(size, mtime_ns, num_rows, checksum, offsets, mine.count, mine.shown)
+    try:
+        write_note(
+            _place(path, cache), {"version": _VERSION, "unit_rows": UNIT_ROWS, **asdict(index)}
+        )
+    except RecdError as error:
+        raise DataError(f"{error}; option cache names another folder") from error
+    return index
+
+
+def _place(path: Path, cache: Path) -> Path:
+    return cache / f"{path.name}.index.json"
+
+
+class TsvDay(Day):
+    """Rows of a file whose index is known.
+
+    Of a plain file reading begins at any unit. A compressed one is read through to where reading
+    begins, decompressed but not parsed: forward that is done once.
+    """
+
+    def __init__(self, name: str, path: Path, index: TsvIndex) -> None:
+        self.name = name
+        self.can_jump = compression_of(path) is None
+        self.num_rows = index.num_rows
+        self.starts = even_starts(index.num_rows)
+        self._path = path
+        self._index = index
+
+    def identity(self) -> list[Any]:
+        return [self.name, self.num_rows, self._index.checksum]
+
+    def read(
+        self, stretches: Iterable[Stretch]
+    ) -> Generator[tuple[RawRows, tuple[Origin, ...]], None, None]:
+        index = self._index
+        if stamp(self._path) != (index.size, index.mtime_ns):
+            raise self._replaced()
+        # Those that the index passed over are passed over again.
+        bad_lines = BadLines(limit=index.num_bad_lines)
+        with TsvStream(self._path, bad_lines) as stream:
+            row = 0
+            for stretch in stretches:
+                unit = stretch.first_row // UNIT_ROWS
+                if not unit * UNIT_ROWS <= row <= stretch.first_row:
+                    stream.seek(index.offsets[unit])
+                    bad_lines.count, row = 0, unit * UNIT_ROWS
+                if row < stretch.first_row:
+                    self._rows(stream, stretch.first_row - row)
+                rows = self._rows(stream, stretch.num_rows)
+                row = stretch.first_row + stretch.num_rows
+                origin = Origin(str(self._path), stretch.first_row, stretch.num_rows)
+                yield rows, (origin,)
+
+    def _rows(self, stream: TsvStream, num_rows: int) -> RawRows:
+        rows = stream.read(num_rows)
+        if len(rows) != num_rows:
+            raise self._replaced()
+        return rows
+
+    def _replaced(self) -> DataError:
+        return DataError(f"{self._path} was replaced while it was in use; start anew")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_dlrm.random_dataset import Random
+from recd_plugin_dlrm.random_rows import Random
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Split
 from recd_plugins.testing.contracts import DatasetContract

@@ -11,10 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_dlrm.trace.dataset import Trace
-from recd_plugin_dlrm.trace.distances import StackDistances, profile_ids
-from recd_plugin_dlrm.trace.least_new import worst_difference
-from recd_plugin_dlrm.trace.profile import TraceProfile
-from recd_plugin_dlrm.trace.profile_file import write_profile
+from recd_plugin_dlrm.trace.generator import worst_difference
+from recd_plugin_dlrm.trace.profile import StackDistances, TraceProfile, profile_ids, write_profile
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Split
 from recd_plugins.testing.contracts import DatasetContract

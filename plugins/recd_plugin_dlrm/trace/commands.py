@@ -64,7 +64,7 @@ def profile_command(
     Of a text file a trace is a column of whole numbers. Of a registry file it is what a table is
     looked up with, row by row of the training split, after preprocessing.
     """
-    from recd_plugin_dlrm.trace.profile_file import write_profile
+    from recd_plugin_dlrm.trace.profile import write_profile
     from recd_plugin_dlrm.trace.trace_report import plot_profile, profile_json, render_profile
     from recd_plugins.api.commands import check_output, output_console, table_kind
     from recd_plugins.api.files import write_json
@@ -122,9 +122,9 @@ def generate_command(
     plot_path: Path | None,
 ) -> None:
     """Draw synthetic traces of tables of PROFILE, and compare LRU hit rates with the originals'."""
-    from recd_plugin_dlrm.trace.profile_file import read_profile
+    from recd_plugin_dlrm.trace.profile import read_profile
+    from recd_plugin_dlrm.trace.stored_rows import trace_kind
     from recd_plugin_dlrm.trace.trace_report import plot_synthetic, render_synthetic, synthetic_json
-    from recd_plugin_dlrm.trace.writer import trace_kind
     from recd_plugins.api.commands import check_output, output_console
     from recd_plugins.api.files import write_json
 
@@ -140,8 +140,7 @@ def generate_command(
 def _profile_text(
     source: Path, columns: str | None, tables: tuple[str, ...], rows: int | None
 ) -> TraceProfile:
-    from recd_plugin_dlrm.trace.profile import profile_pieces
-    from recd_plugin_dlrm.trace.sources import choose, text_pieces
+    from recd_plugin_dlrm.trace.profile import choose, profile_pieces, text_pieces
     from recd_plugins.api.commands import row_progress
 
     names = [name.strip() for name in (columns or "id").split(",")]
@@ -157,8 +156,7 @@ def _profile_text(
 def _profile_registry(
     source: Path, plugins_dir: Path | None, tables: tuple[str, ...], rows: int | None
 ) -> TraceProfile:
-    from recd_plugin_dlrm.trace.profile import profile_pieces
-    from recd_plugin_dlrm.trace.sources import choose, registry_pieces
+    from recd_plugin_dlrm.trace.profile import choose, profile_pieces, registry_pieces
     from recd_plugins.api.commands import row_progress, silence_upstream
     from recd_plugins.api.registry import load_registry, plugin_call
 
@@ -182,10 +180,10 @@ def _generate(
     seed: int,
     min_new: float | None,
 ) -> list[Synthetic]:
-    from recd_plugin_dlrm.trace.least_new import generator_of
-    from recd_plugin_dlrm.trace.sources import choose
+    from recd_plugin_dlrm.trace.generator import generator_of
+    from recd_plugin_dlrm.trace.profile import choose
+    from recd_plugin_dlrm.trace.stored_rows import write_trace
     from recd_plugin_dlrm.trace.trace_report import Synthetic
-    from recd_plugin_dlrm.trace.writer import write_trace
     from recd_plugins.api.commands import row_progress
 
     traces = [profile.tables[name] for name in choose(list(profile.tables), tables)]

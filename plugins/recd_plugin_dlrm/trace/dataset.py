@@ -1,16 +1,43 @@
-"""Dataset ``dlrm.trace``."""
+"""Options of dataset ``dlrm.trace``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from recd_plugin_dlrm.random_rows import UNIT_ROWS, schema_of
-from recd_plugin_dlrm.trace.options import TraceOptions
+from pydantic import Field, PositiveInt
+
+from recd_plugin_dlrm.random_rows import UNIT_ROWS, DrawnRowOptions, schema_of
 from recd_plugins.api import DataError, Dataset, FeatureSchema, Reader, Split
 from recd_plugins.api.reading import PlannedReader, ReadPlan, Unit, digest
 from recd_plugins.api.tables import ParquetTable
+
+
+class TraceOptions(DrawnRowOptions):
+    """What ``dlrm.trace`` reads, and how."""
+
+    profile: Path = Field(description="What recd trace profile made of the original traces.")
+    path: Path = Field(
+        description="The Parquet file of the rows; drawn before training where it is missing."
+    )
+    tables: list[str] | None = Field(
+        default=None,
+        description="Names or patterns of tables of the profile; null takes all of them.",
+    )
+    num_indices_per_lookup: PositiveInt | None = Field(
+        default=None,
+        le=100_000,
+        description="Ids in a list; null takes the mean of each original, rounded, at least 1.",
+    )
+    min_new: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Raise the share of new ids to this at least; null as far as LRU hit rates "
+        "need it; 0 leaves it as it was.",
+    )
 
 
 class Trace(Dataset):

@@ -13,9 +13,8 @@ from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from recd_plugin_dlrm.trace.least_new import worst_difference
+from recd_plugin_dlrm.trace.generator import SHARES, TableTrace, total_variation, worst_difference
 from recd_plugin_dlrm.trace.profile import TraceProfile
-from recd_plugin_dlrm.trace.table_trace import SHARES, TableTrace, total_variation
 from recd_plugins.api.files import write_figure
 from recd_plugins.api.pages import plot_style
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from recd_plugin_dlrm.criteo.dataset import Criteo
-from recd_plugin_dlrm.criteo.rows import RawRows
+from recd_plugin_dlrm.criteo.days import RawRows
 from recd_plugin_dlrm.criteo.sample import Sampler, tsv_table, write_npy, write_tsv
 
 #: Every way in which rows can lie.

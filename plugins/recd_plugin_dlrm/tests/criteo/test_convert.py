@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from tests import forked
 
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
-from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE
+from recd_plugin_dlrm.criteo.days import DENSE, SPARSE
 from recd_plugin_dlrm.tests.criteo.criteo_cases import sample_rows, write_day
 from recd_plugins.cli import main
 from recd_plugins.data.parquet import ParquetTable

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
-from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE, RawRows
+from recd_plugin_dlrm.criteo.days import DENSE, SPARSE, RawRows
 from recd_plugin_dlrm.tests.criteo.criteo_cases import FORMATS, make, sample_rows, write_day
 from recd_plugins.errors import DataError
 

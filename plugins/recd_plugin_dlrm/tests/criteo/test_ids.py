@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugin_dlrm.criteo import dictionary, id_counts
-from recd_plugin_dlrm.criteo.id_counts import IdCounts
-from recd_plugin_dlrm.criteo.rows import SPARSE
+from recd_plugin_dlrm.criteo.days import SPARSE
+from recd_plugin_dlrm.criteo.dictionary import IdCounts
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
 from recd_plugins.errors import DataError
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_dlrm.criteo.find_days import find_days
+from recd_plugin_dlrm.criteo.days import find_days
 from recd_plugin_dlrm.tests.criteo.criteo_cases import FORMATS, make
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Split

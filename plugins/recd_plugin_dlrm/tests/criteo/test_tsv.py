@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recd_plugin_dlrm.criteo import tsv
-from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
-from recd_plugin_dlrm.criteo.tsv_index import load_index
+from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream, load_index
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
 from recd_plugins.errors import DataError
 

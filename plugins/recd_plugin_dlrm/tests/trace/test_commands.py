@@ -14,9 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recd_plugin_dlrm.trace import text_file, writer
-from recd_plugin_dlrm.trace.distances import profile_ids
-from recd_plugin_dlrm.trace.profile import TraceProfile
-from recd_plugin_dlrm.trace.profile_file import read_profile, write_profile
+from recd_plugin_dlrm.trace.profile import TraceProfile, profile_ids, read_profile, write_profile
 from recd_plugins.cli import main
 from recd_plugins.errors import DataError
 

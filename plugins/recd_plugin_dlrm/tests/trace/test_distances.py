@@ -9,16 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugin_dlrm.trace.distances import StackDistances, profile_ids
-from recd_plugin_dlrm.trace.generator import TraceGenerator, replay
-from recd_plugin_dlrm.trace.least_new import (
+from recd_plugin_dlrm.trace.generator import (
     WITHIN,
     ExpectedTrace,
+    TableTrace,
+    TraceGenerator,
     generator_of,
     least_new,
+    replay,
+    total_variation,
     worst_difference,
 )
-from recd_plugin_dlrm.trace.table_trace import TableTrace, total_variation
+from recd_plugin_dlrm.trace.profile import StackDistances, profile_ids
 from recd_plugins.errors import DataError
 
 SOME_IDS = st.lists(st.integers(-3, 12), min_size=1, max_size=200)
