@@ -98,7 +98,6 @@ SLOW = (
     # Bad inputs of every kind, and every option with every value.
     "fuzz/*",
     "training/test_checkpoint_flips.py",
-    "registry/test_nasty_values.py",
     # Matrices of plans, optimizers, numbers of ranks and of datasets.
     "distributed/*/test_parity.py",
     "recd_plugin_flexshard/tests/runtime/test_parity.py",
@@ -233,7 +232,6 @@ IN_TURN = {
     "recd_plugin_scars/tests/test_window_reader.py::test_goes_on_at_every": 2,
     "recd_plugin_runs/tests/test_exported_poolings.py": 2,
     "recd_plugin_torchrec/tests/test_coalesce_run.py": 2,
-    "registry/test_nasty_values.py": 4,
     "test_absence.py": 5,
     "test_third_party_*.py::test_its": 4,
     "test_third_party_*.py::test_training": 3,

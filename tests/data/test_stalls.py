@@ -115,7 +115,9 @@ def test_the_first_steps_are_left_out_and_steps_that_take_no_batch(clock):
 
 def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
     pipeline = object.__new__(RowPipeline)
-    monkeypatch.setattr(pipeline, "_dataset", SimpleNamespace(name="dataset"), raising=False)
+    monkeypatch.setattr(
+        pipeline, "_dataset", SimpleNamespace(name="dataset", title="dataset"), raising=False
+    )
     monkeypatch.setattr(pipeline, "_session", None, raising=False)
     transforms = SimpleNamespace(placement=None)
     monkeypatch.setattr(pipeline, "_transforms", transforms, raising=False)

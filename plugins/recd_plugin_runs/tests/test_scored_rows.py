@@ -55,5 +55,5 @@ def test_a_scan_without_a_key_and_one_that_fails_are_told() -> None:
         list(scanned(Clicks({}), {"user": "user"}))
     with pytest.raises(PluginError, match=r"acme\.clicks: scan yields .*, no Rows"):
         list(scanned(Bare({}), {}))
-    with pytest.raises(PluginError, match=r"acme\.clicks: scan failed at .*: ValueError: no more"):
+    with pytest.raises(ValueError, match="no more"):
         list(scanned(Clicks({}, fails=True), {}))

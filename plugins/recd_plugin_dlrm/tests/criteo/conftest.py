@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from tests.covering import by_night, covering
 
-from recd_plugin_dlrm.criteo import day, tsv_day, tsv_index
+from recd_plugin_dlrm.criteo import days, tsv
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
 from recd_plugin_dlrm.tests.criteo.criteo_cases import UNIT_ROWS, WriteDays, sample_rows, write_day
 
 
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (day, tsv_index, tsv_day):
+    for module in (days, tsv):
         monkeypatch.setattr(module, "UNIT_ROWS", UNIT_ROWS)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugin_dlrm.criteo import dictionary, id_counts
+from recd_plugin_dlrm.criteo import dictionary
 from recd_plugin_dlrm.criteo.days import SPARSE
 from recd_plugin_dlrm.criteo.dictionary import IdCounts
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
@@ -61,7 +61,7 @@ def test_the_dictionary_is_of_the_training_days(write_days, kaggle, threshold, m
 def test_counting_in_parts_is_counting(parts, waiting):
     counts = IdCounts()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(id_counts, "_FEWEST_WAITING", waiting)
+        patch.setattr(dictionary, "_FEWEST_WAITING", waiting)
         for part in parts:
             counts.add(np.array(part, np.int64))
         counts.flush()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from recd_plugin_dlrm.trace import text_file, writer
+from recd_plugin_dlrm.trace import profile, stored_rows
 from recd_plugin_dlrm.trace.profile import TraceProfile, profile_ids, read_profile, write_profile
 from recd_plugins.cli import main
 from recd_plugins.errors import DataError
@@ -115,12 +115,12 @@ def test_traces_are_written_as_parquet_in_pieces(
     write_ids(folder / "ids.txt", [1, 2, 3, 1, 2, 3, 3, 2, 1] * 100)
     done("profile", "ids.txt", "-o", "p.parquet")
     done("generate", "p.parquet", "-o", "whole.parquet", "--accesses", 1000)
-    monkeypatch.setattr(writer, "_ROWS", 64)
+    monkeypatch.setattr(stored_rows, "_ROWS", 64)
     done("generate", "p.parquet", "-o", "pieces.parquet", "--accesses", 1000)
     whole, pieces = (pq.read_table(folder / f"{name}.parquet") for name in ("whole", "pieces"))
     assert whole.equals(pieces)
     assert whole.num_rows == 1000
-    made = json.loads(whole.schema.metadata[writer.PROVENANCE])
+    made = json.loads(whole.schema.metadata[stored_rows.PROVENANCE])
     assert (made["source"], made["accesses"], made["seed"]) == ("ids.txt", 1000, 0)
 
 
@@ -130,12 +130,12 @@ def test_rows_and_pieces_of_text_do_not_change_ids(
     numbers = np.random.default_rng(0).integers(0, 10**6, 999)
     (folder / "ids.txt").write_text(" ".join(map(str, numbers)))
     for size in (7, 64, 1 << 20):
-        monkeypatch.setattr(text_file, "_BYTES", size)
-        read = np.concatenate(list(text_file.read_text(folder / "ids.txt", [])))
+        monkeypatch.setattr(profile, "_BYTES", size)
+        read = np.concatenate(list(profile.read_text(folder / "ids.txt", [])))
         assert read[:, 0].tolist() == numbers.tolist()
         pairs = folder / "pairs.txt"
         pairs.write_text("\n".join(f"{a} {b}" for a, b in numbers[:998].reshape(-1, 2)))
-        read = np.concatenate(list(text_file.read_text(pairs, ["a", "b"])))
+        read = np.concatenate(list(profile.read_text(pairs, ["a", "b"])))
         assert read.ravel().tolist() == numbers[:998].tolist()
     done("profile", "ids.txt", "-o", "p.parquet", "--rows", 100)
     assert read_profile(folder / "p.parquet").tables["t_id"].accesses == 100
