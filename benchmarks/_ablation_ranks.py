@@ -23,13 +23,13 @@ from torchrec.distributed.types import ModuleSharder
 from benchmarks._measure import Device, from_every_rank, keep_freed_memory
 from benchmarks._ranks import RankTrainer
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import RunConfig
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import (
     PROFILED_STEP,

@@ -37,12 +37,12 @@ from benchmarks._measure import (
 )
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.distributed.pipeline import build_train_pipeline
-from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction
 from recd_plugins.model_tables import table_name
 from recd_plugins.registry import ModelSpec, TrainingSpec
+from recd_plugins.sharding.pipeline import build_train_pipeline
+from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.upstream_noise import silence as silence_upstream

@@ -16,7 +16,7 @@ with without_collections():
     import recd_plugins.testing.gloo
     import recd_plugins.training.rank_imports  # noqa: F401
     from recd_plugins.cli import main
-    from recd_plugins.distributed.torchrec_internals import refuse_other_versions
+    from recd_plugins.compat.torchrec_internals import refuse_other_versions
     from recd_plugins.manager import PluginManager
     from recd_plugins.sparse.dedup import Deduplicator
     from recd_plugins.versions import installed_set

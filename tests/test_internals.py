@@ -12,7 +12,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.planner import shard_estimators
 
 from recd_plugins import wrap
-from recd_plugins.distributed.torchrec_internals import (
+from recd_plugins.compat.torchrec_internals import (
     INTERNALS,
     refuse_other_versions,
     require_attributes,

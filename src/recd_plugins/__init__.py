@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recd_plugins.distributed.table_report import describe_tables
     from recd_plugins.drop_in.dedup import Dedup
     from recd_plugins.drop_in.pooled_sequences import PooledSequences
     from recd_plugins.drop_in.wrap import wrap
     from recd_plugins.planning.prepare import prepare
     from recd_plugins.registry import RunConfig
     from recd_plugins.registry.from_file import load_registry
+    from recd_plugins.sharding.table_report import describe_tables
     from recd_plugins.versions import __version__
 
 # Imported when they are asked for, so that ``import recd_plugins`` stays light.
@@ -21,7 +21,7 @@ _HOME = {
     "PooledSequences": "drop_in.pooled_sequences",
     "RunConfig": "registry",
     "__version__": "versions",
-    "describe_tables": "distributed.table_report",
+    "describe_tables": "sharding.table_report",
     "load_registry": "registry.from_file",
     "prepare": "planning.prepare",
     "wrap": "drop_in.wrap",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch import nn
-from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.types import ModuleSharder, ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
@@ -242,6 +242,15 @@ def sharded_modules(
             yield from visit(child)
 
     yield from visit(model)
+
+
+def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield sharded modules with their paths, without those inside of others."""
+    if isinstance(module, ShardedModule):
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from outermost_sharded(child, f"{path}.{name}" if path else name)
 
 
 def _is_one_of(module: nn.Module, names: set[str]) -> bool:

@@ -17,7 +17,7 @@ from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wi
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.modules.embedding_configs import PoolingType
 
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 
 
 def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:

@@ -34,9 +34,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
 

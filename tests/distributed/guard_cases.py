@@ -25,10 +25,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.guards import check_every_parameter_is_trained
-from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.guards import check_every_parameter_is_trained
+from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")

@@ -28,11 +28,11 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.byte_counter import CollectiveBytes
+from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
 

@@ -43,10 +43,10 @@ from torchrec.modules.mc_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins import RunConfig
-from recd_plugins.distributed.pipeline import build_train_pipeline
-from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.sharding.pipeline import build_train_pipeline
+from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.batch import ModelInput

@@ -36,13 +36,13 @@ from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.lower import lower
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.guards import check_every_parameter_is_trained
-from recd_plugins.distributed.pipeline import OverlappedTrainPipeline
 from recd_plugins.interfaces import Pooling
 from recd_plugins.model.sequence_pooling import PoolRows
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.guards import check_every_parameter_is_trained
+from recd_plugins.sharding.pipeline import OverlappedTrainPipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights

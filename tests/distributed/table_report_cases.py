@@ -17,9 +17,9 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recd_plugins import describe_tables
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.table_report import TableLine
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.table_report import TableLine
 from recd_plugins.testing.device import DEVICE
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.batch_form import BatchForm, IdWeights
-from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
+from recd_plugins.compat.mean_pooling import with_inverse_indices_of
 from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.sharding.batch_form import BatchForm, IdWeights
 
 ROWS = 4
 

@@ -9,7 +9,7 @@ from tests.distributed import byte_cases as cases
 from tests.distributed.parity_model import NUM_STEPS, make_batch
 from torch import nn
 
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import run_on_ranks
 

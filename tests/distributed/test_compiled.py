@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.distributed.sharders import left_uncompiled
+from recd_plugins.sharding.sharders import left_uncompiled
 
 
 class Sharded(nn.Module):

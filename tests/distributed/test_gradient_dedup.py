@@ -21,13 +21,13 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed import gradient_dedup
-from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.gradient_dedup import all_gradients_sent
-from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
-from recd_plugins.distributed.wire import Int8, wire_codecs
 from recd_plugins.errors import SetupError
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding import gradient_dedup
+from recd_plugins.sharding.byte_counter import CollectiveBytes
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent
+from recd_plugins.sharding.sharders import ExactEmbeddingCollectionSharder
+from recd_plugins.sharding.wire import Int8, wire_codecs
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 

@@ -17,15 +17,15 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recd_plugins.distributed.batch_form import BatchForm
-from recd_plugins.distributed.guards import check_every_parameter_is_trained, guard
 from recd_plugins.distributed.launch import RankError
-from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
-from recd_plugins.distributed.sharders import (
+from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
+from recd_plugins.sharding.batch_form import BatchForm
+from recd_plugins.sharding.guards import check_every_parameter_is_trained, guard
+from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
 )
-from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
 STOCK, EXACT = True, False

@@ -16,8 +16,8 @@ from torchrec.distributed.embedding_sharding import (
 from torchrec.distributed.train_pipeline.runtime_forwards import KJTAllToAllForward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.overlap import JoinedIds
+from recd_plugins.sharding.byte_counter import CollectiveBytes
+from recd_plugins.sharding.overlap import JoinedIds
 from recd_plugins.testing.gloo import run_on_ranks
 
 # Lengths, ids and sizes of ``plain``; of ``weighted``, weights too, which stay apart with theirs.

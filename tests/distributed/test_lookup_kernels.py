@@ -16,8 +16,8 @@ from torchrec.distributed.types import CacheParams, ShardingEnv
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed import lookup_kernels
-from recd_plugins.distributed.sharders import (
+from recd_plugins.compat import lookup_kernels
+from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
 )

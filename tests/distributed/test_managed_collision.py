@@ -12,7 +12,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from tests.distributed import managed_collision_cases as cases
 
-from recd_plugins.distributed.managed_collision import reset_rows
+from recd_plugins.compat.managed_collision import reset_rows
 from recd_plugins.testing.gloo import run_on_ranks
 
 

@@ -31,11 +31,11 @@ from torchrec.modules.feature_processor_ import (
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.other_sharders import why_plain
-from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder
 from recd_plugins.drop_in.dedup import PooledFeatures
 from recd_plugins.errors import SetupError
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.other_sharders import why_plain
+from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder
 from recd_plugins.testing.gloo import run_on_ranks
 
 # How each module type of TorchRec's default sharders is tested. A type that is not here, of another

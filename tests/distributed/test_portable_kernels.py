@@ -20,7 +20,7 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.portable_kernels import (
+from recd_plugins.compat.portable_kernels import (
     PortableDenseEmbedding,
     PortableDenseEmbeddingBag,
     PortableEmbedding,

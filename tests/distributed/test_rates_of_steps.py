@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.distributed.overlap import LookupAhead
+from recd_plugins.sharding.overlap import LookupAhead
 
 
 class Counting(nn.Module):

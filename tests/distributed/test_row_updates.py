@@ -12,15 +12,15 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from recd_plugins.distributed.clipped_gradients import ClippedGradients
-from recd_plugins.distributed.process_groups import gathers_equal_sizes
-from recd_plugins.distributed.row_updates import (
+from recd_plugins.compat.clipped_gradients import ClippedGradients
+from recd_plugins.compat.row_updates import (
     check_updates,
     plain_updates,
     why_plain_kernels,
 )
-from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
+from recd_plugins.distributed.process_groups import gathers_equal_sizes
 from recd_plugins.errors import SetupError
+from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 
 
 def bags(**optimizers: type | None) -> EmbeddingBagCollection:

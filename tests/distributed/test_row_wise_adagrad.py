@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.distributed.row_wise_adagrad import RowWiseAdagrad, use_row_wise_adagrad
+from recd_plugins.compat.row_wise_adagrad import RowWiseAdagrad, use_row_wise_adagrad
 
 ROWS = 50
 

@@ -10,7 +10,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 
-from recd_plugins.distributed.table_report import (
+from recd_plugins.sharding.table_report import (
     DENSE,
     ShardedTables,
     TableLine,

@@ -13,7 +13,7 @@ from tests.distributed.kernel_cases import OPTIMIZERS, ROWS, kernel
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.errors import DataError
 
 

@@ -11,11 +11,11 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import ModuleSharder
 
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.wire import wire_codecs
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ import recd_plugins
 from recd_plugins import Dedup, PooledSequences
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.byte_counter import lookup_ids
-from recd_plugins.distributed.pipeline import build_train_pipeline
-from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.byte_counter import lookup_ids
+from recd_plugins.sharding.pipeline import build_train_pipeline
+from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recd_plugins
-from recd_plugins.distributed.row_updates import check_updates
+from recd_plugins.compat.row_updates import check_updates
 from recd_plugins.errors import RegistryError, SetupError
 
 ROW_WISE = "sharding: [{use: torchrec.row_wise, tables: [t_f0]}]"

@@ -8,7 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from recd_plugins.distributed.byte_counter import CollectiveBytes
+from recd_plugins.sharding.byte_counter import CollectiveBytes
 
 script, report = sys.argv[1:]
 sys.path.insert(0, str(Path(script).parent.resolve()))  # as if it was started itself

@@ -13,11 +13,11 @@ from tests.planning.test_work import NOTHING, plan
 from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import as_run_sends, measure_gradients
 from recd_plugins.planning.step_cost import estimate_step_cost
 from recd_plugins.planning.study import with_plugins
+from recd_plugins.sharding.wire import scalar_bytes
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch

@@ -23,7 +23,6 @@ from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugin_torchrec.uvm import Uvm
 from recd_plugins import RunConfig, prepare
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of
@@ -33,6 +32,7 @@ from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.values.batch import Placement
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 

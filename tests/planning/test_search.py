@@ -15,7 +15,6 @@ from torchrec.distributed.planner.types import Proposer, ShardingOption, Topolog
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning import search
 from recd_plugins.planning.constraints import table_constraints
@@ -23,6 +22,7 @@ from recd_plugins.planning.estimates import step_rating
 from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.search import FreeRanks, Option, place
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.sharding.sharders import stock_sharders
 
 KINDS = (
     "row_wise",

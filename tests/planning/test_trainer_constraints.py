@@ -18,12 +18,12 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.uvm import Uvm
-from recd_plugins.distributed.build import build_sharders
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints, table_optimizers
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.topologies import default_topology
+from recd_plugins.sharding.build import build_sharders
 
 COLUMN_WISE = {"column_wise", "table_column_wise"}
 

@@ -136,9 +136,9 @@ def test_importing_the_package_imports_next_to_nothing():
 
 def test_its_methods_have_the_types_of_what_they_call():
     from recd_plugins.data.loader import build_dataloader
-    from recd_plugins.distributed.build import build_sharders
-    from recd_plugins.distributed.pipeline import build_train_pipeline
     from recd_plugins.planning.planner import build_planner
+    from recd_plugins.sharding.build import build_sharders
+    from recd_plugins.sharding.pipeline import build_train_pipeline
 
     functions: dict[str, Callable[..., Any]] = {
         "planner": build_planner,

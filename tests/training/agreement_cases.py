@@ -18,11 +18,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins import load_registry
-from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.rank_agreement import check_agreement, check_started_alike
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning import decided
 from recd_plugins.planning.choosing import choose
+from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.training.assembly import assemble
 
 CPU = torch.device("cpu")

@@ -37,14 +37,14 @@ from recd_plugin_flexshard.runtime import (
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.distributed.pipeline import OverlappedTrainPipeline, build_train_pipeline
-from recd_plugins.distributed.sharders import (
+from recd_plugins.model_tables import tables_of
+from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, build_train_pipeline
+from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     fused_params,
 )
-from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights

@@ -18,10 +18,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins.distributed import pipeline as pipelines
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.overlap import DeferredAllReduce
-from recd_plugins.distributed.pipeline import OverlappedTrainPipeline, overlaps
+from recd_plugins.sharding import pipeline as pipelines
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sharding.overlap import DeferredAllReduce
+from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.values.batch import ModelInput
 

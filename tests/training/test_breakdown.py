@@ -20,10 +20,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.launch import CUDA_BACKEND, launch
-from recd_plugins.distributed.pipeline import build_train_pipeline
-from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.registry import TrainingSpec
+from recd_plugins.sharding.pipeline import build_train_pipeline
+from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.breakdown import (
     PROFILED_STEP,

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.launch import launch
-from recd_plugins.distributed.overlap import DeferredAllReduce
+from recd_plugins.sharding.byte_counter import CollectiveBytes
+from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.training.optimizer import summed_in_fixed_buckets
 
 both = pytest.mark.parametrize("always_trained", [False, True])

@@ -14,10 +14,10 @@ from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier, read_budge
 from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
-from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
 from recd_plugins.values.stage_costs import StageCosts
 

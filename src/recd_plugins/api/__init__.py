@@ -90,21 +90,21 @@ from recd_plugins.planning.plan_mode import Measurement, PlanAnswer, PlanMode, P
 from recd_plugins.values.step_cost import StepCost
 
 if TYPE_CHECKING:
-    from recd_plugins.distributed.contexts import ExactSequenceContext
-    from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
-    from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
-    from recd_plugins.distributed.sharders import (
+    from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
+    from recd_plugins.sharding.contexts import ExactSequenceContext
+    from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
+    from recd_plugins.sharding.sharders import (
         ExactEmbeddingBagCollectionSharder,
         ExactEmbeddingCollectionSharder,
     )
 
 #: Modules of names that need torch.
 _WITH_TORCH = {
-    "ExactEmbeddingBagCollectionSharder": "recd_plugins.distributed.sharders",
-    "ExactEmbeddingCollectionSharder": "recd_plugins.distributed.sharders",
-    "ExactSequenceContext": "recd_plugins.distributed.contexts",
-    "ExactShardedEmbeddingBagCollection": "recd_plugins.distributed.sharded_bags",
-    "ExactShardedEmbeddingCollection": "recd_plugins.distributed.sharded_sequences",
+    "ExactEmbeddingBagCollectionSharder": "recd_plugins.sharding.sharders",
+    "ExactEmbeddingCollectionSharder": "recd_plugins.sharding.sharders",
+    "ExactSequenceContext": "recd_plugins.sharding.contexts",
+    "ExactShardedEmbeddingBagCollection": "recd_plugins.sharding.bags",
+    "ExactShardedEmbeddingCollection": "recd_plugins.sharding.sequences",
 }
 
 __all__ = [

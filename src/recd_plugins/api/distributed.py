@@ -5,11 +5,16 @@ sharders, of sharded modules and of lookup kernels are names of ``recd_plugins.a
 torch and TorchRec.
 """
 
-from recd_plugins.distributed.batch_form import refuse_inverse_indices
-from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, lookup_ids
-from recd_plugins.distributed.coalesced.input_dist import unique_ids
+from recd_plugins.compat.lookup_kernels import (
+    RowKernel,
+    close_kernels,
+    row_kernels,
+    tell_when_asked,
+)
+from recd_plugins.compat.portable_kernels import PortableEmbedding, PortableEmbeddingBag
+from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad
+from recd_plugins.compat.torchrec_internals import require_attributes
 from recd_plugins.distributed.device import choose_device, device_of_rank, lack_for_cuda
-from recd_plugins.distributed.guards import guard
 from recd_plugins.distributed.launch import (
     Ranks,
     backend_for,
@@ -18,20 +23,15 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.distributed.lookup_kernels import (
-    RowKernel,
-    close_kernels,
-    row_kernels,
-    tell_when_asked,
-)
-from recd_plugins.distributed.overlap import LookupAhead
-from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.process_groups import new_group
 from recd_plugins.distributed.rank_agreement import check_agreement, ranks_of_each_node, tell_all
-from recd_plugins.distributed.row_wise_adagrad import use_row_wise_adagrad
-from recd_plugins.distributed.sharders import fused_params, stock_sharders
-from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
+from recd_plugins.sharding.batch_form import refuse_inverse_indices
+from recd_plugins.sharding.byte_counter import CollectiveBytes, Traffic, lookup_ids
+from recd_plugins.sharding.coalesced.input_dist import unique_ids
+from recd_plugins.sharding.guards import guard
+from recd_plugins.sharding.overlap import LookupAhead
+from recd_plugins.sharding.sharders import fused_params, stock_sharders
 from recd_plugins.values.channels import Channel, CollectiveKind, resolve_group
 from recd_plugins.values.internal import Internal
 

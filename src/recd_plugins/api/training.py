@@ -3,9 +3,9 @@
 For calibrations and benchmarks. Needs torch and TorchRec.
 """
 
-from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.plan_mode import measure_collectives
+from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batches import BatchSource
 from recd_plugins.training.breakdown import (

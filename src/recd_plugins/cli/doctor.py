@@ -217,7 +217,7 @@ def _plugins(plugins_dir: Path | None) -> Check:
 
 def _internals(plugins_dir: Path | None) -> Check:
     """Whether what has no public form is there, of the framework and of plugins."""
-    from recd_plugins.distributed.torchrec_internals import INTERNALS
+    from recd_plugins.compat.torchrec_internals import INTERNALS
     from recd_plugins.values.internal import Internal
 
     internals = list(INTERNALS)

@@ -11,8 +11,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor, nn
 
-from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.errors import SetupError
+from recd_plugins.model_tables import outermost_sharded
 
 
 def counting(modules: Iterable[nn.Module]) -> list[nn.Module]:

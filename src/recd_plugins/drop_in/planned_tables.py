@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
-from recd_plugins.distributed.table_report import (
+from recd_plugins.drop_in.wrap import Wrapped
+from recd_plugins.errors import SetupError
+from recd_plugins.model_tables import embedding_modules
+from recd_plugins.planning.constraints import TableOptimizer, table_optimizers
+from recd_plugins.sharding.table_report import (
     DENSE,
     ShardedTables,
     TableLine,
     left_alone,
     optimizer_in_words,
 )
-from recd_plugins.drop_in.wrap import Wrapped
-from recd_plugins.errors import SetupError
-from recd_plugins.model_tables import embedding_modules
-from recd_plugins.planning.constraints import TableOptimizer, table_optimizers
 from recd_plugins.words import did_you_mean, shortened
 
 

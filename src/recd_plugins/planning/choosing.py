@@ -28,8 +28,6 @@ from recd_plugins.activity import said_if_long
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.data.wrapped_dataset import first_rows
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.pipeline import will_overlap
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import (
     NoPlanError,
@@ -75,6 +73,8 @@ from recd_plugins.plugin_call import plugin_call
 from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.registry.run_config import NoDataset
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes

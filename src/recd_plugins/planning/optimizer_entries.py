@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.distributed.row_updates import kind_of_update, unheeded_argument
+from recd_plugins.compat.row_updates import kind_of_update, unheeded_argument
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
 from recd_plugins.model_tables import embedding_modules

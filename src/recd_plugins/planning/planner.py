@@ -26,13 +26,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.entry_constraints import entries_of_tables, entry_constraints
 from recd_plugins.distributed.rank_agreement import check_agreement, entries_named
-from recd_plugins.distributed.sharders import (
-    ExactEmbeddingBagCollectionSharder,
-    ExactEmbeddingCollectionSharder,
-)
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import Plugin, TablePart
@@ -60,6 +54,12 @@ from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.run_config import plugin_versions
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.entry_constraints import entries_of_tables, entry_constraints
+from recd_plugins.sharding.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+)
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.versions import __version__, installed_set
 from recd_plugins.words import shortened

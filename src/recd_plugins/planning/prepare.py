@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recd_plugins.distributed.torchrec_internals import refuse_other_versions
+from recd_plugins.compat.torchrec_internals import refuse_other_versions
 from recd_plugins.interfaces import Setting
 from recd_plugins.model_tables import refuse_shared_tables
 from recd_plugins.planning.choosing import choose

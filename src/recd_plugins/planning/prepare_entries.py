@@ -12,9 +12,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.data.fitted_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
-from recd_plugins.distributed.batch_form import set_takes_stored_rows, takes_stored_rows
-from recd_plugins.distributed.coalesced.groups import feature_groups
-from recd_plugins.distributed.guards import guard
 from recd_plugins.errors import Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.model.poolings import put_poolings
@@ -29,6 +26,9 @@ from recd_plugins.planning.setting import id_limits
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.registry.checked_part import CheckedPart, call_class
+from recd_plugins.sharding.batch_form import set_takes_stored_rows, takes_stored_rows
+from recd_plugins.sharding.coalesced.groups import feature_groups
+from recd_plugins.sharding.guards import guard
 
 logger = logging.getLogger(__name__)
 

@@ -116,7 +116,7 @@ class Prepared(PreparedModel):
             SetupError: sharders of two types are for one module type, one of ``base`` cannot be
                 joined with the exact one, or an argument is there twice.
         """
-        from recd_plugins.distributed.build import build_sharders
+        from recd_plugins.sharding.build import build_sharders
 
         return build_sharders(
             self, base, fused_params=fused_params, qcomm_codecs_registry=qcomm_codecs_registry
@@ -149,6 +149,6 @@ class Prepared(PreparedModel):
         The first ``progress`` of TorchRec's raises RecdError where an embedding module is not
         pipelined.
         """
-        from recd_plugins.distributed.pipeline import build_train_pipeline
+        from recd_plugins.sharding.pipeline import build_train_pipeline
 
         return build_train_pipeline(dmp, optimizer, device, self.registry)

@@ -17,10 +17,10 @@ from recd_plugins.data.access import sent_reads
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.data.wrapped_dataset import FirstRows, read_first_rows
-from recd_plugins.distributed.gradient_dedup import all_are_sent
 from recd_plugins.interfaces import Rows, Setting, Table
 from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.run_config import NoDataset
+from recd_plugins.sharding.gradient_dedup import all_are_sent
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.values.batch import Batch, Placement

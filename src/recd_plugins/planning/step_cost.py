@@ -19,10 +19,10 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import StepShape, Table, TablePart
 from recd_plugins.planning.compute import Compute, KeptActivations
+from recd_plugins.sharding.wire import scalar_bytes
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import STAGES, StageTimes

@@ -19,8 +19,6 @@ from torchrec.distributed.types import ModuleSharder
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.wrapped_dataset import smallest_batch, wrapped_dataset
-from recd_plugins.distributed.pipeline import will_overlap
-from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
@@ -50,6 +48,8 @@ from recd_plugins.planning.step_cost import (
 )
 from recd_plugins.planning.topologies import TopologySpec, costs_source
 from recd_plugins.registry import RunConfig
+from recd_plugins.sharding.pipeline import will_overlap
+from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes

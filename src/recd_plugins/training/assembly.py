@@ -16,11 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.distributed.gradient_dedup import all_gradients_sent
-from recd_plugins.distributed.pipeline import is_overlapped
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
-from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
-from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
@@ -39,6 +35,10 @@ from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
 from recd_plugins.planning.study import activation_bytes, without_plugins
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.registry import RunConfig
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent
+from recd_plugins.sharding.pipeline import is_overlapped
+from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
+from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
 from recd_plugins.training.rank_state import broadcast_state

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from recd_plugins.clock import clock_of
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Section, TablePart, TrainedRun
 from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.evaluation import Predictions

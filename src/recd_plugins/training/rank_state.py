@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.rank_agreement import from_rank_0, together
-from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.generators import GeneratorState
+from recd_plugins.model_tables import outermost_sharded
 from recd_plugins.training.checkpoint_files import RANKS, DamagedError, read_arrays
 
 _GENERATOR, _BUFFER = "generator ", "buffer "

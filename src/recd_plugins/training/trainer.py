@@ -15,18 +15,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins import activity, upstream_noise
+from recd_plugins.compat.lookup_kernels import close_kernels
 from recd_plugins.data.fitted_steps import FittedState, fitted_state
 from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.rank_agreement import from_rank_0
 from recd_plugins.distributed.signals import Interrupts
-from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError, RunInterrupted
 from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.lasting_output import lasting_output
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.from_file import load_registry
+from recd_plugins.sharding.table_report import describe_tables
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batches import BatchSource, segments, steps
 from recd_plugins.training.callbacks import Callbacks, callbacks_of

@@ -32,15 +32,15 @@ from torchrec.optim import SGD
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.coalesced import input_dist
-from recd_plugins.distributed.sharders import (
+from recd_plugins.errors import RecdError
+from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sharding.coalesced import input_dist
+from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     fused_params,
 )
-from recd_plugins.errors import RecdError
-from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
 
 DIM = 8

@@ -21,14 +21,14 @@ from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.distributed import batch_form
-from recd_plugins.distributed.sharders import (
+from recd_plugins.errors import RecdError
+from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding import batch_form
+from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     fused_params,
 )
-from recd_plugins.errors import RecdError
-from recd_plugins.registry.training_spec import TrainingSpec
 
 KEYS = ["a", "b"]
 IDS = torch.tensor([3, 1, 3, 3, 0, 1, 1])

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from recd_plugins.distributed.coalesced.input_dist import Unique, by_sorting, unique_ids
+from recd_plugins.sharding.coalesced.input_dist import Unique, by_sorting, unique_ids
 
 STRETCHES = st.lists(
     st.lists(st.one_of(st.integers(-3, 6), st.integers(-(2**63), 2**63 - 1)), max_size=12),

@@ -24,7 +24,7 @@ def put_ours_in_place() -> None:
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
-    from recd_plugins.distributed.sharders import (
+    from recd_plugins.sharding.sharders import (
         ExactEmbeddingBagCollectionSharder,
         ExactEmbeddingCollectionSharder,
     )

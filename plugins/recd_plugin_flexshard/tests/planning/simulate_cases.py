@@ -23,10 +23,10 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
     tier_groups,
 )
-from recd_plugins.distributed.build import build_sharders
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 
 STEPS = 3
 DIM = 4
@@ -86,7 +86,7 @@ def steps(
     names = {dist.group.WORLD.group_name: "cold"}
     if tiered:
         module = TieredEmbeddingCollection(module, TIERS)
-        from recd_plugins.distributed.sharders import fused_params
+        from recd_plugins.sharding.sharders import fused_params
 
         tables = tuple(FEATURES) if coalesced else ()
         sharders.append(TieredEmbeddingCollectionSharder(fused_params(training), coalesced=tables))

@@ -25,9 +25,9 @@ from recd_plugin_flexshard.planning.costs import Syncs
 from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
 from recd_plugin_flexshard.tests.planning import traffic_cases as cases
 from recd_plugins import load_registry
-from recd_plugins.distributed.gradient_dedup import all_gradients_sent
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.testing.gloo import run_on_ranks
 
 # Sent 10 times by a batch of 10 samples: 8 + 8 + 2 * 4 * .5 + 5 * .1 in all.

@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime import tier_groups
 from recd_plugins import load_registry
-from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.gradient_dedup import all_gradients_sent
+from recd_plugins.sharding.byte_counter import CollectiveBytes
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.training.assembly import assemble
 
 

@@ -34,9 +34,9 @@ from recd_plugin_flexshard.runtime import (
     tier_groups,
 )
 from recd_plugin_flexshard.runtime.collection import CopyTier
-from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
 from recd_plugins.errors import RecdError
+from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sharding.sharders import ExactEmbeddingCollectionSharder
 from recd_plugins.training.weights import copy_weights
 
 DIM = 4

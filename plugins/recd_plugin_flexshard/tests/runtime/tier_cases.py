@@ -47,12 +47,12 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     Tiers,
     model_input,
 )
-from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.distributed.gradient_dedup import all_gradients_sent
-from recd_plugins.distributed.guards import check_every_parameter_is_trained
-from recd_plugins.distributed.sharders import fused_params
-from recd_plugins.distributed.wire import Int8, wire_codecs
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.byte_counter import CollectiveBytes
+from recd_plugins.sharding.gradient_dedup import all_gradients_sent
+from recd_plugins.sharding.guards import check_every_parameter_is_trained
+from recd_plugins.sharding.sharders import fused_params
+from recd_plugins.sharding.wire import Int8, wire_codecs
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights

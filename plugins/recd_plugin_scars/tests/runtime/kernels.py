@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_scars.runtime.kernel import CachedEmbedding, CachedEmbeddingBag
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
+from recd_plugins.compat.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 
 CPU = torch.device("cpu")
 DIM = 4

@@ -30,15 +30,15 @@ from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, reset
 from recd_plugin_scars.runtime.row_cache import CacheTraffic
 from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.data.lower import lower
-from recd_plugins.distributed.pipeline import build_train_pipeline
-from recd_plugins.distributed.sharders import (
+from recd_plugins.interfaces import TrainPipeline
+from recd_plugins.model_tables import tables_of
+from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.sharding.pipeline import build_train_pipeline
+from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     fused_params,
 )
-from recd_plugins.interfaces import TrainPipeline
-from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights

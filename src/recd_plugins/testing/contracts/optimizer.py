@@ -15,7 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torchrec.distributed.utils import convert_to_fbgemm_types, merge_fused_params
 
-from recd_plugins.distributed.row_updates import ON_CPU, kind_of_update, unheeded_argument
+from recd_plugins.compat.row_updates import ON_CPU, kind_of_update, unheeded_argument
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table
 from recd_plugins.testing.contracts.plugin import PluginContract
 

@@ -20,12 +20,12 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Pipeline, TrainPipeline
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.plugin_modules import load_file, modules_of_files
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.training_spec import ScheduleSpec
+from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.optimizer import LearningRates, build_optimizer

@@ -19,11 +19,11 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
-from recd_plugins.distributed.entry_constraints import merged_constraints, set_fields
 from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.interfaces.table_part import StepShape
 from recd_plugins.planning.topologies import this_machine
+from recd_plugins.sharding.entry_constraints import merged_constraints, set_fields
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.contracts.skewed_data import SkewedData
 

@@ -31,8 +31,8 @@ from torchrec.modules.mc_embedding_modules import (
 from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.distributed.contexts import num_rows, with_an_empty_row
-from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
+from recd_plugins.compat.mean_pooling import with_inverse_indices_of
+from recd_plugins.sharding.contexts import num_rows, with_an_empty_row
 from recd_plugins.sparse.index_select import jagged_index_select
 
 

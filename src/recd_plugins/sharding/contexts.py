@@ -16,7 +16,7 @@ from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.distributed.coalesced.input_dist import Coalesced
+from recd_plugins.sharding.coalesced.input_dist import Coalesced
 
 
 @dataclass

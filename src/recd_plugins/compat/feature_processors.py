@@ -19,7 +19,7 @@ from torchrec.modules.feature_processor_ import (
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.batch_form import with_tensors
+from recd_plugins.sharding.batch_form import with_tensors
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 

@@ -132,7 +132,7 @@ _NAMES = {
     "torch:Tensor": "_make_wrapper_subclass _version",
     "torch:UntypedStorage": "_cdata _new_shared",
     "torch:_C": "_only_lift_cpu_tensors _set_only_lift_cpu_tensors",
-    "fsspec:AbstractFileSystem": "_open _strip_protocol",
+    "fsspec:AbstractFileSystem": "_open",
     "multiprocessing.forkserver": "_forkserver",
     "multiprocessing.forkserver:ForkServer": "_forkserver_address _forkserver_pid",
 }

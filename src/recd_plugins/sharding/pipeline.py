@@ -39,22 +39,22 @@ from torchrec.distributed.types import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
+from recd_plugins.compat.lookup_kernels import plan_prefetches, prefetches
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.byte_counter import tracker_of
-from recd_plugins.distributed.guards import (
+from recd_plugins.distributed.rank_agreement import crosses_links
+from recd_plugins.errors import ExactnessError
+from recd_plugins.interfaces import TrainPipeline
+from recd_plugins.model_tables import outermost_sharded
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import RunConfig, at_entry
+from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
+from recd_plugins.sharding.byte_counter import tracker_of
+from recd_plugins.sharding.guards import (
     check_every_parameter_is_trained,
     check_sharded_as_wholes,
 )
-from recd_plugins.distributed.lookup_kernels import plan_prefetches, prefetches
-from recd_plugins.distributed.overlap import DeferredAllReduce, JoinedIds, LookupAhead
-from recd_plugins.distributed.rank_agreement import crosses_links
-from recd_plugins.distributed.sharded_bags import ExactShardedEmbeddingBagCollection
-from recd_plugins.distributed.sharded_sequences import ExactShardedEmbeddingCollection
-from recd_plugins.distributed.table_report import outermost_sharded
-from recd_plugins.errors import ExactnessError
-from recd_plugins.interfaces import TrainPipeline
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import RunConfig, at_entry
+from recd_plugins.sharding.overlap import DeferredAllReduce, JoinedIds, LookupAhead
+from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 
 logger = logging.getLogger(__name__)
 

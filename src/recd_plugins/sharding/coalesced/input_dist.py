@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.coalesced.groups import FeatureGroups
-from recd_plugins.distributed.coalesced.kernels import number_ids
 from recd_plugins.errors import ExactnessError
+from recd_plugins.sharding.coalesced.groups import FeatureGroups
+from recd_plugins.sharding.coalesced.kernels import number_ids
 
 
 class Unique(NamedTuple):

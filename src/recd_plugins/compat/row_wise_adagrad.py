@@ -15,8 +15,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from recd_plugins.distributed.coalesced.input_dist import unique_ids
-from recd_plugins.distributed.row_wise_kernels import bags_by_row, learn_rows
+from recd_plugins.compat.row_wise_kernels import bags_by_row, learn_rows
+from recd_plugins.sharding.coalesced.input_dist import unique_ids
 
 # Rows that a further thread is worth its start for.
 _ROWS_PER_THREAD = 16384

@@ -15,32 +15,32 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.distributed.batch_form import (
-    BatchForm,
-    StoredRows,
-    refuse_inverse_indices,
-    takes_stored_rows,
-)
-from recd_plugins.distributed.clipped_gradients import ClippedGradients
-from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
-from recd_plugins.distributed.coalesced.input_dist import coalesce_sequences
-from recd_plugins.distributed.coalesced.outputs import CoalescedSequences
-from recd_plugins.distributed.contexts import (
-    ExactSequenceContext,
-    num_rows,
-    with_an_empty_row,
-    without_rows,
-)
-from recd_plugins.distributed.gradient_dedup import dedup_gradients
-from recd_plugins.distributed.lookup_kernels import (
+from recd_plugins.compat.clipped_gradients import ClippedGradients
+from recd_plugins.compat.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
     lookups_with,
     tables_of_row_kernels_stay,
 )
-from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.sharding.batch_form import (
+    BatchForm,
+    StoredRows,
+    refuse_inverse_indices,
+    takes_stored_rows,
+)
+from recd_plugins.sharding.coalesced.groups import check_coalesced, feature_groups
+from recd_plugins.sharding.coalesced.input_dist import coalesce_sequences
+from recd_plugins.sharding.coalesced.outputs import CoalescedSequences
+from recd_plugins.sharding.contexts import (
+    ExactSequenceContext,
+    num_rows,
+    with_an_empty_row,
+    without_rows,
+)
+from recd_plugins.sharding.gradient_dedup import dedup_gradients
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 
 

@@ -63,35 +63,35 @@ from torchrec.modules.mc_embedding_modules import (
     ManagedCollisionEmbeddingBagCollection,
 )
 
-from recd_plugins.distributed.batch_form import BatchForm, IdWeights, fit_batches
-from recd_plugins.distributed.clipped_gradients import clips, why_clipped
-from recd_plugins.distributed.feature_processors import (
+from recd_plugins.compat.clipped_gradients import clips, why_clipped
+from recd_plugins.compat.feature_processors import (
     keep_batches,
     keep_form,
     why_all_rows_processed,
 )
-from recd_plugins.distributed.managed_collision import (
+from recd_plugins.compat.managed_collision import (
     ExactManagedCollisionCollectionSharder,
     mend_managed_collision,
     why_all_rows_remapped,
 )
-from recd_plugins.distributed.mean_pooling import mean_pooled
-from recd_plugins.distributed.portable_kernels import use_portable_lookups
-from recd_plugins.distributed.row_updates import (
+from recd_plugins.compat.mean_pooling import mean_pooled
+from recd_plugins.compat.portable_kernels import use_portable_lookups
+from recd_plugins.compat.row_updates import (
     check_update_of_fused,
     plain_updates,
     why_plain_kernels,
 )
-from recd_plugins.distributed.sharders import (
+from recd_plugins.errors import SetupError
+from recd_plugins.model_tables import embedding_modules
+from recd_plugins.sharding.batch_form import BatchForm, IdWeights, fit_batches
+from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     left_uncompiled,
     refuse_two_dimensions,
 )
-from recd_plugins.distributed.wire import ADDED_ON_THE_WAY as _ROW_WISE
-from recd_plugins.distributed.wire import Codecs, why_plain_codecs
-from recd_plugins.errors import SetupError
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.sharding.wire import ADDED_ON_THE_WAY as _ROW_WISE
+from recd_plugins.sharding.wire import Codecs, why_plain_codecs
 
 _OF_KJTS = (
     ShardedFeatureProcessedEmbeddingBagCollection,

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from recd_plugins.distributed.coalesced import kernels
+from recd_plugins.sharding.coalesced import kernels
 from recd_plugins.sparse.index_select import HALF_PRECISION
 
 _COMPILED = (torch.float32, torch.float64)

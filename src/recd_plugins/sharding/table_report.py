@@ -17,9 +17,9 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import get_unwrapped_module
-from torchrec.distributed.types import QuantizedCommCodecs, ShardedModule
+from torchrec.distributed.types import QuantizedCommCodecs
 
-from recd_plugins.model_tables import EmbeddingModule, embedding_modules
+from recd_plugins.model_tables import EmbeddingModule, embedding_modules, outermost_sharded
 
 DENSE = "the dense optimizer"
 _MAX_NAMES = 3
@@ -96,15 +96,6 @@ def describe_tables(dmp: nn.Module) -> ShardedTables:
     for left in embedding_modules(model):
         lines += left_alone(left)
     return ShardedTables(tuple(lines), tuple(filter(None, notes)))
-
-
-def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield sharded modules with their paths, without those inside of others."""
-    if isinstance(module, ShardedModule):
-        yield path, module
-        return
-    for name, child in module.named_children():
-        yield from outermost_sharded(child, f"{path}.{name}" if path else name)
 
 
 def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:

@@ -18,9 +18,9 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.distributed.coalesced.groups import FeatureGroups
-from recd_plugins.distributed.coalesced.input_dist import Coalesced
-from recd_plugins.distributed.coalesced.rows import Bags, Part, expand, pool
+from recd_plugins.sharding.coalesced.groups import FeatureGroups
+from recd_plugins.sharding.coalesced.input_dist import Coalesced
+from recd_plugins.sharding.coalesced.rows import Bags, Part, expand, pool
 
 #: Their kernels sum what a rank has of a bag, of mean pooling too.
 _SUMMED = {

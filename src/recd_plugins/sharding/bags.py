@@ -26,37 +26,37 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
-from recd_plugins.distributed.batch_form import BatchForm, IdWeights, keep_inverse_indices
-from recd_plugins.distributed.clipped_gradients import ClippedGradients
-from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
-from recd_plugins.distributed.coalesced.input_dist import coalesce_bags
-from recd_plugins.distributed.coalesced.outputs import BagLayout, CoalescedBags
-from recd_plugins.distributed.contexts import (
-    ExactBagContext,
-    num_rows,
-    pooled_without_rows,
-    set_stored_rows,
-    with_an_empty_row,
-)
-from recd_plugins.distributed.lookup_kernels import (
+from recd_plugins.compat.clipped_gradients import ClippedGradients
+from recd_plugins.compat.lookup_kernels import (
     flush_kernels,
     follow_state_dicts,
     lookups_with,
     tables_of_row_kernels_stay,
 )
-from recd_plugins.distributed.mean_pooling import (
+from recd_plugins.compat.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
     exact_divisor,
     mean_pooled,
     refuse_means_in_grids,
 )
-from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.compat.portable_kernels import use_portable_lookups
+from recd_plugins.compat.row_updates import plain_updates, why_plain_kernels
 from recd_plugins.distributed.process_groups import gathers_equal_sizes
-from recd_plugins.distributed.row_updates import plain_updates, why_plain_kernels
-from recd_plugins.distributed.wire import why_plain_codecs
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.sharding.batch_form import BatchForm, IdWeights, keep_inverse_indices
+from recd_plugins.sharding.coalesced.groups import check_coalesced, feature_groups
+from recd_plugins.sharding.coalesced.input_dist import coalesce_bags
+from recd_plugins.sharding.coalesced.outputs import BagLayout, CoalescedBags
+from recd_plugins.sharding.contexts import (
+    ExactBagContext,
+    num_rows,
+    pooled_without_rows,
+    set_stored_rows,
+    with_an_empty_row,
+)
+from recd_plugins.sharding.wire import why_plain_codecs
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.words import shortened
 

@@ -1,0 +1,1 @@
+"""Fixes and internals of TorchRec and FBGEMM, one file per upstream problem."""
