@@ -76,8 +76,3 @@ def _place(code: Any, error: BaseException) -> str:
     file = getattr(sys.modules.get(code.__module__), "__file__", None)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
-
-
-def failure_in_words(what: str, error: BaseException, code: object) -> str:
-    """That a method of the class ``code`` raised ``error``, and on which line."""
-    return f"{what} failed at {_place(code, error)}: {type(error).__name__}: {error}"
