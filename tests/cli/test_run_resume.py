@@ -141,14 +141,6 @@ def changed_progress(folder: Path, **fields: object) -> dict[str, Any]:
     return progress
 
 
-def test_a_position_that_is_none_of_the_data(folder: Path) -> None:
-    reader = changed_progress(folder)["reader"]
-    changed_progress(folder, reader={**reader, "history": "none"})
-    refused = recd(folder, "--resume")
-    assert refused.exit_code == 1
-    assert "reader of progress.json, step 4: is no position of this data" in refused.stderr
-
-
 def test_unknown_losses_stay_so_and_the_best_stays_where_nobody_validates(folder: Path) -> None:
     best = {"metric": "auc", "mode": "max", "steps": [2, 4], "values": [0.9, 0.8]}
     progress = changed_progress(folder, losses=[], validation=best)

@@ -20,7 +20,7 @@ from recd_plugins.data.fitted_steps import FittedState, fitted_state
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.rank_agreement import from_rank_0
 from recd_plugins.distributed.signals import Interrupts
-from recd_plugins.errors import PluginError, RecdError, RunInterrupted
+from recd_plugins.errors import RecdError, RunInterrupted
 from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.lasting_output import lasting_output
 from recd_plugins.planning.topologies import TopologySpec
@@ -164,7 +164,7 @@ class Trainer:
         activity.start(self.first_step)
         self._describe()
         if start.reader is not None:
-            self._place_loader(start.reader)
+            self.loader.load_state_dict(start.reader)
         if self.first_step:
             self.finite.check_loaded(parts.dmp, parts.optimizer)
 
@@ -438,16 +438,6 @@ class Trainer:
     def _curve(self) -> ValidationCurve | None:
         """Return the validation curve; that of the checkpoint if the run is not validated."""
         return self.first_curve if self.validation is None else self.validation.curve
-
-    def _place_loader(self, position: dict[str, Any]) -> None:
-        """Have the loader go on after the checkpoint's last batch."""
-        try:
-            self.loader.load_state_dict(position)
-        except PluginError as error:
-            raise RecdError(
-                f"{self.training.checkpoint.path}: reader of progress.json, step "
-                f"{self.first_step}: is no position of this data ({error})"
-            ) from error
 
     def _restore_generators_at_first_forward(self) -> None:
         """Seed or restore random generators right before the first forward pass.
