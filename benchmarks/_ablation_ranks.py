@@ -22,7 +22,10 @@ from torchrec.distributed.types import ModuleSharder
 
 from benchmarks._measure import Device, from_every_rank, keep_freed_memory
 from benchmarks._ranks import RankTrainer
-from recd_plugins.api import ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder
+from recd_plugins.api import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+)
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.registry import TrainingSpec

@@ -26,7 +26,7 @@ PATTERNS = (
 #: Packages that plugins import.
 PUBLIC = ("api", "testing")
 #: Modules of classes whose methods are those of a private base class, too.
-WITH_INHERITED = ("recd_plugins.api.registry",)
+WITH_INHERITED = ("recd_plugins.api",)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

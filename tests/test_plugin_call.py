@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins import load_registry
-from recd_plugins.api.registry import wrapped_dataset
+from recd_plugins.api import wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.cli.fault import fault_message
 from recd_plugins.data.loader import build_dataloader

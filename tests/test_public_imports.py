@@ -76,7 +76,6 @@ TESTING = [f"{testing.__name__}.{m.name}" for m in iter_modules(testing.__path__
 API = [
     "recd_plugins",
     api.__name__,
-    *(f"{api.__name__}.{m.name}" for m in iter_modules(api.__path__)),
     *TESTING,
 ]
 

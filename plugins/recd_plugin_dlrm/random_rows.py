@@ -18,12 +18,16 @@ from recd_plugins.api import (
     Dataset,
     FeatureSchema,
     Origin,
+    Piece,
+    PlannedReader,
     PluginOptions,
     Reader,
+    ReadPlan,
     Rows,
     Split,
+    Unit,
+    digest,
 )
-from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, Unit, digest
 
 #: Rows that are made, stored and read at once.
 UNIT_ROWS = 4096

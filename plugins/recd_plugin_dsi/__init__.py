@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.api import Ingestion, PlanMode, hookimpl
 
 if TYPE_CHECKING:
-    from recd_plugins.api.distributed import Internal
+    from recd_plugins.api import Internal
 
 REQUIRES_API = 2
 

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from recd_plugins.api.batches import ModelInput
-from recd_plugins.api.ingestion import StallMeter
+from recd_plugins.api import ModelInput, StallMeter
 
 # Readers that are left over are taken away when waits are far below the target.
 _FAR_BELOW = 0.25

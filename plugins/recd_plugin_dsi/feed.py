@@ -15,9 +15,18 @@ from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.helper import Helper, receive_block
 from recd_plugin_dsi.options import RayOptions
 from recd_plugin_dsi.standby import Standby, keep, place_of, take
-from recd_plugins.api import Feed, Reader, SetupError
-from recd_plugins.api.batches import ModelInput
-from recd_plugins.api.ingestion import BatchBlock, ReadTask, State, decode, doing, hand_out
+from recd_plugins.api import (
+    BatchBlock,
+    Feed,
+    ModelInput,
+    Reader,
+    ReadTask,
+    SetupError,
+    State,
+    decode,
+    doing,
+    hand_out,
+)
 
 # Of a read that was left: for the block that is in the making.
 _STOP_SECONDS = 30.0

@@ -17,20 +17,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins.api.commands import silence_upstream
-from recd_plugins.api.distributed import backend_for, device_of_rank, launch
-from recd_plugins.api.ingestion import (
+from recd_plugins.api import (
     BatchBlock,
+    Job,
     MakingTimes,
     ReadTask,
+    RunConfig,
+    assemble,
+    backend_for,
+    build_model,
     clock_of,
     decode,
+    device_of_rank,
     encode,
+    launch,
+    peak_bytes,
+    prepare,
     read_task,
+    silence_upstream,
+    wrapped_dataset,
 )
-from recd_plugins.api.model import build_model, prepare
-from recd_plugins.api.registry import RunConfig, wrapped_dataset
-from recd_plugins.api.training import Job, assemble, peak_bytes
 
 _ROUNDS = 5
 # Of a round: whole blocks, until there are so many batches and so many seconds.

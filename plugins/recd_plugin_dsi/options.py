@@ -6,8 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
-from recd_plugins.api import PluginOptions
-from recd_plugins.api.files import read_bytes
+from recd_plugins.api import PluginOptions, read_bytes
 
 Count = Annotated[StrictInt, Field(gt=0)]
 

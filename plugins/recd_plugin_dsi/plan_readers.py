@@ -7,8 +7,7 @@ from functools import partial
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
-from recd_plugins.api.commands import FiniteFloat
+from recd_plugins.api import FiniteFloat, PlanAnswer, PlanMode, PlanQuestion
 
 
 class ReadersPlan(PlanMode):
@@ -37,7 +36,7 @@ class ReadersPlan(PlanMode):
         """Measure, and follow the rule."""
         from recd_plugin_dsi.readers_report import plot, render
         from recd_plugin_dsi.study import study_readers
-        from recd_plugins.api.ingestion import STALL_TARGET
+        from recd_plugins.api import STALL_TARGET
 
         assert question.batch_size is not None, "the batch size is not looked for"
         question.say("preparing the data")

@@ -9,8 +9,7 @@ from recd_plugin_dsi.options import RayOptions
 from recd_plugins.api import Ingestion, SetupError
 
 if TYPE_CHECKING:
-    from recd_plugins.api import Feed
-    from recd_plugins.api.ingestion import ReadTask
+    from recd_plugins.api import Feed, ReadTask
 
 #: The oldest one whose tasks ``limit.py`` can bound, and the first that is refused unseen.
 OLDEST, TOO_NEW = (2, 60), (2, 61)

@@ -18,7 +18,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from recd_plugins.api import RecdError
 
 if TYPE_CHECKING:
-    from recd_plugins.api.ingestion import BatchBlock, State, TaskReader
+    from recd_plugins.api import BatchBlock, State, TaskReader
 
 
 def make_blocks(
@@ -41,7 +41,7 @@ def warm_up(task: bytes, position: State) -> None:
 
 
 def _blocks(number: int, task: bytes, position: State, stride: int | None) -> Iterable[BatchBlock]:
-    from recd_plugins.api.ingestion import BatchBlock, portable
+    from recd_plugins.api import BatchBlock, portable
 
     try:
         reader = _open(task)
@@ -55,7 +55,7 @@ def _blocks(number: int, task: bytes, position: State, stride: int | None) -> It
 # Ray keeps its processes from one task to the next, and from one epoch to the next.
 @lru_cache(maxsize=1)
 def _open(task: bytes) -> TaskReader:
-    from recd_plugins.api.commands import silence_upstream
+    from recd_plugins.api import silence_upstream
 
     silence_upstream()
     reader: TaskReader = pickle.loads(task).open()
@@ -63,7 +63,7 @@ def _open(task: bytes) -> TaskReader:
 
 
 def _row(block: BatchBlock, again: bool) -> pa.Table:
-    from recd_plugins.api.ingestion import encode
+    from recd_plugins.api import encode
 
     start = time.perf_counter()
     data = encode(block)

@@ -13,10 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugin_dsi.measure import Reading, Training
-from recd_plugins.api.files import write_figure
-from recd_plugins.api.ingestion import STALL_CAUSES, Pace
-from recd_plugins.api.pages import plot_style
-from recd_plugins.api.planning import size_text
+from recd_plugins.api import STALL_CAUSES, Pace, plot_style, size_text, write_figure
 
 # Numbers of readers that are shown, at the most.
 _LINES = 12

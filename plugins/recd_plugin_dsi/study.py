@@ -7,10 +7,7 @@ from pathlib import Path
 
 from recd_plugin_dsi.measure import measure, without_stores
 from recd_plugin_dsi.readers_report import ReaderPlan
-from recd_plugins.api.distributed import choose_device
-from recd_plugins.api.ingestion import available_cores
-from recd_plugins.api.registry import RunConfig, wrapped_dataset
-from recd_plugins.api.training import Job
+from recd_plugins.api import Job, RunConfig, available_cores, choose_device, wrapped_dataset
 
 
 def study_readers(

@@ -20,10 +20,10 @@ from multiprocessing.util import Finalize
 
 import psutil
 
-from recd_plugins.api.ingestion import WorkerContext
+from recd_plugins.api import WorkerContext
 
 # What readers need but Ray, which notes at its import for which job a process works.
-_IMPORTS = ("pandas", "recd_plugins.data.worker_imports", "recd_plugins.api.ingestion")
+_IMPORTS = ("pandas", "recd_plugins.data.worker_imports", "recd_plugins.api")
 
 _END_SECONDS = 10.0
 # Command, folder, environment, and files for input and outputs.

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     import click
     from pydantic import BaseModel
 
-    from recd_plugins.api import PlanMode, Sharding
-    from recd_plugins.api.distributed import Internal
+    from recd_plugins.api import Internal, PlanMode, Sharding
 
 REQUIRES_API = 2
 

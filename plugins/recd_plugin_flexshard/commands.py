@@ -11,25 +11,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, RecdError
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     ABOVE_0,
     AT_LEAST_1,
     SHARE,
+    PlanAnswer,
+    PlanMode,
+    PlanQuestion,
+    RecdError,
     chosen_topology,
     error_console,
     output_console,
     topology_options,
+    write_json,
 )
-from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from recd_plugin_flexshard.planning import TierPlan
     from recd_plugin_flexshard.planning.simulate import BatchIds
-    from recd_plugins.api.planning import Candidate, TopologySpec
-    from recd_plugins.api.registry import RunConfig
+    from recd_plugins.api import Candidate, RunConfig, TopologySpec
 
 #: Time and memory grow with their square: so many took 3 minutes, with 3 tables on two cores.
 _MOST_RANKS = 16_384
@@ -50,8 +52,7 @@ def planned_tiers(registry: RunConfig, spec: TopologySpec) -> PlannedTiers:
         RecdError: no entry has tiers.
     """
     from recd_plugin_flexshard.part import TieredPart
-    from recd_plugins.api.planning import with_plugins
-    from recd_plugins.api.registry import wrapped_dataset
+    from recd_plugins.api import with_plugins, wrapped_dataset
 
     wrapped_dataset(registry).prepare()
     candidate = with_plugins(registry, spec)
@@ -111,7 +112,7 @@ class TiersPlan(PlanMode):
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Read the data where no profile is named, and choose tiers."""
         from recd_plugin_flexshard.plan_report import TiersReport, plot, render, study_entry
-        from recd_plugins.api.registry import at_entry
+        from recd_plugins.api import at_entry
 
         question.say("reading the data")
         registry = question.registry.with_training({"batch_size": question.batch_size})
@@ -174,8 +175,7 @@ def simulate(
     """
     from recd_plugin_flexshard.planning.simulate import simulate as play
     from recd_plugin_flexshard.simulate_report import as_json, render
-    from recd_plugins.api.commands import silence_upstream
-    from recd_plugins.api.registry import load_registry
+    from recd_plugins.api import load_registry, silence_upstream
 
     if data and profile_path is not None:
         raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
@@ -207,7 +207,7 @@ def _source(
 ) -> BatchIds:
     from recd_plugin_flexshard.planning import TableDemand
     from recd_plugin_flexshard.planning.sources import DrawnBatches, RegistryBatches
-    from recd_plugins.api.access import AccessProfile
+    from recd_plugins.api import AccessProfile
 
     if data:
         tables = {table.name: table for table in candidate.tables}

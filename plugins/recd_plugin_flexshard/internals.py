@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recd_plugins.api.distributed import Internal
+from recd_plugins.api import Internal
 
 _SEQUENCES = "torchrec.distributed.embedding:ShardedEmbeddingCollection"
 _FBGEMM = "fbgemm_gpu.split_table_batched_embeddings_ops_training"

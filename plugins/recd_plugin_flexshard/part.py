@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ParameterSharding
 
-    from recd_plugins.api import StepCost
-    from recd_plugins.api.distributed import Channel, CollectiveKind
+    from recd_plugins.api import Channel, CollectiveKind, StepCost
 
 # Gradients of touched rows take the last two kinds.
 _GRADIENTS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
@@ -85,8 +84,7 @@ class TieredPart(TablePart):
         Ids of flex rows are dealt evenly to the ranks of the node. Links carry the gradients of
         flex rows for each rank of a node, and those of a sum over all ranks once.
         """
-        from recd_plugins.api import StepCost
-        from recd_plugins.api.planning import EVERY_RANK, ID_BYTES
+        from recd_plugins.api import EVERY_RANK, ID_BYTES, StepCost
 
         tiers = self._tables.get(table.name)
         if tiers is None:
@@ -126,7 +124,7 @@ class TieredPart(TablePart):
 
     def collectives(self, tables: Collection[str]) -> int:
         """Return the collectives of flex rows, and of gradients of touched rows."""
-        from recd_plugins.api.planning import COLLECTIVES
+        from recd_plugins.api import COLLECTIVES
 
         of_tables = [tiers for name, tiers in self._tables.items() if name in tables]
         cluster, syncs = self.plan.cluster, self.plan.syncs

@@ -25,10 +25,14 @@ from recd_plugin_flexshard.planning.plan import (
     two_tier_curve,
 )
 from recd_plugin_flexshard.table_plan import memory_of
-from recd_plugins.api import SetupError
-from recd_plugins.api.files import write_figure
-from recd_plugins.api.pages import plot_style
-from recd_plugins.api.planning import TopologySpec, size_text, topology_line
+from recd_plugins.api import (
+    SetupError,
+    TopologySpec,
+    plot_style,
+    size_text,
+    topology_line,
+    write_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

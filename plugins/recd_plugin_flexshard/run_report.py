@@ -12,9 +12,7 @@ from torch import nn
 
 from recd_plugin_flexshard.planning import TIERS, Tier, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
-from recd_plugins.api import Section, TrainedRun
-from recd_plugins.api.files import bytes_text
-from recd_plugins.api.planning import bytes_of_tables, gradients_sent_once
+from recd_plugins.api import Section, TrainedRun, bytes_of_tables, bytes_text, gradients_sent_once
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime.retier import RetierReport

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
 
-from recd_plugins.api import Setting, SetupError, SharderArguments, Sharding, Table
-from recd_plugins.api.access import AccessOptions
-from recd_plugins.api.files import read_bytes
-from recd_plugins.api.registry import shortened
+from recd_plugins.api import (
+    AccessOptions,
+    Setting,
+    SetupError,
+    SharderArguments,
+    Sharding,
+    Table,
+    read_bytes,
+    shortened,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,7 +14,7 @@ from rich.text import Text
 from recd_plugin_flexshard.plan_report import rows_by_tier, topology_json
 from recd_plugin_flexshard.planning.plan import TIERS, Tier, traffic
 from recd_plugin_flexshard.planning.simulate import Counts, PlayedSide, Simulation, imbalance
-from recd_plugins.api.planning import TopologySpec, size_text, topology_line
+from recd_plugins.api import TopologySpec, size_text, topology_line
 
 _NAMES: dict[Tier, str] = {
     "cold": "cold: all-to-all",

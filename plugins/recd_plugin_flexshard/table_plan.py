@@ -23,9 +23,14 @@ from recd_plugins.api import DataError, RecdError, SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.sharding import OtherCluster, TierOptions
-    from recd_plugins.api import Setting, Table
-    from recd_plugins.api.access import TableAccess
-    from recd_plugins.api.planning import CollectiveRates, DistinctGradients, TopologySpec
+    from recd_plugins.api import (
+        CollectiveRates,
+        DistinctGradients,
+        Setting,
+        Table,
+        TableAccess,
+        TopologySpec,
+    )
 
 #: The name of ``TierMemory`` in a topology.
 SECTION = "tiers"
@@ -79,7 +84,7 @@ def plan_tables(
         DataError: the data cannot be read, or the access profile is not of these tables.
         SetupError: there is no such plan.
     """
-    from recd_plugins.api.planning import gradients_sent_once
+    from recd_plugins.api import gradients_sent_once
 
     here, other = cluster_of(setting), options.plan_for
     cluster, memory = (here, memory_of(setting)) if other is None else _other(other, setting)
@@ -115,7 +120,7 @@ def _gradient_share(
     known: Mapping[str, DistinctGradients], plan: TierPlan, world_size: int
 ) -> float:
     """Return the share of cold rows' gradients that is sent, where equal ones are sent once."""
-    from recd_plugins.api.planning import NUMBER_BYTES
+    from recd_plugins.api import NUMBER_BYTES
 
     options, of_all, of_sent = plan.options, 0.0, 0.0
     for tiers in plan.tables:
@@ -149,7 +154,7 @@ def _costs(
 
 
 def _other(other: OtherCluster, setting: Setting) -> tuple[ClusterShape, TierMemory | None]:
-    from recd_plugins.api.planning import load_topology
+    from recd_plugins.api import load_topology
 
     try:
         spec = load_topology(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     AT_LEAST_1,
     CHECKPOINT,
     COUNT_FROM_0,
@@ -18,8 +18,8 @@ from recd_plugins.api.commands import (
     chosen_checkpoint,
     silence_upstream,
     table_kind,
+    write_json,
 )
-from recd_plugins.api.files import write_json
 
 
 @click.command("rank", short_help="Rank all items for each row of the test split.")
@@ -81,7 +81,7 @@ def rank_command(
     recd rank registry.yaml --user user_id --seen history_seen
     """
     from recd_plugin_ranking.full_ranking import VECTORS, Rules, rank
-    from recd_plugins.api.registry import load_registry
+    from recd_plugins.api import load_registry
 
     silence_upstream()
     registry = load_registry(registry_path, plugins_dir=plugins_dir, settings=settings)

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_ranking.draws import row_keys, unit_floats
 from recd_plugin_ranking.items import Int64s, Items, is_positive, item_of_rows, lists_of
-from recd_plugins.api import DataError, Rows
-from recd_plugins.api.reading import RowTable
+from recd_plugins.api import DataError, Rows, RowTable
 
 # What is still not allowed after so many draws is drawn among what is allowed.
 _ATTEMPTS = 16

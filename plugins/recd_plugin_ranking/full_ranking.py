@@ -15,12 +15,21 @@ from numpy.typing import NDArray
 
 from recd_plugin_ranking.items import Items, is_positive, item_of_rows, lists_of
 from recd_plugin_ranking.ranks import figures, means
-from recd_plugins.api import DataError, RecdError, Rows
-from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
-from recd_plugins.api.files import new_file
-from recd_plugins.api.reading import RowTable, rows_of_split
-from recd_plugins.api.registry import RunConfig, did_you_mean
-from recd_plugins.api.training import whole_model
+from recd_plugins.api import (
+    DataError,
+    ModelInput,
+    RecdError,
+    RowPipeline,
+    Rows,
+    RowTable,
+    RunConfig,
+    did_you_mean,
+    fitted_transforms,
+    lower,
+    new_file,
+    rows_of_split,
+    whole_model,
+)
 
 #: Files of vectors.
 VECTORS = ("items.parquet", "users.parquet")

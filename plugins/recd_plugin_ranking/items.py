@@ -10,9 +10,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError, Dataset, DatasetWrapper, Rows
-from recd_plugins.api.columns import sparse_column
-from recd_plugins.api.reading import RowTable, rows_of_split
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    DatasetWrapper,
+    Rows,
+    RowTable,
+    rows_of_split,
+    sparse_column,
+)
 
 Int64s = NDArray[np.int64]
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 if TYPE_CHECKING:
-    from recd_plugins.api.batches import ModelInput
+    from recd_plugins.api import ModelInput
 
 
 def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,13 +15,14 @@ from recd_plugin_ranking.request_rows import RequestRows
 from recd_plugins.api import (
     DataError,
     DatasetWrapper,
+    PlannedReader,
     PluginOptions,
     Reader,
     Rows,
     SetupError,
     Split,
+    digest,
 )
-from recd_plugins.api.reading import PlannedReader, digest
 
 #: From rows and the epoch to rows, several for each.
 Expand = Callable[[Rows, int], Rows]

@@ -13,7 +13,7 @@ from math import lgamma
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.api.training import tie_groups
+from recd_plugins.api import tie_groups
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]

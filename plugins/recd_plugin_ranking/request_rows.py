@@ -11,12 +11,16 @@ import pyarrow.types as pt
 
 from recd_plugin_ranking.draws import row_keys, unit_floats
 from recd_plugin_ranking.items import Int64s, is_positive
-from recd_plugins.api import DataError, Dataset, Reader, Rows, SessionKeys
-from recd_plugins.api.reading import (
+from recd_plugins.api import (
+    DataError,
+    Dataset,
     Piece,
     PlannedReader,
+    Reader,
     ReadPlan,
+    Rows,
     RowTable,
+    SessionKeys,
     Unit,
     rows_of_split,
 )

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from recd_plugin_ranking.sasrec_options import SasRecOptions
-    from recd_plugins.api.batches import ModelInput
+    from recd_plugins.api import ModelInput
 
 Embeddings = dict[str, JaggedTensor]
 Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]

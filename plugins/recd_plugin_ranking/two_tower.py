@@ -25,7 +25,7 @@ class TwoTower(Model):
     def build(self, features: ModelFeatures) -> nn.Module:
         from recd_plugin_ranking.softmax import shares
         from recd_plugin_ranking.two_tower_modules import TwoTowerModule
-        from recd_plugins.api.registry import did_you_mean, shortened
+        from recd_plugins.api import did_you_mean, shortened
 
         options = self.options
         known = [*features.pooled, *features.sequence]

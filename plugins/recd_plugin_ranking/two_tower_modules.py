@@ -14,15 +14,14 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugin_ranking.jagged_rows import ids_of_rows
 from recd_plugin_ranking.softmax import weighted_mean
-from recd_plugins.api.model import SequencePooling
+from recd_plugins.api import SequencePooling
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from recd_plugin_ranking.two_tower_options import TwoTowerOptions
-    from recd_plugins.api import ModelFeatures
-    from recd_plugins.api.batches import ModelInput
+    from recd_plugins.api import ModelFeatures, ModelInput
 
 Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 

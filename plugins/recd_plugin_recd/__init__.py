@@ -10,8 +10,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import Converter, Dataset, Pooling, Preprocessing
-    from recd_plugins.api.distributed import Internal
+    from recd_plugins.api import Converter, Dataset, Internal, Pooling, Preprocessing
 
 REQUIRES_API = 2
 

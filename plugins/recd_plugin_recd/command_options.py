@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from recd_plugins.api.commands import AT_LEAST_1, OUTPUT
+from recd_plugins.api import AT_LEAST_1, OUTPUT
 
 
 def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import DataError
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     AT_LEAST_1,
     COUNT_FROM_0,
     OUTPUT_FOLDER,
+    DataError,
     new_place,
     progress_bars,
+    put,
+    scratch_folder,
 )
-from recd_plugins.api.files import put, scratch_folder
 
 if TYPE_CHECKING:
     from recd_plugin_recd.papercal_table import TableOptions

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from recd_plugins.api import Converter, DataError, FeatureSchema, PluginOptions, Rows
-from recd_plugins.api.reading import PlainConverter
+from recd_plugins.api import (
+    Converter,
+    DataError,
+    FeatureSchema,
+    PlainConverter,
+    PluginOptions,
+    Rows,
+)
 
 if TYPE_CHECKING:
-    from recd_plugins.api.batches import Batch, InverseKeyedJaggedTensor
-    from recd_plugins.api.columns import Deduplicator
+    from recd_plugins.api import Batch, Deduplicator, InverseKeyedJaggedTensor
 
 
 #: Ids stored when only neighbours are compared, in multiples of those stored when all rows are.
@@ -80,7 +85,7 @@ class IkjtConverter(Converter):
 
     @cached_property
     def _deduplicate(self) -> Deduplicator:
-        from recd_plugins.api.columns import Deduplicator
+        from recd_plugins.api import Deduplicator
 
         return Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
@@ -122,8 +127,7 @@ class IkjtConverter(Converter):
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         """A batch; the first one is also the sample if ``fit`` was not called."""
-        from recd_plugins.api.batches import Batch, kjt_from_columns
-        from recd_plugins.api.columns import dense_features, labels, sparse_column
+        from recd_plugins.api import Batch, dense_features, kjt_from_columns, labels, sparse_column
 
         if self._groups is None:
             self.fit(rows, schema)
@@ -141,15 +145,14 @@ class IkjtConverter(Converter):
         self, rows: Rows, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
         """The unique rows of each group of features."""
-        from recd_plugins.api.batches import ikjts_from_columns
-        from recd_plugins.api.columns import sparse_column
+        from recd_plugins.api import ikjts_from_columns, sparse_column
 
         columns = [{name: sparse_column(rows, name) for name in group} for group in groups]
         return ikjts_from_columns(columns, len(rows), self._deduplicate)
 
     def _compare_neighbours_if_enough(self, sample: Rows) -> None:
         """Leave other rows aside where neighbours are nearly all of the equal ones."""
-        from recd_plugins.api.columns import Deduplicator
+        from recd_plugins.api import Deduplicator
 
         groups = [group.features for group in self.report() if group.deduplicated]
         compare_all = self._deduplicate
@@ -191,8 +194,12 @@ class ListDictConverter(IkjtConverter):
     def _deduplicated(
         self, rows: Rows, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        from recd_plugins.api.batches import ikjts_from_dictionaries
-        from recd_plugins.api.columns import BrokenListError, broken_list, dictionary_column
+        from recd_plugins.api import (
+            BrokenListError,
+            broken_list,
+            dictionary_column,
+            ikjts_from_dictionaries,
+        )
 
         stored, by_ids = {}, []
         for number, group in enumerate(groups):

@@ -34,13 +34,16 @@ from recd_plugins.api import (
     Dataset,
     FeatureSchema,
     Origin,
+    Piece,
+    PlannedReader,
     PluginOptions,
     Reader,
+    ReadPlan,
     Rows,
     SessionKeys,
     Split,
+    Unit,
 )
-from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, Unit
 
 #: Makes the rows of events from their places.
 RowsOf = Callable[[NDArray[np.int64]], pa.RecordBatch]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recd_plugins.api.distributed import Internal
+from recd_plugins.api import Internal
 
 INTERNALS = (
     Internal("torch", ("_check",), "export of attention poolings"),

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from recd_plugins.api import DataError
-from recd_plugins.api.files import parse_json, real_path, scratch_folder, why_not
+from recd_plugins.api import DataError, parse_json, real_path, scratch_folder, why_not
 
 #: Key of the Parquet metadata under which a file says how it was generated, as JSON.
 PROVENANCE = b"recd.papercal"

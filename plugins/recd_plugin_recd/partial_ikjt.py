@@ -13,8 +13,7 @@ from recd_plugin_recd.ikjt import IkjtConverter, ListDictConverter, check_featur
 from recd_plugins.api import Converter, FeatureSchema, PluginOptions, Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.api.batches import Batch, PartialInverseKeyedJaggedTensor
-    from recd_plugins.api.columns import JaggedColumn, RowPacker
+    from recd_plugins.api import Batch, JaggedColumn, PartialInverseKeyedJaggedTensor, RowPacker
 
 
 @dataclass(frozen=True)
@@ -83,13 +82,13 @@ class PartialIkjtConverter(Converter):
 
     @cached_property
     def _pack(self) -> RowPacker:
-        from recd_plugins.api.columns import RowPacker
+        from recd_plugins.api import RowPacker
 
         return RowPacker(self.options.max_shift)
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
         """Decide on each feature."""
-        from recd_plugins.api.columns import sparse_column
+        from recd_plugins.api import sparse_column
 
         if self.options.features != "auto":
             check_features(f"{self.name}: features", self.options.features, schema)
@@ -119,11 +118,12 @@ class PartialIkjtConverter(Converter):
         self, rows: Rows, names: Sequence[str]
     ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
         """Features by their distinct lists where storage tells these, by all rows elsewhere."""
-        from recd_plugins.api.batches import partial_from_columns, partial_from_dictionaries
-        from recd_plugins.api.columns import (
+        from recd_plugins.api import (
             BrokenListError,
             broken_list,
             dictionary_column,
+            partial_from_columns,
+            partial_from_dictionaries,
             sparse_column,
         )
 
@@ -141,7 +141,7 @@ class PartialIkjtConverter(Converter):
         return tuple(partials)
 
     def _choose(self, columns: dict[str, JaggedColumn], num_rows: int) -> dict[str, Choice]:
-        from recd_plugins.api.columns import Deduplicator
+        from recd_plugins.api import Deduplicator
 
         if not columns:
             return {}

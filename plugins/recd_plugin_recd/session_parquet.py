@@ -14,23 +14,24 @@ from pydantic import Field, NonNegativeInt
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
 from recd_plugins.api import (
+    Condition,
     DataError,
     Dataset,
     FeatureSchema,
+    ParquetTable,
+    Piece,
+    PlannedReader,
     PluginOptions,
     Reader,
+    ReadOptions,
+    ReadPlan,
     Rows,
     SessionKeys,
     Split,
-)
-from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, digest
-from recd_plugins.api.tables import (
-    Condition,
-    ParquetTable,
-    ReadOptions,
     Storage,
     TableStatistics,
     Url,
+    digest,
     is_list_dict,
     read_footers,
 )
@@ -260,7 +261,7 @@ class SessionParquet(Dataset):
     def _count(self, table: ParquetTable) -> None:
         """The rows that the filter keeps, which readers find counted then."""
         if table.num_to_count:
-            from recd_plugins.api.commands import progress_bars
+            from recd_plugins.api import progress_bars
 
             with progress_bars() as add_bar:
                 table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))

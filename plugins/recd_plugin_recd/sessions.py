@@ -12,9 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError, Rows, SessionKeys
-from recd_plugins.api.columns import place
-from recd_plugins.api.tables import is_list_dict, to_lists
+from recd_plugins.api import DataError, Rows, SessionKeys, is_list_dict, place, to_lists
 
 Nulls = Literal["error", "empty"]
 

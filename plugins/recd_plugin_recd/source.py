@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from recd_plugins.api import DataError, Dataset, Rows, SessionKeys
-from recd_plugins.api.reading import Piece
-from recd_plugins.api.tables import ParquetTable, id_features
+from recd_plugins.api import DataError, Dataset, ParquetTable, Piece, Rows, SessionKeys, id_features
 
 _DEFAULTS = {"session": "session_id", "timestamp": "ts"}
 
@@ -88,7 +86,7 @@ def open_source(
             f"{path}: the dataset of a registry file knows its columns; leave out "
             f"{' and '.join(named)}, and set the options of the dataset"
         )
-    from recd_plugins.api.registry import load_registry
+    from recd_plugins.api import load_registry
 
     registry = load_registry(path, plugins_dir=plugins_dir)
     return DatasetSource(path, registry.dataset, registry.training.batch_size)

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from recd_plugin_runs.score_format import ROW, SCORE, check_keep, format_of
-from recd_plugins.api import DataError, RecdError, RunReport
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     BATCH_SIZE,
     CHECKPOINT,
     OUTPUT,
@@ -20,23 +19,24 @@ from recd_plugins.api.commands import (
     PAGE,
     RANKS,
     SETTINGS,
+    DataError,
+    RecdError,
+    RunReport,
     check_apart,
     check_output,
+    check_writable,
     chosen_checkpoint,
+    json_text,
+    load_registry,
     output_console,
     overrides,
     silence_upstream,
     table_kind,
     text_kind,
-)
-from recd_plugins.api.files import (
-    check_writable,
-    json_text,
     without_remains,
     write_json,
     write_text,
 )
-from recd_plugins.api.registry import load_registry
 
 
 @click.command()
@@ -83,8 +83,13 @@ def evaluate(
     from rich.table import Table
 
     from recd_plugin_runs.evaluate import evaluate as on_rank
-    from recd_plugins.api.distributed import choose_device, torchrun_rank
-    from recd_plugins.api.training import TrainedJob, on_ranks, worse_than_base_rate
+    from recd_plugins.api import (
+        TrainedJob,
+        choose_device,
+        on_ranks,
+        torchrun_rank,
+        worse_than_base_rate,
+    )
 
     job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read), read.text)
     alike = {"--checkpoint": checkpoint, "--batch-size": batch_size}
@@ -169,8 +174,7 @@ def predict(
     read = read.with_training(given)
     from recd_plugin_runs.predict import PredictJob
     from recd_plugin_runs.predict import predict as on_rank
-    from recd_plugins.api.distributed import choose_device, torchrun_rank
-    from recd_plugins.api.training import on_ranks
+    from recd_plugins.api import choose_device, on_ranks, torchrun_rank
 
     with without_remains(output) as token:
         job = PredictJob(
@@ -258,7 +262,7 @@ def export(
     check_writable(output / "model.pt2")
     from recd_plugin_runs.evaluate import say_absent
     from recd_plugin_runs.export import export_to
-    from recd_plugins.api.training import with_trained_columns
+    from recd_plugins.api import with_trained_columns
 
     silence_upstream()
     read = with_trained_columns(read, chosen)
@@ -313,7 +317,7 @@ def embeddings(
     check_apart(output, read, chosen)
     check_output(output, force, table_kind("file of embeddings", "id", "vector"))
     from recd_plugin_runs.evaluate import say_absent, write_embeddings
-    from recd_plugins.api.training import with_trained_columns
+    from recd_plugins.api import with_trained_columns
 
     read = with_trained_columns(read, chosen, rows=False)
     say_absent(read, chosen)

@@ -13,20 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch.distributed as dist
 
-from recd_plugins.api import MOST_UNKNOWN, Preprocessing, RecdError
-from recd_plugins.api.batches import fitted_steps
-from recd_plugins.api.distributed import close_kernels
-from recd_plugins.api.files import new_file
-from recd_plugins.api.model import table_name
-from recd_plugins.api.registry import RunConfig, plugin_call
-from recd_plugins.api.training import (
+from recd_plugins.api import (
+    MOST_UNKNOWN,
     AbsentData,
+    Preprocessing,
     Quality,
+    RecdError,
+    RunConfig,
     TrainedJob,
     check_same_preprocessing,
+    close_kernels,
+    fitted_steps,
     load_fitted,
     load_trained,
+    new_file,
+    plugin_call,
     say_other_data,
+    table_name,
     table_weights,
 )
 

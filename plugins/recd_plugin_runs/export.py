@@ -15,13 +15,21 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from recd_plugin_runs.serving_model import ServingModel, with_plain_tables
-from recd_plugins.api import FeatureSchema, RecdError, Rows
-from recd_plugins.api.access import training_rows
-from recd_plugins.api.batches import fitted_steps, kjt_from_columns
-from recd_plugins.api.columns import dense_features, sparse_column
-from recd_plugins.api.files import new_file, write_json
-from recd_plugins.api.registry import RunConfig
-from recd_plugins.api.training import AbsentData, unchecked_model
+from recd_plugins.api import (
+    AbsentData,
+    FeatureSchema,
+    RecdError,
+    Rows,
+    RunConfig,
+    dense_features,
+    fitted_steps,
+    kjt_from_columns,
+    new_file,
+    sparse_column,
+    training_rows,
+    unchecked_model,
+    write_json,
+)
 
 #: Files of an export.
 PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.json"

@@ -19,19 +19,30 @@ from torch import Tensor
 from recd_plugin_runs.evaluate import UnknownIds, say_absent
 from recd_plugin_runs.score_file import KeptColumns, ScoreWriter, score_file
 from recd_plugin_runs.score_format import ROW, SCORE
-from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginError, Rows
-from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
-from recd_plugins.api.commands import row_progress
-from recd_plugins.api.distributed import check_agreement, close_kernels
-from recd_plugins.api.ingestion import doing
-from recd_plugins.api.reading import concat_rows, rebatch, slice_rows
-from recd_plugins.api.registry import RunConfig, plugin_call, plugin_items
-from recd_plugins.api.tables import Storage
-from recd_plugins.api.training import (
+from recd_plugins.api import (
     AbsentData,
+    DataError,
+    Dataset,
+    FeatureSchema,
+    ModelInput,
+    PluginError,
+    RowPipeline,
+    Rows,
+    RunConfig,
+    Storage,
     Trained,
     TrainedJob,
+    check_agreement,
+    close_kernels,
+    concat_rows,
+    doing,
+    fitted_transforms,
     load_trained,
+    plugin_call,
+    plugin_items,
+    rebatch,
+    row_progress,
+    slice_rows,
     with_trained_columns,
 )
 

@@ -12,24 +12,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from recd_plugins.api import RecdError
-from recd_plugins.api.files import parse_json
-from recd_plugins.api.pages import (
+from recd_plugins.api import (
     COLORS,
     Html,
-    element,
-    html_page,
-    html_section,
-    html_table,
-    plot_style,
-    svg_of,
-)
-from recd_plugins.api.training import (
+    RecdError,
     Spread,
+    element,
     figure_text,
     figure_words,
     figures_of,
+    html_page,
+    html_section,
+    html_table,
+    parse_json,
+    plot_style,
     quality_advice,
+    svg_of,
     worse_than_base_rate,
 )
 

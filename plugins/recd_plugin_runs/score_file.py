@@ -17,11 +17,20 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recd_plugin_runs.score_format import ROW
-from recd_plugins.api import DataError, RecdError, Rows
-from recd_plugins.api.columns import sparse_column
-from recd_plugins.api.files import finite, new_file
-from recd_plugins.api.reading import Piece, concat_rows, slice_rows
-from recd_plugins.api.tables import ParquetTable, Storage, is_list_dict
+from recd_plugins.api import (
+    DataError,
+    ParquetTable,
+    Piece,
+    RecdError,
+    Rows,
+    Storage,
+    concat_rows,
+    finite,
+    is_list_dict,
+    new_file,
+    slice_rows,
+    sparse_column,
+)
 
 
 class ScoreWriter(ABC):

@@ -14,8 +14,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.api import FeatureSchema, Preprocessing, RecdError
-from recd_plugins.api.batches import ModelInput
+from recd_plugins.api import FeatureSchema, ModelInput, Preprocessing, RecdError
 
 
 class ServingModel(nn.Module):

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from recd_plugins.api import Cache, Dataset, PlanMode, hookimpl
 
 if TYPE_CHECKING:
-    from recd_plugins.api.distributed import Internal
+    from recd_plugins.api import Internal
 
 REQUIRES_API = 2
 

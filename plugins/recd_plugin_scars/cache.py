@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugin_scars.options import CacheOptions
-from recd_plugins.api import Cache, Setting, SetupError, Table
-from recd_plugins.api.files import read_bytes
-from recd_plugins.api.registry import shortened
+from recd_plugins.api import Cache, Setting, SetupError, Table, read_bytes, shortened
 
 if TYPE_CHECKING:
     import torch

@@ -12,12 +12,20 @@ import pyarrow.compute as pc
 from pydantic import Field, StrictInt, model_validator
 
 from recd_plugin_scars.window_reader import WindowReader
-from recd_plugins.api import DatasetWrapper, Lookups, PluginOptions, Reader, Rows, SetupError, Split
+from recd_plugins.api import (
+    DatasetWrapper,
+    Lookups,
+    PluginOptions,
+    Reader,
+    Rows,
+    SetupError,
+    Split,
+)
 
 if TYPE_CHECKING:
     from recd_plugin_scars.hot_rows import HotRows, HotTable
     from recd_plugin_scars.part import CachePart
-    from recd_plugins.api.access import AccessProfile
+    from recd_plugins.api import AccessProfile
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
@@ -167,7 +175,7 @@ class HotBatches(DatasetWrapper):
 
     @cached_property
     def _profile(self) -> AccessProfile | None:
-        from recd_plugins.api.access import AccessProfile
+        from recd_plugins.api import AccessProfile
 
         return None if self.options.profile is None else AccessProfile.load(self.options.profile)
 
@@ -245,7 +253,7 @@ class _HotOrder:
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
         from recd_plugin_scars.hot_rows import sort_rows, whole_sessions
-        from recd_plugins.api.reading import RowTable
+        from recd_plugins.api import RowTable
 
         hot_rows = self._wrapper.hot_rows
         hot = np.concatenate([hot_rows.samples(rows) for rows in window])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recd_plugins.api.distributed import Internal
+from recd_plugins.api import Internal
 
 _KERNELS = "torchrec.distributed.batched_embedding_kernel"
 _OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_pg")

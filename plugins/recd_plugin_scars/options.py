@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
-from recd_plugins.api.access import AccessOptions
-from recd_plugins.api.files import read_bytes
+from recd_plugins.api import AccessOptions, read_bytes
 
 Count = Annotated[StrictInt, Field(gt=0)]
 

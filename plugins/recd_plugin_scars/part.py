@@ -95,7 +95,7 @@ class CachePart(TablePart):
 
     def fetch_bandwidth(self, table: str) -> float | None:
         """The bandwidth of files, for tables in some."""
-        from recd_plugins.api.planning import FILE_BYTES_PER_SECOND
+        from recd_plugins.api import FILE_BYTES_PER_SECOND
 
         cache = self.caches.get(table)
         return None if cache is None or cache.folder is None else FILE_BYTES_PER_SECOND
@@ -107,8 +107,7 @@ class CachePart(TablePart):
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, StepCost]]:
         """What the backing store moves, of each shard on its rank."""
-        from recd_plugins.api import StepCost
-        from recd_plugins.api.planning import shards_of
+        from recd_plugins.api import StepCost, shards_of
 
         if table.name not in self.caches or table.name not in self.expected:
             return

@@ -15,8 +15,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 from recd_plugin_scars.planning import CachedTable
 from recd_plugin_scars.runtime.kernel import cache_traffic
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.api import Section, TrainedRun
-from recd_plugins.api.files import bytes_text
+from recd_plugins.api import Section, TrainedRun, bytes_text
 
 _COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 

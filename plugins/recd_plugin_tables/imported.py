@@ -25,8 +25,7 @@ from recd_plugin_tables.sources import (
     TrainedColumns,
     open_source,
 )
-from recd_plugins.api import DataError, PluginOptions
-from recd_plugins.api.reading import digest
+from recd_plugins.api import DataError, PluginOptions, digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
 VERSION = 7
@@ -235,7 +234,7 @@ class ImportPlace:
             return found
         # What writes needs numba.
         from recd_plugin_tables.imports.make import Importer
-        from recd_plugins.api.commands import progress_bars
+        from recd_plugins.api import progress_bars
 
         source, options, plan = self.source, self.options, self.plan()
         grouped = plan.session or plan.request or plan.explode

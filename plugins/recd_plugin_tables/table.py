@@ -26,19 +26,20 @@ from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
+    ParquetTable,
+    Piece,
+    PlannedReader,
     Reader,
+    ReadOptions,
+    ReadPlan,
     RecdError,
     Rows,
     SessionKeys,
     Split,
-)
-from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, digest
-from recd_plugins.api.tables import (
-    ParquetTable,
-    ReadOptions,
     Storage,
     TableStatistics,
     Url,
+    digest,
     read_footers,
 )
 

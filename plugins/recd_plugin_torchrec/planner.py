@@ -62,7 +62,7 @@ def _some_are_small(tables: Sequence[Table], setting: Setting) -> bool:
         return True
     if setting.costs is None:
         return False
-    from recd_plugins.api.planning import COLLECTIVES
+    from recd_plugins.api import COLLECTIVES
 
     reduced = sum(4 * table.embedding_dim * table.num_embeddings for table in tables)
     latency = COLLECTIVES * setting.costs.all_to_all.collectives

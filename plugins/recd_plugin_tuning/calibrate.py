@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import RecdError, SetupError
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     AT_LEAST_1,
     OUTPUT,
     TOPOLOGY,
+    RecdError,
+    SetupError,
     available_cores,
     check_output,
     output_console,
     report_options,
     silence_upstream,
+    write_json,
 )
-from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
     from recd_plugin_tuning.cluster.measure import MeasuredCluster
@@ -79,16 +80,16 @@ def calibrate(
     recd calibrate -o cluster.yaml --ranks 2
     torchrun --nnodes 4 ... --no-python recd calibrate -o cluster.yaml
     """
-    from recd_plugins.api.distributed import (
+    from recd_plugins.api import (
         HangLimits,
         backend_for,
         join_torchrun,
         launch,
+        refuse_other_names,
         torchrun_rank,
         torchrun_ranks_per_node,
         watched_by_each_other,
     )
-    from recd_plugins.api.training import refuse_other_names
 
     def check_files() -> None:
         refuse_other_names(output)
@@ -137,7 +138,7 @@ def calibrate(
 
 def _refuse_together(rank: int, check: Callable[[], None], options: Mapping[str, object]) -> None:
     """Have all ranks end with what rank 0 refuses, or with options that differ, not in a hang."""
-    from recd_plugins.api.distributed import check_agreement, tell_all
+    from recd_plugins.api import check_agreement, tell_all
 
     refused = ""
     if rank == 0:
@@ -159,7 +160,7 @@ def _default_ranks(device: str) -> int:
 
 def _kind(device: str, ranks: int) -> str:
     """``cpu`` or ``cuda``."""
-    from recd_plugins.api.distributed import lack_for_cuda
+    from recd_plugins.api import lack_for_cuda
 
     lack = "" if device == "cpu" else lack_for_cuda(ranks)
     if lack and device == "cuda":
@@ -170,8 +171,7 @@ def _kind(device: str, ranks: int) -> str:
 def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredCluster:  # noqa: ARG001
     from recd_plugin_tuning.cluster.measure import measure_cluster
     from recd_plugin_tuning.cluster.timing import FULL, QUICK
-    from recd_plugins.api.distributed import device_of_rank
-    from recd_plugins.api.ingestion import doing
+    from recd_plugins.api import device_of_rank, doing
 
     silence_upstream()
     start = time.monotonic()
@@ -199,7 +199,7 @@ def _tell(
     plot_path: Path | None,
 ) -> None:
     from recd_plugin_tuning.cluster.report import far_apart, plot, render
-    from recd_plugins.api.training import write_topology
+    from recd_plugins.api import write_topology
 
     spec = found.spec
     write_topology(output, spec, comment)

@@ -14,8 +14,7 @@ from rich.text import Text
 from recd_plugin_tuning.groups import Group, offered
 from recd_plugin_tuning.lines import entry_line, patterns_of
 from recd_plugin_tuning.trials import Choices, Trials
-from recd_plugins.api import Choice, ChoiceQuestion, Offer, StepCost
-from recd_plugins.api.planning import StageCosts, StageTimes
+from recd_plugins.api import Choice, ChoiceQuestion, Offer, StageCosts, StageTimes, StepCost
 
 _PLANNER = "the planner"
 # What a second of a stage is of, where the kind of work tells more.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import floor, log
 from typing import Any
 
-from recd_plugins.api import ChoiceQuestion, Offer, Offered, Table
-from recd_plugins.api.planning import DataProfile
+from recd_plugins.api import ChoiceQuestion, DataProfile, Offer, Offered, Table
 
 # Tables are alike whose rows, or ids of a row of the batch, are within such a factor.
 _ROWS, _IDS = 10.0, 4.0

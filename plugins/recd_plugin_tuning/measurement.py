@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
 
-    from recd_plugins.api.planning import TopologySpec
+    from recd_plugins.api import TopologySpec
 
 
 class Calibrated(Measurement):
@@ -37,7 +37,7 @@ class Calibrated(Measurement):
     def steps(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
         """Training steps on as many ranks as ``question.spec`` has."""
         from recd_plugin_tuning.steps import calibrate
-        from recd_plugins.api.training import calibration_job, write_topology
+        from recd_plugins.api import calibration_job, write_topology
 
         registry, job = calibration_job(
             question.registry, question.plugins_dir, question.spec, path, question.batch_size

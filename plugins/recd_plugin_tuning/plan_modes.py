@@ -9,9 +9,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
-from recd_plugins.api.commands import TablesPlan
-from recd_plugins.api.registry import load_registry
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, TablesPlan, load_registry
 
 _GLOBAL_BATCH = 65_536
 

@@ -18,21 +18,24 @@ from recd_plugin_tuning.profile_output import (
     shown,
     written,
 )
-from recd_plugins.api import DataError, RecdError, Table
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     ABOVE_0,
     AT_LEAST_1,
+    DataError,
     FiniteFloat,
+    RecdError,
+    Table,
     check_output,
+    did_you_mean,
+    load_registry,
     row_progress,
+    shortened,
     silence_upstream,
     table_kind,
 )
-from recd_plugins.api.registry import did_you_mean, load_registry, shortened
 
 if TYPE_CHECKING:
-    from recd_plugins.api.access import AccessProfile
-    from recd_plugins.api.registry import RunConfig
+    from recd_plugins.api import AccessProfile, RunConfig
 
 _AT_LEAST_0 = FiniteFloat(min=0)
 _PROFILE = table_kind("access profile", "table", "row", "accesses")
@@ -99,8 +102,7 @@ def registry_command(
     plot_path: Path | None,
 ) -> None:
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
-    from recd_plugins.api.access import measure_access
-    from recd_plugins.api.batches import fitted_steps
+    from recd_plugins.api import fitted_steps, measure_access
 
     check_output(output, force, _PROFILE)
     silence_upstream()
@@ -162,7 +164,7 @@ def distribution_command(
 
     FORM is zipf, zipf-mandelbrot, exponential or half-normal.
     """
-    from recd_plugins.api.access import AccessProfile, exponential, half_normal, zipf
+    from recd_plugins.api import AccessProfile, exponential, half_normal, zipf
 
     if (scale is None) == (form in ("exponential", "half-normal")):
         raise click.UsageError(
@@ -217,11 +219,7 @@ def reuse_command(
     plot_path: Path | None,
 ) -> None:
     """Make the profile of a table from a text file with histograms of how often rows are read."""
-    from recd_plugins.api.access import (
-        AccessProfile,
-        from_reuse_histogram,
-        read_reuse_histograms,
-    )
+    from recd_plugins.api import AccessProfile, from_reuse_histogram, read_reuse_histograms
 
     drawn = seed_of(seed, in_order)
     check_output(output, force, _PROFILE)
@@ -260,7 +258,7 @@ def merge_command(
     plot_path: Path | None,
 ) -> None:
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
-    from recd_plugins.api.access import AccessProfile
+    from recd_plugins.api import AccessProfile
 
     check_output(output, force, _PROFILE)
     made: AccessProfile | None = None
@@ -281,7 +279,7 @@ def merge_command(
 @shown
 def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> None:
     """Show the tables of the profile FILE."""
-    from recd_plugins.api.access import AccessProfile
+    from recd_plugins.api import AccessProfile
 
     show(AccessProfile.load(file), json_path, plot_path)
 
@@ -306,7 +304,7 @@ def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Ta
         )
     import torch
 
-    from recd_plugins.api.model import build_model, tables_of
+    from recd_plugins.api import build_model, tables_of
 
     with torch.device("meta"):
         return tables_of(build_model(registry, registry.dataset.schema()))

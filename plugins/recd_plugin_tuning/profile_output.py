@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from recd_plugins.api import RecdError
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     COUNT_FROM_0,
     OUTPUT,
+    RecdError,
     error_console,
     output_console,
     report_options,
+    write_json,
 )
-from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
-    from recd_plugins.api.access import AccessProfile
+    from recd_plugins.api import AccessProfile
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -10,9 +10,7 @@ from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from recd_plugins.api.access import AccessProfile, TableAccess
-from recd_plugins.api.files import write_figure
-from recd_plugins.api.pages import plot_style
+from recd_plugins.api import AccessProfile, TableAccess, plot_style, write_figure
 
 _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
 _MOST_CURVES = 12

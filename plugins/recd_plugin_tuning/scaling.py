@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from recd_plugins.api import RecdError, TrainingData
-from recd_plugins.api.planning import (
+from recd_plugins.api import (
     Compute,
+    RecdError,
+    RunConfig,
     StageCosts,
     StageTimes,
     TopologySpec,
+    TrainingData,
     collective_seconds,
     data_of_model,
     measure_compute,
     report_side,
     with_plugins,
+    wrapped_dataset,
 )
-from recd_plugins.api.registry import RunConfig, wrapped_dataset
 
 #: Each rank has as many rows whatever the ranks, or all of them together.
 Scaling = Literal["weak", "strong"]

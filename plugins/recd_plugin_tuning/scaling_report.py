@@ -11,9 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugin_tuning.scaling import STOCK, Scaling, ScalingReport
-from recd_plugins.api.files import write_figure
-from recd_plugins.api.pages import GREY, plot_style
-from recd_plugins.api.planning import topology_line
+from recd_plugins.api import GREY, plot_style, topology_line, write_figure
 
 
 def render(report: ScalingReport) -> RenderableType:

@@ -16,27 +16,33 @@ import numpy as np
 from rich.table import Table as TextTable
 from torchrec.distributed.types import ShardingPlan
 
-from recd_plugins.api import StepCost
-from recd_plugins.api.batches import smallest_batch
-from recd_plugins.api.commands import silence_upstream
-from recd_plugins.api.distributed import backend_for, device_of_rank, launch
-from recd_plugins.api.planning import (
+from recd_plugins.api import (
     STAGES,
     Candidate,
     Compute,
+    Job,
+    RunConfig,
+    Side,
     Stage,
     StageCosts,
     StageTimes,
+    StepCost,
+    StepProfile,
     TopologySpec,
+    assemble,
+    backend_for,
+    device_of_rank,
     estimate_step_cost,
     fit_costs,
+    launch,
     measure_compute,
     predict_stages,
+    silence_upstream,
+    smallest_batch,
     steps_in_turns,
     with_plugins,
+    wrapped_dataset,
 )
-from recd_plugins.api.registry import RunConfig, wrapped_dataset
-from recd_plugins.api.training import Job, Side, StepProfile, assemble
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.

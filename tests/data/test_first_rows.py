@@ -19,7 +19,7 @@ from recd_plugins.planning.profile import measure_profile
 PLUGINS = '''
 import numpy as np
 from recd_plugins.api import *
-from recd_plugins.api.reading import RowTable
+from recd_plugins.api import RowTable
 
 class Sorted(Reader):
     """Rows of a session side by side."""

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.api.registry import wrapped_dataset
+from recd_plugins.api import wrapped_dataset
 
 PLUGINS = '''
 from recd_plugins.api import *

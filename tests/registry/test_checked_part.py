@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.api import (
-    PluginError,
-    RegistryError,
-    SetupError,
-    Sharding,
-    TablePart,
-)
+from recd_plugins.api import PluginError, RegistryError, SetupError, Sharding, TablePart
 from recd_plugins.registry import Entry
 from recd_plugins.registry.checked_part import (
     _OF_A_TABLE,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.api.registry import wrapped_dataset
+from recd_plugins.api import wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.cli.schema import registry_schema
 from recd_plugins.errors import RegistryError, SetupError

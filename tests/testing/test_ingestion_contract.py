@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import count
 import pytest
 from recd_plugins.api import Feed, Ingestion
-from recd_plugins.api.ingestion import WorkerContext, end_with_parent, hand_out
+from recd_plugins.api import WorkerContext, end_with_parent, hand_out
 from recd_plugins.testing.contracts import IngestionContract
 
 READER = []

@@ -210,7 +210,14 @@ def test_states_of_all_ranks() -> None:
 
 
 PLUGINS = '''
-from recd_plugins.api import Callback, DatasetWrapper, Kind, PluginOptions, Sharding, hookimpl
+from recd_plugins.api import (
+    Callback,
+    DatasetWrapper,
+    Kind,
+    PluginOptions,
+    Sharding,
+    hookimpl,
+)
 
 class Watch(Callback):
     """Watch tables."""

@@ -20,8 +20,8 @@ PROGRAM = """
 import os
 import sys
 from pathlib import Path
-from recd_plugins.api.registry import load_registry
-from recd_plugins.api.training import TrainedJob, on_ranks
+from recd_plugins.api import load_registry
+from recd_plugins.api import TrainedJob, on_ranks
 
 class Job(TrainedJob):
     def prepare(self):

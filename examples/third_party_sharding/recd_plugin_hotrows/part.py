@@ -81,7 +81,7 @@ class HotPart(TablePart):
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        from recd_plugins.api.planning import bytes_of_tables
+        from recd_plugins.api import bytes_of_tables
 
         setting, sent = run.setting, run.sent or {}
         copies = sum(table.num_bytes for part in parts for table in part.tables.values())

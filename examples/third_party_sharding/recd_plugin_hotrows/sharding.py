@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from recd_plugins.api import PluginOptions, Setting, SetupError, SharderArguments, Sharding, Table
+from recd_plugins.api import (
+    PluginOptions,
+    Setting,
+    SetupError,
+    SharderArguments,
+    Sharding,
+    Table,
+)
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     AT_LEAST_1,
     COUNT_FROM_0,
     OUTPUT,
@@ -70,7 +70,7 @@ def convert(
     """
     from recd_plugin_dlrm.criteo.convert import ConvertOptions
     from recd_plugin_dlrm.criteo.convert import convert as run
-    from recd_plugins.api.files import write_json
+    from recd_plugins.api import write_json
 
     with progress_bars() as add_bar:
         done = run(

@@ -14,9 +14,9 @@ from recd_plugin_dlrm.criteo.days import UNIT_ROWS, DayFiles, RawRows, find_days
 from recd_plugin_dlrm.criteo.stored_days import SCHEMA
 from recd_plugin_dlrm.criteo.tables import CACHE
 from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream, stamp
-from recd_plugins.api import DataError
-from recd_plugins.api.columns import TableWriter
-from recd_plugins.api.files import (
+from recd_plugins.api import (
+    DataError,
+    TableWriter,
     WorkFolder,
     machine_start,
     read_note,

@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from recd_plugin_dlrm.criteo.days import DENSE, LABEL, SPARSE
-from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginOptions, Reader, Rows, Split
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    FeatureSchema,
+    PluginOptions,
+    Reader,
+    Rows,
+    Split,
+)
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.criteo.days import Day
     from recd_plugin_dlrm.criteo.dictionary import IdCoder
     from recd_plugin_dlrm.criteo.tables import CriteoTables, Start
-    from recd_plugins.api.reading import Piece, Unit
+    from recd_plugins.api import Piece, Unit
 
 
 class CriteoOptions(PluginOptions):
@@ -100,7 +108,7 @@ class Criteo(Dataset):
         """Count the rows of TSV files and make the dictionary, where that was not done before."""
         tables = self._tables
         if tables.num_bad_lines:
-            from recd_plugins.api.commands import error_console
+            from recd_plugins.api import error_console
 
             error_console().print(
                 f"{self.options.path}: skipped {tables.num_bad_lines} bad lines, for example "
@@ -121,7 +129,7 @@ class Criteo(Dataset):
         return ("train",) if self.options.evaluate == "nothing" else ("train", "test")
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        from recd_plugins.api.reading import PlannedReader, ReadPlan, digest
+        from recd_plugins.api import PlannedReader, ReadPlan, digest
 
         options = self.options
         if split not in self.splits():
@@ -146,7 +154,7 @@ class Criteo(Dataset):
         )
 
     def _units(self, split: Split) -> tuple[Unit, ...]:
-        from recd_plugins.api.reading import Unit
+        from recd_plugins.api import Unit
 
         return tuple(
             Unit(number, group, stretch.first_row, stretch.num_rows)
@@ -213,7 +221,7 @@ class Criteo(Dataset):
 @contextmanager
 def _progress() -> Iterator[Start]:
     """Progress bars of what takes a while; what is soon done shows none."""
-    from recd_plugins.api.commands import AddBar, progress_bars
+    from recd_plugins.api import AddBar, progress_bars
 
     with ExitStack() as stack:
         add_bar: AddBar | None = None

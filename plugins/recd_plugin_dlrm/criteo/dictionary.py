@@ -14,9 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.days import DENSE, LABEL, SPARSE, Day, RawRows, Stretch
-from recd_plugins.api import DataError, RecdError
-from recd_plugins.api.files import new_file
-from recd_plugins.api.reading import digest
+from recd_plugins.api import DataError, RecdError, digest, new_file
 
 Int64s = NDArray[np.int64]
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.days import COLUMNS, DENSE, LABEL, SPARSE, RawRows
 from recd_plugin_dlrm.criteo.tsv import compression_of
-from recd_plugins.api import DataError, RecdError
-from recd_plugins.api.files import new_file
+from recd_plugins.api import DataError, RecdError, new_file
 
 SampleFormat = Literal["tsv", "gz", "zst", "npy"]
 

@@ -23,9 +23,7 @@ from recd_plugin_dlrm.criteo.days import (
     Stretch,
     even_starts,
 )
-from recd_plugins.api import DataError, Origin
-from recd_plugins.api.reading import Piece
-from recd_plugins.api.tables import ParquetTable
+from recd_plugins.api import DataError, Origin, ParquetTable, Piece
 
 # Rows at the beginning and at the end that tell one file from another of its size.
 _EDGE = 1024

@@ -23,8 +23,7 @@ from recd_plugin_dlrm.criteo.days import (
     Stretch,
     even_starts,
 )
-from recd_plugins.api import DataError, Origin, RecdError
-from recd_plugins.api.files import read_note, write_note
+from recd_plugins.api import DataError, Origin, RecdError, read_note, write_note
 
 BadLinePolicy = Literal["error", "skip"]
 

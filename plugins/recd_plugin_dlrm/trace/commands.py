@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, FiniteFloat, report_options
+from recd_plugins.api import (
+    AT_LEAST_1,
+    COUNT_FROM_0,
+    OUTPUT,
+    FiniteFloat,
+    report_options,
+)
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.trace.profile import TraceProfile
@@ -66,8 +72,7 @@ def profile_command(
     """
     from recd_plugin_dlrm.trace.profile import write_profile
     from recd_plugin_dlrm.trace.trace_report import plot_profile, profile_json, render_profile
-    from recd_plugins.api.commands import check_output, output_console, table_kind
-    from recd_plugins.api.files import write_json
+    from recd_plugins.api import check_output, output_console, table_kind, write_json
 
     check_output(output, force, table_kind("trace profile", "feature", "rows"))
     if source.suffix in (".yaml", ".yml"):
@@ -125,8 +130,7 @@ def generate_command(
     from recd_plugin_dlrm.trace.profile import read_profile
     from recd_plugin_dlrm.trace.stored_rows import trace_kind
     from recd_plugin_dlrm.trace.trace_report import plot_synthetic, render_synthetic, synthetic_json
-    from recd_plugins.api.commands import check_output, output_console
-    from recd_plugins.api.files import write_json
+    from recd_plugins.api import check_output, output_console, write_json
 
     check_output(output, force, trace_kind(output))
     compared = _generate(read_profile(profile), output, accesses, tables, seed, min_new)
@@ -141,7 +145,7 @@ def _profile_text(
     source: Path, columns: str | None, tables: tuple[str, ...], rows: int | None
 ) -> TraceProfile:
     from recd_plugin_dlrm.trace.profile import choose, profile_pieces, text_pieces
-    from recd_plugins.api.commands import row_progress
+    from recd_plugins.api import row_progress
 
     names = [name.strip() for name in (columns or "id").split(",")]
     if not all(names) or len(set(names)) < len(names):
@@ -157,8 +161,7 @@ def _profile_registry(
     source: Path, plugins_dir: Path | None, tables: tuple[str, ...], rows: int | None
 ) -> TraceProfile:
     from recd_plugin_dlrm.trace.profile import choose, profile_pieces, registry_pieces
-    from recd_plugins.api.commands import row_progress, silence_upstream
-    from recd_plugins.api.registry import load_registry, plugin_call
+    from recd_plugins.api import load_registry, plugin_call, row_progress, silence_upstream
 
     silence_upstream()
     registry = load_registry(source, plugins_dir=plugins_dir)
@@ -184,7 +187,7 @@ def _generate(
     from recd_plugin_dlrm.trace.profile import choose
     from recd_plugin_dlrm.trace.stored_rows import write_trace
     from recd_plugin_dlrm.trace.trace_report import Synthetic
-    from recd_plugins.api.commands import row_progress
+    from recd_plugins.api import row_progress
 
     traces = [profile.tables[name] for name in choose(list(profile.tables), tables)]
     if accesses is None:

@@ -10,9 +10,18 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from recd_plugin_dlrm.random_rows import UNIT_ROWS, DrawnRowOptions, schema_of
-from recd_plugins.api import DataError, Dataset, FeatureSchema, Reader, Split
-from recd_plugins.api.reading import PlannedReader, ReadPlan, Unit, digest
-from recd_plugins.api.tables import ParquetTable
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    FeatureSchema,
+    ParquetTable,
+    PlannedReader,
+    Reader,
+    ReadPlan,
+    Split,
+    Unit,
+    digest,
+)
 
 
 class TraceOptions(DrawnRowOptions):

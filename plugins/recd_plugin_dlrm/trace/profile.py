@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 from recd_plugin_dlrm.trace import kernels
 from recd_plugin_dlrm.trace.generator import LruStack, TableTrace, grown
 from recd_plugin_dlrm.trace.kernels import FINE, NO_NUMBER, OTHER_COLUMNS, parse_ids
-from recd_plugins.api import DataError
-from recd_plugins.api.files import check_regular, new_file, parse_json
-from recd_plugins.api.registry import did_you_mean, shortened
+from recd_plugins.api import DataError, check_regular, did_you_mean, new_file, parse_json, shortened
 
 if TYPE_CHECKING:
-    from recd_plugins.api import FeatureLookups
-    from recd_plugins.api.registry import RunConfig
+    from recd_plugins.api import FeatureLookups, RunConfig
 
 
 # Accesses between two looks at whether there is room for new ids.
@@ -248,8 +245,7 @@ def registry_pieces(
         DataError: the data is missing or wrong.
         PluginError: a plugin failed.
     """
-    from recd_plugins.api.access import training_rows
-    from recd_plugins.api.registry import RegistryLookups
+    from recd_plugins.api import RegistryLookups, training_rows
 
     lookups = RegistryLookups(registry)
     for batch in training_rows(registry, rows):

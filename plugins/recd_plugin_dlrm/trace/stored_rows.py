@@ -18,9 +18,15 @@ from recd_plugin_dlrm.random_rows import FeatureLists, check_features, make_rows
 from recd_plugin_dlrm.trace.dataset import TraceOptions
 from recd_plugin_dlrm.trace.generator import TableTrace, TraceGenerator, generator_of
 from recd_plugin_dlrm.trace.profile import choose, read_profile
-from recd_plugins.api import DataError
-from recd_plugins.api.commands import FileKind, table_kind, text_kind
-from recd_plugins.api.files import check_regular, new_file, parse_json
+from recd_plugins.api import (
+    DataError,
+    FileKind,
+    check_regular,
+    new_file,
+    parse_json,
+    table_kind,
+    text_kind,
+)
 
 if TYPE_CHECKING:
     from recd_plugins.api import Split
@@ -69,7 +75,7 @@ class StoredRows:
                     "another path"
                 )
             return
-        from recd_plugins.api.commands import progress_bars
+        from recd_plugins.api import progress_bars
 
         with progress_bars() as add_bar:
             rows = self._options.rows + self._options.test_rows

@@ -15,8 +15,7 @@ from rich.table import Table
 
 from recd_plugin_dlrm.trace.generator import SHARES, TableTrace, total_variation, worst_difference
 from recd_plugin_dlrm.trace.profile import TraceProfile
-from recd_plugins.api.files import write_figure
-from recd_plugins.api.pages import plot_style
+from recd_plugins.api import plot_style, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -32,15 +32,21 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
 )
 from recd_plugin_flexshard.table_plan import SECTION, TierMemory
-from recd_plugins.api import SetupError
-from recd_plugins.api.commands import silence_upstream
-from recd_plugins.api.distributed import backend_for, device_of_rank, fused_params, launch
-from recd_plugins.api.planning import CollectiveRates, TopologySpec, fit_costs
-from recd_plugins.api.registry import RunConfig, TrainingSpec
-from recd_plugins.api.training import (
+from recd_plugins.api import (
+    CollectiveRates,
+    RunConfig,
+    SetupError,
     StepProfile,
+    TopologySpec,
+    TrainingSpec,
+    backend_for,
+    device_of_rank,
+    fit_costs,
+    fused_params,
+    launch,
     measure_collectives,
     refuse_existing,
+    silence_upstream,
     write_topology,
 )
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from recd_plugin_flexshard.planning.costs import log_unread
 
 if TYPE_CHECKING:
-    from recd_plugins.api.access import TableAccess
-    from recd_plugins.api.planning import DistinctIds
+    from recd_plugins.api import DistinctIds, TableAccess
 
 
 # Steps of a bisection over a range of rows; they end within a thousandth of it.

@@ -16,9 +16,7 @@ from recd_plugin_flexshard.planning.simulate import Counts, StepLookups, TableRo
 from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
-    from recd_plugins.api import Rows, Table
-    from recd_plugins.api.batches import RowPipeline
-    from recd_plugins.api.registry import Prepared
+    from recd_plugins.api import Prepared, RowPipeline, Rows, Table
 
 
 class DrawnBatches:
@@ -105,8 +103,7 @@ class RegistryBatches:
     """
 
     def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
-        from recd_plugins.api.batches import RowPipeline, fitted_transforms
-        from recd_plugins.api.reading import PlainConverter
+        from recd_plugins.api import PlainConverter, RowPipeline, fitted_transforms
 
         registry = prepared.registry
         self.name = f"batches of {registry.path}"

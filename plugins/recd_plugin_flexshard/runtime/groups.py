@@ -7,8 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from recd_plugins.api import SetupError
-from recd_plugins.api.distributed import new_group, ranks_of_each_node
+from recd_plugins.api import SetupError, new_group, ranks_of_each_node
 
 
 @dataclass(frozen=True)

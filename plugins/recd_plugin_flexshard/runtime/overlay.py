@@ -18,8 +18,7 @@ from torchrec.distributed import comm_ops
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 
 from recd_plugin_flexshard.runtime.touched import Codec, TouchedRows
-from recd_plugins.api import ExactnessError
-from recd_plugins.api.distributed import require_attributes
+from recd_plugins.api import ExactnessError, require_attributes
 
 # In a profile the learning of copies is part of the lookup, as that of a fused kernel is.
 LOOKUP_REGION = "[lookup]_[tiers]"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from recd_plugin_flexshard.runtime.collection import RowTiers
 from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
-from recd_plugins.api.access import add_counts, keep_most_read
+from recd_plugins.api import add_counts, keep_most_read
 
 _logger = logging.getLogger(__name__)
 _TIERS = ("cold", "hot", "flex")

@@ -36,10 +36,8 @@ from recd_plugins.api import (
     ExactnessError,
     ExactSequenceContext,
     ExactShardedEmbeddingCollection,
-    SetupError,
-)
-from recd_plugins.api.distributed import (
     LookupAhead,
+    SetupError,
     refuse_inverse_indices,
     require_attributes,
     tell_when_asked,

@@ -20,7 +20,7 @@ from recd_plugins.api import Measurement, hookimpl
 class Tiers(Measurement):
     def cluster(self, device):
         from recd_plugin_flexshard.table_plan import SECTION, TierMemory
-        from recd_plugins.api.planning import this_machine
+        from recd_plugins.api import this_machine
 
         memory = TierMemory(memory_multiplier=2.5, saved_activations=0.5)
         return this_machine(1, nodes=2).with_section(SECTION, memory)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api import DataError
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     AT_LEAST_1,
     OUTPUT,
     OUTPUT_OR_TERMINAL,
+    DataError,
     output_console,
     progress_bars,
 )
@@ -74,7 +74,7 @@ def analyze(
     from recd_plugin_recd.analyze.study import study
     from recd_plugin_recd.analyze.terminal import show
     from recd_plugin_recd.source import open_source
-    from recd_plugins.api.files import json_text, write_text
+    from recd_plugins.api import json_text, write_text
 
     source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
     with progress_bars() as add_bar:

@@ -18,7 +18,7 @@ from recd_plugin_recd.analyze.report import (
     storage_rows,
     storage_table,
 )
-from recd_plugins.api.pages import (
+from recd_plugins.api import (
     COLORS,
     Html,
     element,

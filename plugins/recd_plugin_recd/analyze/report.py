@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from recd_plugin_recd.analyze.samples import NUM_PARTS, BatchSummary, SessionSummary
-from recd_plugins.api.files import bytes_text
+from recd_plugins.api import bytes_text
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_plugins.api import SessionKeys
-from recd_plugins.api.columns import Deduplicator
+from recd_plugins.api import Deduplicator, SessionKeys
 
 #: Sessions that are counted at most.
 MAX_SESSIONS = 1 << 16

@@ -33,14 +33,19 @@ from recd_plugin_recd.analyze.samples import (
 )
 from recd_plugin_recd.sessions import Nulls, check_sessions, session_hashes, without_nulls
 from recd_plugin_recd.source import SessionTable
-from recd_plugins.api import DataError, Rows, SessionKeys
-from recd_plugins.api.columns import (
+from recd_plugins.api import (
+    DataError,
+    FeatureStatistics,
+    Layout,
+    Rows,
+    SessionKeys,
     StatisticsAccumulator,
+    TableStatistics,
     TableWriter,
+    dedupe_factor,
     session_column,
     sparse_column,
 )
-from recd_plugins.api.tables import FeatureStatistics, Layout, TableStatistics, dedupe_factor
 
 #: Rows of a table that are written anew in their order, to see what they take.
 _ROWS_TO_WRITE = 8192

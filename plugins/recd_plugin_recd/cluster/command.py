@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import OUTPUT_FOLDER, new_place, progress_bars
-from recd_plugins.api.files import read_bytes, write_json
+from recd_plugins.api import OUTPUT_FOLDER, new_place, progress_bars, read_bytes, write_json
 
 if TYPE_CHECKING:
     from recd_plugin_recd.cluster.job import Progress

@@ -20,16 +20,16 @@ from recd_plugin_recd.cluster.sort import Layouts, sort_partition
 from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
 from recd_plugin_recd.sessions import plain_sessions
 from recd_plugin_recd.source import ParquetSource, SessionTable, open_source
-from recd_plugins.api import DataError
-from recd_plugins.api.files import (
+from recd_plugins.api import (
+    DataError,
     bytes_text,
     machine_start,
+    read_footers,
     read_note,
     real_path,
     work_folder,
     write_note,
 )
-from recd_plugins.api.tables import read_footers
 
 #: Called with the rows read and the rows written since the last call.
 Progress = Callable[[int, int], None]

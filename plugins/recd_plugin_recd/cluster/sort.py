@@ -22,11 +22,17 @@ import pyarrow.compute as pc
 
 from recd_plugin_recd.sessions import check_keys, plain_sessions, session_hashes, without_nulls
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
-from recd_plugins.api import DataError, Rows, SessionKeys
-from recd_plugins.api.columns import TableWriter
-from recd_plugins.api.files import bytes_text
-from recd_plugins.api.reading import prefetch
-from recd_plugins.api.tables import Layout, is_list_dict, to_lists
+from recd_plugins.api import (
+    DataError,
+    Layout,
+    Rows,
+    SessionKeys,
+    TableWriter,
+    bytes_text,
+    is_list_dict,
+    prefetch,
+    to_lists,
+)
 
 if TYPE_CHECKING:
     from recd_plugin_recd.cluster.job import ClusterOptions, Progress

@@ -26,8 +26,7 @@ from recd_plugin_recd.cluster.sort import (
     table_writer,
 )
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
-from recd_plugins.api import DataError, SetupError, optional_library
-from recd_plugins.api.tables import is_list_dict, to_lists
+from recd_plugins.api import DataError, SetupError, is_list_dict, optional_library, to_lists
 
 if TYPE_CHECKING:
     from recd_plugin_recd.cluster.job import ClusterOptions, Progress

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import OUTPUT_PATH, new_place, progress_bars
+from recd_plugins.api import OUTPUT_PATH, new_place, progress_bars
 
 
 @click.command("convert-layout")
@@ -60,7 +60,7 @@ def convert_layout(
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.layout.convert import Conversion
     from recd_plugin_recd.layout.convert import convert_layout as convert
-    from recd_plugins.api.files import write_json
+    from recd_plugins.api import write_json
 
     conversion = Conversion(
         source,

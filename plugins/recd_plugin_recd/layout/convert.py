@@ -10,11 +10,18 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from recd_plugin_recd.source import ParquetSource
-from recd_plugins.api import DataError
-from recd_plugins.api.columns import Nulls, TableWriter
-from recd_plugins.api.files import put, real_path, scratch_folder
-from recd_plugins.api.reading import Piece
-from recd_plugins.api.tables import Layout, ParquetTable, read_metadata
+from recd_plugins.api import (
+    DataError,
+    Layout,
+    Nulls,
+    ParquetTable,
+    Piece,
+    TableWriter,
+    put,
+    read_metadata,
+    real_path,
+    scratch_folder,
+)
 
 
 @dataclass(frozen=True)

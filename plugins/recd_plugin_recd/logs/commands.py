@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api import DataError
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     AT_LEAST_1,
     COUNT_FROM_0,
     OUTPUT,
     OUTPUT_FOLDER,
     OUTPUT_PATH,
+    DataError,
     new_place,
     output_console,
     progress_bars,
@@ -97,7 +97,7 @@ def write(
     SOURCE is a Parquet file, a folder of them, or a registry file, whose dataset is read.
     """
     from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
-    from recd_plugins.api.files import put, scratch_folder
+    from recd_plugins.api import put, scratch_folder
 
     usual: Any = LogSettings()
     if append and (folder / INDEX).exists():
@@ -147,7 +147,7 @@ def _log_schema(source: SessionTable) -> pa.Schema:
     """Return a source's columns with features as lists."""
     import pyarrow as pa
 
-    from recd_plugins.api.tables import is_list_dict
+    from recd_plugins.api import is_list_dict
 
     lists = pa.list_(pa.int64())
     return pa.schema(
@@ -168,8 +168,7 @@ def _each_batch(
     import pyarrow as pa
 
     from recd_plugin_recd.sessions import check_no_nulls
-    from recd_plugins.api.columns import broken_list
-    from recd_plugins.api.tables import is_list_dict, to_lists
+    from recd_plugins.api import broken_list, is_list_dict, to_lists
 
     written = 0
     for partition in source.partitions:
@@ -207,7 +206,7 @@ def read(
     """
     from recd_plugin_recd.logs.log import Consumer
     from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
-    from recd_plugins.api.files import check_writable, real_path
+    from recd_plugins.api import check_writable, real_path
 
     damages: list[Damage] = []
     consumer = Consumer(source, offsets, damages.append)
@@ -268,7 +267,7 @@ def stat(path: Path, json_path: Path | None) -> None:
     from rich.table import Table
 
     from recd_plugin_recd.logs.log import log_statistics
-    from recd_plugins.api.files import write_json
+    from recd_plugins.api import write_json
 
     shards = log_statistics(path)
     table = Table("shard")

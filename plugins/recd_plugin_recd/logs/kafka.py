@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_recd.logs.parquet_file import ParquetFile
-from recd_plugins.api import DataError, optional_library
-from recd_plugins.api.files import locked_folder
+from recd_plugins.api import DataError, locked_folder, optional_library
 
 _SECONDS = 30.0
 

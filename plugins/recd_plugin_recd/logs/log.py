@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 
 from recd_plugin_recd.logs.parquet_file import ParquetFile, fsync
 from recd_plugin_recd.sessions import plain_sessions, session_shards
-from recd_plugins.api import DataError
-from recd_plugins.api.files import check_regular, locked_folder, read_note, write_note
+from recd_plugins.api import DataError, check_regular, locked_folder, read_note, write_note
 
 Key = Literal["session", "message"]
 

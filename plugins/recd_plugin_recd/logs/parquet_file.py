@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugin_recd.sessions import plain_sessions
-from recd_plugins.api import DataError
-from recd_plugins.api.files import check_regular, parse_json
+from recd_plugins.api import DataError, check_regular, parse_json
 
 #: Footer key that says, as JSON, which records of a log a file holds.
 PROVENANCE = b"recd.log"

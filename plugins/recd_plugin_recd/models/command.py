@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api.commands import (
+from recd_plugins.api import (
     AT_LEAST_1,
     OUTPUT_FOLDER,
     OUTPUT_PATH,
     REGISTRY,
     check_output,
+    write_text,
 )
-from recd_plugins.api.files import write_text
 
 if TYPE_CHECKING:
     from recd_plugin_recd.models.registry_text import Architecture, ConverterName, Layout, ModelName

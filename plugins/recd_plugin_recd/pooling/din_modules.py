@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.rows import JaggedRows, TracedRows, is_traced
-from recd_plugins.api.batches import jagged_index_select, offsets_of
+from recd_plugins.api import jagged_index_select, offsets_of
 
 Weights = Literal["softmax", "sigmoid"]
 

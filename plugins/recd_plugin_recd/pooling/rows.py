@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.api.batches import offsets_of, positions_of_ranges
+from recd_plugins.api import offsets_of, positions_of_ranges
 
 # In squares of lengths: what a value costs besides, and a call. Elsewhere than on CPU: a guess.
 _VALUE = 10

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugin_recd.preprocessing import kernels
-from recd_plugins.api.batches import offsets_of, positions_of_ranges, rounded_borders
+from recd_plugins.api import offsets_of, positions_of_ranges, rounded_borders
 
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 

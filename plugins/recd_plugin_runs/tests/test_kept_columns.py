@@ -11,7 +11,7 @@ import pytest
 
 from recd_plugin_runs.predict import PredictJob, _Output
 from recd_plugin_runs.score_file import KeptColumns
-from recd_plugins.api.columns import TableWriter
+from recd_plugins.api import TableWriter
 from recd_plugins.errors import DataError
 
 

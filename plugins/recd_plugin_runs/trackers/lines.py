@@ -16,8 +16,7 @@ from typing import IO, Any
 from pydantic import Field
 
 from recd_plugin_runs.trackers.tracker import LocalPath, Tracker, TrackerOptions
-from recd_plugins.api import DataError, RunStart
-from recd_plugins.api.files import try_lock, write_text
+from recd_plugins.api import DataError, RunStart, try_lock, write_text
 
 #: Files that this process writes to, held so that no other one does. A run that ended without a
 #: word leaves them to the next one of the same process.

@@ -22,8 +22,9 @@ from recd_plugins.api import (
     RunInterruption,
     RunStart,
     RunStep,
+    is_stream,
+    why_not,
 )
-from recd_plugins.api.files import is_stream, why_not
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
-from recd_plugins.api.commands import AT_LEAST_1
-from recd_plugins.api.files import read_bytes
+from recd_plugins.api import AT_LEAST_1, PlanAnswer, PlanMode, PlanQuestion, read_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from recd_plugins.api.planning import TopologySpec
+    from recd_plugins.api import TopologySpec
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]

@@ -20,12 +20,22 @@ import torch
 from recd_plugin_scars.planning.rates import SECTION, CacheRates
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.stores import BackingStore
-from recd_plugins.api.commands import silence_upstream
-from recd_plugins.api.distributed import backend_for, device_of_rank, launch
-from recd_plugins.api.model import build_model, tables_of
-from recd_plugins.api.planning import TopologySpec, fit_costs, steps_in_turns
-from recd_plugins.api.registry import RunConfig
-from recd_plugins.api.training import Job, assemble, calibration_job, write_topology
+from recd_plugins.api import (
+    Job,
+    RunConfig,
+    TopologySpec,
+    assemble,
+    backend_for,
+    build_model,
+    calibration_job,
+    device_of_rank,
+    fit_costs,
+    launch,
+    silence_upstream,
+    steps_in_turns,
+    tables_of,
+    write_topology,
+)
 
 # Of the registry's batch size.
 _PARTS = (8, 4, 2, 1)

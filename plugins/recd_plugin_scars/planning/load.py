@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
-    from recd_plugins.api.access import TableAccess
+    from recd_plugins.api import TableAccess
 
 # So many of the most read rows are kept apart; further ones are together while their reads differ
 # by less than this part. Sums over them are then exact to about its square over 24.

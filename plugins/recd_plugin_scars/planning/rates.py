@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from recd_plugin_scars.planning.order import StepCosts
 
 if TYPE_CHECKING:
-    from recd_plugins.api.planning import TopologySpec
+    from recd_plugins.api import TopologySpec
 
 #: Its name in a topology.
 SECTION = "cache"

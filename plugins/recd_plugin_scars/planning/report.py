@@ -16,9 +16,7 @@ from recd_plugin_scars.planning.load import TableTraffic
 from recd_plugin_scars.planning.order import Memory
 from recd_plugin_scars.planning.plan import CachedTable, CachePlan
 from recd_plugin_scars.planning.rates import measured_rates, rates_of
-from recd_plugins.api.files import write_figure
-from recd_plugins.api.pages import plot_style
-from recd_plugins.api.planning import TopologySpec, size_text, topology_line
+from recd_plugins.api import TopologySpec, plot_style, size_text, topology_line, write_figure
 
 #: Why the cache is not larger: its memory is full; no further row is read often enough; the batch
 #: would be too small; not one sample more has room.

@@ -18,17 +18,21 @@ from recd_plugin_scars.planning.report import (
     Limit,
     traffic_bytes,
 )
-from recd_plugins.api import RecdError, SetupError, Table
-from recd_plugins.api.access import AccessProfile
-from recd_plugins.api.model import tables_of
-from recd_plugins.api.planning import (
+from recd_plugins.api import (
+    AccessProfile,
+    RecdError,
     RegistryData,
+    RunConfig,
+    SetupError,
+    Table,
     TopologySpec,
     measure_compute,
+    shortened,
     size_text,
+    tables_of,
     with_plugins,
+    wrapped_dataset,
 )
-from recd_plugins.api.registry import RunConfig, shortened, wrapped_dataset
 
 _POINTS = 64
 
@@ -156,7 +160,7 @@ def cached_tables(registry: RunConfig) -> list[Table]:
     """
     import torch
 
-    from recd_plugins.api.model import build_model
+    from recd_plugins.api import build_model
 
     if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section says which tables there are; add one")

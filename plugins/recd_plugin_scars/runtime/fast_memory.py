@@ -13,8 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor, nn
 
-from recd_plugins.api import SetupError
-from recd_plugins.api.distributed import require_attributes, use_row_wise_adagrad
+from recd_plugins.api import SetupError, require_attributes, use_row_wise_adagrad
 
 # Private, fbgemm 1.6 to 1.9: what a kernel knows of its tables.
 _OF_TABLES = (

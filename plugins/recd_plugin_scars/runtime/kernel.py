@@ -37,8 +37,9 @@ from recd_plugin_scars.runtime.tables import (
     table_names,
     with_parameters_on_host,
 )
-from recd_plugins.api import ExactnessError, LookupKernels
-from recd_plugins.api.distributed import (
+from recd_plugins.api import (
+    ExactnessError,
+    LookupKernels,
     PortableEmbedding,
     PortableEmbeddingBag,
     RowKernel,

@@ -26,8 +26,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType
 from recd_plugin_scars.runtime.row_cache import CachedShard
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.runtime.stores import BackingStore, open_backing_store
-from recd_plugins.api import SetupError
-from recd_plugins.api.distributed import require_attributes
+from recd_plugins.api import SetupError, require_attributes
 
 _OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 _WEIGHT_DECAYS = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)

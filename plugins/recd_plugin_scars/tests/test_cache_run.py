@@ -13,9 +13,7 @@ from tests.covering import of_today
 
 from recd_plugin_scars.report import CacheReport
 from recd_plugin_scars.tests.cache_cases import CACHED, ROWS, train_each, write_registry
-from recd_plugins.api.access import measure_access
-from recd_plugins.api.model import build_model, tables_of
-from recd_plugins.api.registry import load_registry
+from recd_plugins.api import build_model, load_registry, measure_access, tables_of
 from recd_plugins.cli import main
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result

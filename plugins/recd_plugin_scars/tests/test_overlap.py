@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugin_scars.tests.cache_cases import write_registry
-from recd_plugins.api.registry import load_registry
+from recd_plugins.api import load_registry
 from recd_plugins.sharding.pipeline import LookaheadTrainPipeline, will_overlap
 from recd_plugins.training.assembly import assemble
 

@@ -22,10 +22,7 @@ from recd_plugin_tables.leaves import leaf_array, list_parts, plain
 from recd_plugin_tables.plan import SESSION, TIME, ColumnPlan
 from recd_plugin_tables.sources import Source
 from recd_plugin_tables.values.texts import Texts
-from recd_plugins.api import DataError, Rows, SessionKeys
-from recd_plugins.api.columns import TableWriter
-from recd_plugins.api.files import work_folder
-from recd_plugins.api.tables import Layout
+from recd_plugins.api import DataError, Layout, Rows, SessionKeys, TableWriter, work_folder
 
 #: Bytes of rows that stay in memory while a table is read.
 MEMORY = 1 << 29

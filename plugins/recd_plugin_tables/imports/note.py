@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from recd_plugins.api.files import read_note, write_note
+from recd_plugins.api import read_note, write_note
 
 NOTE = "import.json"
 

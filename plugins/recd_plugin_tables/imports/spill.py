@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from recd_plugin_tables.imports.histories import Histories, HistoryOptions
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values.hashing import mixed
-from recd_plugins.api import DataError
-from recd_plugins.api.files import why_not
+from recd_plugins.api import DataError, why_not
 
 # Sessions go by the highest bits of their hash to one of 2^6 parts.
 _BITS = 6

@@ -34,7 +34,7 @@ class Quantiles(FittedPreprocessing):
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
         import torch
 
-        from recd_plugins.api.batches import rounded_borders
+        from recd_plugins.api import rounded_borders
 
         kept, num_kept, step, seen = [torch.empty(0, dtype=torch.float64)], 0, 1, 0
         for values, _ in rows:

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 
 from recd_plugin_tables.sources.file_format import FileFormat
 from recd_plugin_tables.sources.source import BATCH_ROWS
-from recd_plugins.api import DataError
-from recd_plugins.api.tables import Location, int96_columns
+from recd_plugins.api import DataError, Location, int96_columns
 
 _FILE_MAGIC = b"ARROW1"
 #: End-of-stream mark of Arrow IPC. Before Arrow 0.15 it was only the last four bytes.

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from recd_plugins.api import DataError
-from recd_plugins.api.tables import Location
+from recd_plugins.api import DataError, Location
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 # First bytes of a file that are looked at.

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from recd_plugin_tables.sources.file_format import FileFormat, format_errors
 from recd_plugin_tables.sources.source import Source, check_names
-from recd_plugins.api import DataError, Origin, Rows
-from recd_plugins.api.tables import Location
+from recd_plugins.api import DataError, Location, Origin, Rows
 
 # The folder of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"

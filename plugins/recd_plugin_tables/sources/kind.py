@@ -6,8 +6,7 @@ from recd_plugin_tables.sources import hugging_face, iceberg
 from recd_plugin_tables.sources.columnar import ArrowFormat, ParquetFormat
 from recd_plugin_tables.sources.file_format import FileFormat, looks_like
 from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
-from recd_plugins.api import DataError
-from recd_plugins.api.tables import Location
+from recd_plugins.api import DataError, Location
 
 #: The formats of files.
 FILE_FORMATS: tuple[type[FileFormat], ...] = (

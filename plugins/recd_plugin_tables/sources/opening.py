@@ -13,8 +13,7 @@ from recd_plugin_tables.sources.files import FileSource
 from recd_plugin_tables.sources.kind import find_kind
 from recd_plugin_tables.sources.source import Source, SourceOptions
 from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
-from recd_plugins.api import DataError
-from recd_plugins.api.tables import Location
+from recd_plugins.api import DataError, Location
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://")
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from recd_plugin_tables.columns import unescaped
-from recd_plugins.api import DataError, PluginOptions, Rows
-from recd_plugins.api.tables import Storage
+from recd_plugins.api import DataError, PluginOptions, Rows, Storage
 
 Format = Literal[
     "parquet",

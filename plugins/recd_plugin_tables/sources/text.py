@@ -21,8 +21,7 @@ from recd_plugin_tables.sources.file_format import (
     set_option,
     with_compressed,
 )
-from recd_plugins.api import DataError
-from recd_plugins.api.tables import Location
+from recd_plugins.api import DataError, Location
 
 #: Bytes of a block; the first one shows the types of columns.
 _BLOCK = 8 << 20

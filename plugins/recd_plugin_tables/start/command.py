@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recd_plugins.api import RecdError
-from recd_plugins.api.commands import OUTPUT_PATH, REGISTRY, check_output
-from recd_plugins.api.files import write_text
+from recd_plugins.api import OUTPUT_PATH, REGISTRY, RecdError, check_output, write_text
 
 if TYPE_CHECKING:
     from recd_plugin_tables.start.guess import Wanted

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugin_tables.start.guesses import Guesses
-from recd_plugins.api.tables import least_ids_saved
+from recd_plugins.api import least_ids_saved
 
 # Rows that are looked at.
 _ROWS = 20_000

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_tables.table import Table
-from recd_plugins.api.reading import Piece
+from recd_plugins.api import Piece
 from recd_plugins.interfaces import Split
 
 #: A use of each column of ``clicks``.
@@ -55,7 +55,7 @@ def table(path: Path, **options: object) -> Table:
 
 def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
     """Columns of all rows in the order of the import, lists of ids as lists."""
-    from recd_plugins.api.columns import sparse_column
+    from recd_plugins.api import sparse_column
 
     sparse = dataset.schema().sparse
     found: dict[str, list] = {}

@@ -36,7 +36,7 @@ def test_two_that_begin_at_once_make_it_once(path, monkeypatch):
     monkeypatch.setattr(imported, "print", show, raising=False)
     # rich has one set of bars a process.
     no_bar = nullcontext(lambda *_: lambda _: None)
-    monkeypatch.setattr("recd_plugins.api.commands.progress_bars", lambda: no_bar)
+    monkeypatch.setattr("recd_plugins.api.progress_bars", lambda: no_bar)
     places = [table(path)._place for _ in range(2)]
     for place in places:
         assert place.find() is None

@@ -21,9 +21,7 @@ from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
-from recd_plugins.api import DataError
-from recd_plugins.api.columns import sparse_column
-from recd_plugins.api.registry import wrapped_dataset
+from recd_plugins.api import DataError, sparse_column, wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.model.build import build_model
 from recd_plugins.registry.document import read_yaml

@@ -16,7 +16,7 @@ from recd_plugin_tuning.cluster.timing import (
     goes_on,
     rounds,
 )
-from recd_plugins.api.planning import CollectiveRate, CollectiveRates
+from recd_plugins.api import CollectiveRate, CollectiveRates
 
 #: The collectives of ``CollectiveRates`` in words.
 NAMES = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from recd_plugins.api.distributed import new_group, ranks_of_each_node
+from recd_plugins.api import new_group, ranks_of_each_node
 
 
 @dataclass(frozen=True)

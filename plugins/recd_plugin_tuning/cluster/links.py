@@ -12,7 +12,7 @@ import torch.distributed as dist
 from recd_plugin_tuning.cluster.collectives import fit_rate
 from recd_plugin_tuning.cluster.groups import NodeGroups
 from recd_plugin_tuning.cluster.timing import Effort, goes_on, rounds
-from recd_plugins.api.planning import CollectiveRate
+from recd_plugins.api import CollectiveRate
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from recd_plugin_tuning.cluster.links import Link, between_nodes, inside_nodes
 from recd_plugin_tuning.cluster.sharded_module import module_seconds
 from recd_plugin_tuning.cluster.timing import Effort
 from recd_plugin_tuning.cluster.work_rates import WorkRates, alone_share, measure_work
-from recd_plugins.api import SetupError
-from recd_plugins.api.planning import (
+from recd_plugins.api import (
     COLLECTIVES,
     CollectiveRates,
+    SetupError,
     StageCosts,
     TopologySpec,
     this_machine,

@@ -15,9 +15,7 @@ from recd_plugin_tuning.cluster.links import Link
 from recd_plugin_tuning.cluster.measure import MeasuredCluster
 from recd_plugin_tuning.cluster.timing import MiddleHalf
 from recd_plugin_tuning.cluster.works import WORKS
-from recd_plugins.api.files import write_figure
-from recd_plugins.api.pages import COLORS, plot_style
-from recd_plugins.api.planning import CollectiveRate, size_text
+from recd_plugins.api import COLORS, CollectiveRate, plot_style, size_text, write_figure
 
 _FAR_APART = 2
 

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_tuning.cluster.timing import Effort, steps_in_a_row
-from recd_plugins.api.distributed import ranks_of_each_node
+from recd_plugins.api import ranks_of_each_node
 
 # Tables, on as many ranks: others wait for these.
 _TABLES = 4

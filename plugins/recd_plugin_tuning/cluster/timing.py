@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from recd_plugins.api.ingestion import doing
+from recd_plugins.api import doing
 
 #: Rounds of one thing at least.
 LEAST_ROUNDS = 3

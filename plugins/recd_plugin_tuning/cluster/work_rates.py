@@ -20,7 +20,7 @@ from recd_plugin_tuning.cluster.works import (
     Timed,
     works_of,
 )
-from recd_plugins.api.planning import fit_costs
+from recd_plugins.api import fit_costs
 
 # Each is timed again when all others were: what slows a machine for a moment slows one turn.
 _TURNS = 3

@@ -18,7 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from recd_plugins.api.distributed import unique_ids, use_row_wise_adagrad
+from recd_plugins.api import unique_ids, use_row_wise_adagrad
 
 #: What a rank does by itself, in words.
 WORKS = {

@@ -23,8 +23,7 @@ from recd_plugin_tuning.cluster.measure import MeasuredCluster
 from recd_plugin_tuning.cluster.report import plot, render
 from recd_plugin_tuning.cluster.timing import QUICK, MiddleHalf, goes_on
 from recd_plugin_tuning.tests import cluster_cases
-from recd_plugins.api import distributed
-from recd_plugins.api.planning import CollectiveRate
+from recd_plugins.api import CollectiveRate, distributed
 from recd_plugins.cli import main
 from recd_plugins.planning.topologies import named_topology
 from recd_plugins.testing.gloo import run_on_ranks

@@ -8,18 +8,22 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_tuning.steps import CalibrationPoint, calibrate, fit, works_of
-from recd_plugins.api import RecdError, StepCost
-from recd_plugins.api.planning import (
+from recd_plugins.api import (
     STAGES,
+    Job,
+    RecdError,
+    RunConfig,
     StageCosts,
     StageTimes,
+    StepCost,
     TopologySpec,
+    calibration_job,
+    load_registry,
     predict_stages,
     this_machine,
     with_plugins,
+    write_topology,
 )
-from recd_plugins.api.registry import RunConfig, load_registry
-from recd_plugins.api.training import Job, calibration_job, write_topology
 from recd_plugins.cli import main
 from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.topologies import machine_of

@@ -104,7 +104,7 @@ class DataLoader:
         """Return the position after the last batch that was handed out, whoever read it.
 
         A train pipeline takes batches ahead of training: feed it from
-        ``recd_plugins.api.training.BatchSource``, which knows the position that training
+        ``recd_plugins.api.BatchSource``, which knows the position that training
         has reached.
         """
         with plugin_call(self._dataset, "state_dict of a reader"):

@@ -115,7 +115,7 @@ def wrap(
     if parsed.training.schedule is not None:
         raise SetupError(
             f"{registry}: training.schedule is followed by recd run alone: leave it out, and set "
-            "the learning rates as your trainer does, or by recd_plugins.api.training.LearningRates"
+            "the learning rates as your trainer does, or by recd_plugins.api.LearningRates"
         )
     without_name = parsed.training.model_fields_set & _OF_OPTIMIZER - {"optimizer"}
     if without_name and "optimizer" not in parsed.training.model_fields_set:

@@ -54,7 +54,7 @@ class Feed(ABC):
 
         ``reader`` is moved along by ``load_state_dict``, to the position after each batch before it
         is handed out and at the end to the start of the next epoch: ``hand_out`` of
-        ``recd_plugins.api.ingestion`` does it. It reads nothing itself. An iteration may be left
+        ``recd_plugins.api`` does it. It reads nothing itself. An iteration may be left
         early, and a new one started at any position.
 
         Raises:

@@ -44,8 +44,8 @@ class Prepared(PreparedModel):
 
         Args:
             topology: the ranks and their memory, as ``to_torchrec()`` of what
-                ``recd_plugins.api.planning.load_topology`` returns; without it that of
-                ``training.topology``, or ``recd_plugins.api.planning.default_topology``, of the
+                ``recd_plugins.api.load_topology`` returns; without it that of
+                ``training.topology``, or ``recd_plugins.api.default_topology``, of the
                 three arguments after ``activation_bytes``.
             profile: lengths and dedupe factors of the features; without it they are measured, on
                 the first rows of the data.
@@ -59,7 +59,7 @@ class Prepared(PreparedModel):
                 They go before what is known of the data, and must not contradict plugins.
             replicate: whether small tables may be data-parallel where nobody asked for it. Such a
                 table trains with the trainer's dense optimizer, so say it only where that has the
-                rule of ``training:``, as ``recd_plugins.api.model.build_optimizer`` makes it.
+                rule of ``training:``, as ``recd_plugins.api.build_optimizer`` makes it.
                 Tables whose parameters bring an optimizer never are.
 
         Raises:

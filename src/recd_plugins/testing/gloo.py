@@ -32,7 +32,7 @@ def run_on_ranks(
 
     The function, what it is called with and the results, by rank, travel by pickle. State that it
     leaves behind in its process is there in the next call: a test about such state uses
-    ``recd_plugins.api.distributed.launch``. A failure ends the processes; the next call starts new
+    ``recd_plugins.api.launch``. A failure ends the processes; the next call starts new
     ones.
 
     Example::

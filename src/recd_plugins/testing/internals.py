@@ -1,6 +1,6 @@
 """A scan of a package's source for names of other packages that have no public form.
 
-A package that relies on such names lists them (``recd_plugins.api.distributed.Internal``, hook
+A package that relies on such names lists them (``recd_plugins.api.Internal``, hook
 ``register_internals``), so that ``recd doctor`` says which of them the installed versions lack. Its
 test is::
 

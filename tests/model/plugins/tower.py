@@ -49,8 +49,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
         EmbeddingConfig,
     )
 
-    from recd_plugins.api import RecdError
-    from recd_plugins.api.model import SequencePooling
+    from recd_plugins.api import RecdError, SequencePooling
 
     fault, dim = options.fault, options.dim
 

@@ -284,7 +284,7 @@ class IngestionContract(PluginContract):
         for process in left:
             process.kill()
         raise AssertionError(
-            f"there are {left}; call recd_plugins.api.ingestion.end_with_parent in each process"
+            f"there are {left}; call recd_plugins.api.end_with_parent in each process"
         )
 
 
