@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from recd_plugin_flexshard.planning import TierPlan
     from recd_plugin_flexshard.planning.simulate import BatchIds
-    from recd_plugins.api import Candidate, RunConfig, TopologySpec
+    from recd_plugins.api import RunConfig, ShardableModel, TopologySpec
 
 #: Time and memory grow with their square: so many took 3 minutes, with 3 tables on two cores.
 _MOST_RANKS = 16_384
@@ -41,7 +41,7 @@ _MOST_RANKS = 16_384
 class PlannedTiers:
     """A prepared model, and the plans of its sharding entries with tiers, by ``Entry.field``."""
 
-    candidate: Candidate
+    candidate: ShardableModel
     plans: Mapping[str, TierPlan]
 
 
@@ -203,7 +203,7 @@ def simulate(
 
 
 def _source(
-    candidate: Candidate, plan: TierPlan, data: bool, profile_path: Path | None
+    candidate: ShardableModel, plan: TierPlan, data: bool, profile_path: Path | None
 ) -> BatchIds:
     from recd_plugin_flexshard.planning import TableDemand
     from recd_plugin_flexshard.planning.sources import DrawnBatches, RegistryBatches

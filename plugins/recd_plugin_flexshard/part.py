@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_flexshard.planning import TierPlan
 from recd_plugin_flexshard.planning.costs import SCALAR_BYTES, CopyGroup
-from recd_plugins.api import Section, StepShape, Table, TablePart, TrainedRun
+from recd_plugins.api import Section, StepShape, Table, TableStrategy, TrainedRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +26,7 @@ _COLLECTIVES: dict[str, tuple[CollectiveKind, ...]] = {
 }
 
 
-class TieredPart(TablePart):
+class TieredPart(TableStrategy):
     """Copies of often read rows, laid over row-wise tables.
 
     Args:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
 
 from recd_plugins.api import (
     AccessOptions,
-    Setting,
+    PlanContext,
     SetupError,
     SharderArguments,
     Sharding,
@@ -147,14 +147,14 @@ class TieredSharding(Sharding):
         """The options that all have."""
 
     options: TierOptions
-    _planned: tuple[tuple[Sequence[Table], Setting], TierPlan] | None = None
+    _planned: tuple[tuple[Sequence[Table], PlanContext], TierPlan] | None = None
 
     @property
     def coalesces(self) -> bool:
         """As the option says."""
         return self.options.coalesce
 
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
         """Put TieredEmbeddingCollections with the tiers of ``tables`` into ``model``.
 
         Raises:
@@ -168,7 +168,7 @@ class TieredSharding(Sharding):
         rows = {table.name: RowTiers(table.hot_rows, table.flex_rows) for table in plan.tables}
         return with_tiers(model, rows, self.options.retier_every, plan.syncs.sparse)
 
-    def part(self, tables: Sequence[Table], setting: Setting) -> TieredPart | None:
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> TieredPart | None:
         """Return the tiers of ``tables``, planned together.
 
         Raises:
@@ -181,7 +181,7 @@ class TieredSharding(Sharding):
         plan = self._plan(tables, setting)
         return None if plan is None else TieredPart(plan)
 
-    def _plan(self, tables: Sequence[Table], setting: Setting) -> TierPlan | None:
+    def _plan(self, tables: Sequence[Table], setting: PlanContext) -> TierPlan | None:
         """Plan once for a setting."""
         if not tables:
             return None
@@ -258,7 +258,7 @@ class Joint(TieredSharding):
     strategy: ClassVar[Literal["joint"]] = "joint"
 
     @classmethod
-    def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
+    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
         """For sequences, plain and coalesced; between nodes with more memory, too."""
         if setting.world_size == 1 or any(table.pooled for table in tables):
             return []

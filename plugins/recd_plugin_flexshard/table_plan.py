@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from recd_plugins.api import (
         CollectiveRates,
         DistinctGradients,
-        Setting,
+        PlanContext,
         Table,
         TableAccess,
         TopologySpec,
@@ -55,7 +55,7 @@ class TierMemory(BaseModel):
         return self.memory_multiplier + 1 / world_size
 
 
-def memory_of(known: Setting | TopologySpec) -> TierMemory | None:
+def memory_of(known: PlanContext | TopologySpec) -> TierMemory | None:
     """Return the measured memory of copied rows, if any."""
     found = known.sections.get(SECTION)
     assert found is None or isinstance(found, TierMemory), "the package declares it"
@@ -69,14 +69,14 @@ def collectives_of(rates: CollectiveRates) -> Collectives:
     )
 
 
-def cluster_of(setting: Setting) -> ClusterShape:
+def cluster_of(setting: PlanContext) -> ClusterShape:
     """Return the ranks as the cost model takes them."""
     rates = collectives_of(setting.rates)
     return ClusterShape(setting.nodes, setting.ranks_per_node, setting.batch_size, rates)
 
 
 def plan_tables(
-    strategy: Strategy, options: TierOptions, tables: Sequence[Table], setting: Setting
+    strategy: Strategy, options: TierOptions, tables: Sequence[Table], setting: PlanContext
 ) -> TierPlan:
     """Plan the tiers of ``tables`` together.
 
@@ -153,7 +153,7 @@ def _costs(
     return CostOptions(wire_bytes=wire_bytes, **chosen, **options.cost_options())
 
 
-def _other(other: OtherCluster, setting: Setting) -> tuple[ClusterShape, TierMemory | None]:
+def _other(other: OtherCluster, setting: PlanContext) -> tuple[ClusterShape, TierMemory | None]:
     from recd_plugins.api import load_topology
 
     try:
@@ -171,7 +171,9 @@ def _other(other: OtherCluster, setting: Setting) -> tuple[ClusterShape, TierMem
     return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates), memory_of(spec)
 
 
-def _demands(options: TierOptions, tables: Sequence[Table], setting: Setting) -> list[TableDemand]:
+def _demands(
+    options: TierOptions, tables: Sequence[Table], setting: PlanContext
+) -> list[TableDemand]:
     """Return the accesses and dedupe factors of ``tables``."""
     profile = options.accesses(tables, setting, deduplicated=options.dedupe == "data")
     counts_distinct = options.coalesce or options.sync != "dense"
@@ -197,7 +199,7 @@ def _demands(options: TierOptions, tables: Sequence[Table], setting: Setting) ->
 
 
 def _counted_factor(
-    access: TableAccess, batch_size: int, options: TierOptions, table: Table, setting: Setting
+    access: TableAccess, batch_size: int, options: TierOptions, table: Table, setting: PlanContext
 ) -> float:
     """Return the factor of a profile; for other batch sizes it grows as that of the data."""
     known = setting.data.profile()
@@ -215,7 +217,9 @@ def _counted_factor(
     return max(1.0, access.dedupe_factor * here / there)
 
 
-def _dedupe_factor(options: TierOptions, table: Table, setting: Setting, batch_size: int) -> float:
+def _dedupe_factor(
+    options: TierOptions, table: Table, setting: PlanContext, batch_size: int
+) -> float:
     """Return ids of a table's features over those that are looked up."""
     if options.dedupe != "data":
         return 1.0 if options.dedupe == "none" else options.dedupe

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugin_scars.options import CacheOptions
-from recd_plugins.api import Cache, Setting, SetupError, Table, read_bytes, shortened
+from recd_plugins.api import Cache, PlanContext, SetupError, Table, read_bytes, shortened
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class ScarsCache(Cache):
         """How much is cached, by which policy, and where all rows are."""
 
     options: CacheOptions
-    _planned: tuple[tuple[tuple[Table, ...], Setting], CachePlan] | None = None
+    _planned: tuple[tuple[tuple[Table, ...], PlanContext], CachePlan] | None = None
 
     def check(self, device: torch.device) -> None:
         """Refuse UVM caching without CUDA.
@@ -43,7 +43,7 @@ class ScarsCache(Cache):
                 "there too"
             )
 
-    def part(self, tables: Sequence[Table], setting: Setting) -> CachePart | None:
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> CachePart | None:
         """The planned caches; None with the policy uvm, whose kernel is TorchRec's.
 
         Raises:
@@ -70,7 +70,7 @@ class ScarsCache(Cache):
         }
         return CachePart(caches, plan)
 
-    def _plan(self, tables: Sequence[Table], setting: Setting) -> CachePlan | None:
+    def _plan(self, tables: Sequence[Table], setting: PlanContext) -> CachePlan | None:
         """Sizes and expected traffic of the caches, made once for a setting; see ``part``."""
         if not tables:
             return None
@@ -106,7 +106,7 @@ class ScarsCache(Cache):
         return found
 
 
-def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: Setting) -> CachePlan:
+def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: PlanContext) -> CachePlan:
     """Size the caches of ``tables`` together, and predict their traffic.
 
     Raises:
@@ -146,7 +146,7 @@ def plan_caches(options: CacheOptions, tables: Sequence[Table], setting: Setting
 
 
 def _room(
-    options: CacheOptions, loads: Mapping[str, TableLoad], setting: Setting, memory: int | None
+    options: CacheOptions, loads: Mapping[str, TableLoad], setting: PlanContext, memory: int | None
 ) -> float | None:
     """Bytes for caches of no given size, half of the memory that tables leave; None: unknown."""
     from recd_plugin_scars.planning import row_bytes

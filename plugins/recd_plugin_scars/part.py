@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_scars.planning import CachePlan
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.api import RowMemory, Section, StepShape, Table, TablePart, TrainedRun
+from recd_plugins.api import RowMemory, Section, StepShape, Table, TableStrategy, TrainedRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +23,7 @@ _KERNEL = "fused_uvm_caching"
 _ROW_MAP, _SLOT = 4, 16
 
 
-class CachePart(TablePart):
+class CachePart(TableStrategy):
     """Fast memory in front of tables, in kernels of this package.
 
     Args:

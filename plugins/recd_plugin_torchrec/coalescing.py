@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from recd_plugins.api import PluginOptions, Setting, Sharding, Table
+from recd_plugins.api import PlanContext, PluginOptions, Sharding, Table
 
 
 class CoalesceOptions(PluginOptions):
@@ -32,7 +32,7 @@ class CoalescingSharding(Sharding):
         return self.options.coalesce
 
 
-def saves(tables: Sequence[Table], setting: Setting) -> bool:
+def saves(tables: Sequence[Table], setting: PlanContext) -> bool:
     """Whether coalescing may send less of tables: of bags, fewer rows than ranks send sums."""
     profile, batch_size = setting.data.profile(), setting.batch_size
     uncoalesced = replace(profile, distinct={})

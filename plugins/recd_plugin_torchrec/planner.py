@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 from pydantic import Field, model_validator
 
 from recd_plugin_torchrec.coalescing import CoalesceOptions, CoalescingSharding, saves
-from recd_plugins.api import Setting, Table
+from recd_plugins.api import PlanContext, Table
 
 
 class Planner(CoalescingSharding):
@@ -40,13 +40,13 @@ class Planner(CoalescingSharding):
         return cast(Planner.Options, self.options).replicate
 
     @classmethod
-    def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
+    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
         """Coalesced or on every rank, where that may send less; the planner has them anyway."""
         offered = [{"coalesce": True}] if saves(tables, setting) else []
         return [*offered, {"replicate": True}] if _some_are_small(tables, setting) else offered
 
 
-def _some_are_small(tables: Sequence[Table], setting: Setting) -> bool:
+def _some_are_small(tables: Sequence[Table], setting: PlanContext) -> bool:
     """Whether gradients may be summed up in less time than embeddings are sent.
 
     Of one of the tables; or of all of them in the latency of the collectives that this spares.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recd_plugin_torchrec.coalescing import CoalescingSharding, saves
-from recd_plugins.api import Setting, Table
+from recd_plugins.api import PlanContext, Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
@@ -24,7 +24,7 @@ class TableWise(CoalescingSharding):
         return {table.name: ParameterConstraints(sharding_types=["table_wise"]) for table in tables}
 
     @classmethod
-    def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
+    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
         """Sequences on CPUs, whose rows the planner splits: ranks without a table call no kernel.
 
         What is sent leaves them to one rank; where processors take the time, that counts less.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugins.api import Choice, ChoiceQuestion, Chooser, Sharding, hookimpl
+from recd_plugins.api import Choice, Chooser, SearchContext, Sharding, hookimpl
 
 REQUIRES_API = 4
 
@@ -14,15 +14,15 @@ class Auto(Chooser):
 
     name = "auto"
 
-    def choose(self, question: ChoiceQuestion) -> Choice:
+    def choose(self, question: SearchContext) -> Choice:
         """Search from all tables left to the planner."""
         from recd_plugin_tuning.chosen import chosen
         from recd_plugin_tuning.groups import groups_of
         from recd_plugin_tuning.search import best_choices
-        from recd_plugin_tuning.trials import Trials
+        from recd_plugin_tuning.trials import Evaluations
 
         groups = groups_of(question)
-        trials = Trials(question, groups)
+        trials = Evaluations(question, groups)
         best = best_choices(trials, groups)
         if trials(best).seconds is None:
             error = trials((None,) * len(groups)).error

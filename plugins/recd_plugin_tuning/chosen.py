@@ -13,8 +13,8 @@ from rich.text import Text
 
 from recd_plugin_tuning.groups import Group, offered
 from recd_plugin_tuning.lines import entry_line, patterns_of
-from recd_plugin_tuning.trials import Choices, Trials
-from recd_plugins.api import Choice, ChoiceQuestion, Offer, StageCosts, StageTimes, StepCost
+from recd_plugin_tuning.trials import Choices, Evaluations
+from recd_plugins.api import Candidate, Choice, SearchContext, StageCosts, StageTimes, StepCost
 
 _PLANNER = "the planner"
 # What a second of a stage is of, where the kind of work tells more.
@@ -46,12 +46,12 @@ class GroupChoice:
 
     tables: tuple[str, ...]
     pooled: bool
-    offer: Offer | None
-    others: tuple[tuple[Offer | None, float], ...]
-    refused: tuple[tuple[Offer, str], ...]
+    offer: Candidate | None
+    others: tuple[tuple[Candidate | None, float], ...]
+    refused: tuple[tuple[Candidate, str], ...]
 
     @property
-    def next(self) -> tuple[Offer | None, float] | None:
+    def next(self) -> tuple[Candidate | None, float] | None:
         """The second choice; None where no other was tried."""
         return next(iter(self.others), None)
 
@@ -156,7 +156,7 @@ class Chosen(Choice):
             "registry": self.lines(),
         }
 
-    def _other(self, offer: Offer | None, seconds: float) -> dict[str, Any]:
+    def _other(self, offer: Candidate | None, seconds: float) -> dict[str, Any]:
         return {"chosen": _json(offer), "milliseconds": self.milliseconds(seconds)}
 
     def shown(self, run: str) -> Sequence[RenderableType]:
@@ -215,7 +215,7 @@ class Chosen(Choice):
 
 
 def chosen(
-    trials: Trials, groups: Sequence[Group], best: Choices, question: ChoiceQuestion
+    trials: Evaluations, groups: Sequence[Group], best: Choices, question: SearchContext
 ) -> Chosen:
     """The report of the best choices, which have a plan, next to all that was tried."""
     found, start = trials(best), trials((None,) * len(groups))
@@ -254,5 +254,5 @@ def _named(tables: Sequence[str]) -> str:
     return tables[0] if len(tables) == 1 else f"{tables[0]} ... {tables[-1]} ({len(tables)})"
 
 
-def _json(offer: Offer | None) -> dict[str, Any] | None:
+def _json(offer: Candidate | None) -> dict[str, Any] | None:
     return None if offer is None else offer.as_json()

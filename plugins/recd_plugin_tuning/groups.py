@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import floor, log
 from typing import Any
 
-from recd_plugins.api import ChoiceQuestion, DataProfile, Offer, Offered, Table
+from recd_plugins.api import Candidate, DataProfile, Offered, SearchContext, Table
 
 # Tables are alike whose rows, or ids of a row of the batch, are within such a factor.
 _ROWS, _IDS = 10.0, 4.0
@@ -23,7 +23,7 @@ class Group:
     """
 
     tables: tuple[Table, ...]
-    offers: tuple[Offer, ...]
+    offers: tuple[Candidate, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class Group:
         return self.tables[0].pooled
 
 
-def groups_of(question: ChoiceQuestion) -> list[Group]:
+def groups_of(question: SearchContext) -> list[Group]:
     """The groups of the tables to choose for, in the order of their first tables.
 
     Raises:
@@ -49,9 +49,9 @@ def groups_of(question: ChoiceQuestion) -> list[Group]:
     return [Group(tuple(some), tuple(question.offers(some))) for some in alike.values()]
 
 
-def offered(chosen: Iterable[tuple[Sequence[str], Offer | None]]) -> Offered:
+def offered(chosen: Iterable[tuple[Sequence[str], Candidate | None]]) -> Offered:
     """Each offer once, with all of its tables: of names of tables, and the offer that they get."""
-    names: dict[str, tuple[Offer, list[str]]] = {}
+    names: dict[str, tuple[Candidate, list[str]]] = {}
     for tables, offer in chosen:
         if offer is not None:
             names.setdefault(offer.key, (offer, []))[1].extend(tables)

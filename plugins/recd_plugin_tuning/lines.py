@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from glob import escape
 
-from recd_plugins.api import Offer
+from recd_plugins.api import Candidate
 
 
 def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:
@@ -32,7 +32,7 @@ def _pattern(name: str, names: Sequence[str], others: Collection[str]) -> str:
     return escape(name)
 
 
-def entry_line(offer: Offer, patterns: Sequence[str]) -> str:
+def entry_line(offer: Candidate, patterns: Sequence[str]) -> str:
     """An item of the section ``sharding``."""
     options = f", options: {offer.written}" if offer.options else ""
     tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no pairs for an emoji

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from recd_plugin_tuning.groups import Group
-from recd_plugin_tuning.trials import Choices, Trials
+from recd_plugin_tuning.trials import Choices, Evaluations
 
 #: A choice that saves a smaller share of the step is within what predictions are off by.
 LEAST_GAIN = 0.03
@@ -18,7 +18,7 @@ _NEAR, _AT_ONCE = 0.15, 2
 _SAVED_ALONE = 0.5
 
 
-def best_choices(trials: Trials, groups: Sequence[Group]) -> Choices:
+def best_choices(trials: Evaluations, groups: Sequence[Group]) -> Choices:
     """The choices that no change of one group, or of all groups of a kind, makes better.
 
     It starts with all tables left to the planner, and compares trials in haste. What is found, and
@@ -35,13 +35,13 @@ def best_choices(trials: Trials, groups: Sequence[Group]) -> Choices:
             return best
 
 
-def _near(trials: Trials, best: Choices) -> list[Choices]:
+def _near(trials: Evaluations, best: Choices) -> list[Choices]:
     most = trials(best).total * (1 + _NEAR)
     others = [each for each, trial in trials.made.items() if each != best and trial.total < most]
     return sorted(others, key=lambda each: trials.made[each].total)[:_AT_ONCE]
 
 
-def _search(trials: Trials, groups: Sequence[Group], best: Choices) -> Choices:
+def _search(trials: Evaluations, groups: Sequence[Group], best: Choices) -> Choices:
     while True:
         before = best
         of_kind: list[Choices] = []
@@ -59,7 +59,9 @@ def _search(trials: Trials, groups: Sequence[Group], best: Choices) -> Choices:
             return best
 
 
-def _better(trials: Trials, groups: Sequence[Group], choices: Choices, best: Choices) -> Choices:
+def _better(
+    trials: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
+) -> Choices:
     """The choices, where they save enough over the best so far: simpler ones come first."""
     least = max(
         _least_gain(group) for group, a, b in zip(groups, choices, best, strict=True) if a != b
@@ -79,7 +81,7 @@ def _kinds(groups: Sequence[Group]) -> Iterator[tuple[int, ...]]:
             yield kind
 
 
-def _matters(trials: Trials, groups: Sequence[Group], best: Choices, number: int) -> bool:
+def _matters(trials: Evaluations, groups: Sequence[Group], best: Choices, number: int) -> bool:
     """Whether another choice for one group may save enough."""
     whole = trials(best).total
     if whole == float("inf"):
@@ -89,7 +91,7 @@ def _matters(trials: Trials, groups: Sequence[Group], best: Choices, number: int
 
 
 def _may_be_better(
-    trials: Trials, choices: Choices, best: Choices, tried: Sequence[Choices]
+    trials: Evaluations, choices: Choices, best: Choices, tried: Sequence[Choices]
 ) -> bool:
     """Whether choices may be, as far as those tell that differ from them in few groups.
 

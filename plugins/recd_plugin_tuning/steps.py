@@ -18,10 +18,10 @@ from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.api import (
     STAGES,
-    Candidate,
     Compute,
     Job,
     RunConfig,
+    ShardableModel,
     Side,
     Stage,
     StageCosts,
@@ -184,7 +184,7 @@ def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int 
 
 
 def works_of(
-    candidate: Candidate,
+    candidate: ShardableModel,
     plan: ShardingPlan,
     compute: Compute,
     batch_size: int,

@@ -1,4 +1,4 @@
-"""Trials of choices, each made once."""
+"""Evaluations of choices, each made once."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from dataclasses import replace
 from functools import cache
 
 from recd_plugin_tuning.groups import Group, offered
-from recd_plugins.api import ChoiceQuestion, Offer, Offered, Trial
+from recd_plugins.api import Candidate, Evaluation, Offered, SearchContext
 
 #: The offer of each group, None where its tables are left to the planner.
-Choices = tuple[Offer | None, ...]
+Choices = tuple[Candidate | None, ...]
 
 
-class Trials:
-    """Trials of choices, each made once.
+class Evaluations:
+    """Evaluations of choices, each made once.
 
     Args:
         question: that makes them.
         groups: of its tables.
     """
 
-    def __init__(self, question: ChoiceQuestion, groups: Sequence[Group]) -> None:
+    def __init__(self, question: SearchContext, groups: Sequence[Group]) -> None:
         self._question = question
         self._groups = groups
-        self._made: dict[Choices, Trial] = {}
+        self._made: dict[Choices, Evaluation] = {}
         self._settled: set[Choices] = set()
 
     @property
-    def made(self) -> Mapping[Choices, Trial]:
+    def made(self) -> Mapping[Choices, Evaluation]:
         """Those that were made."""
         return self._made
 
-    def __call__(self, choices: Choices) -> Trial:
+    def __call__(self, choices: Choices) -> Evaluation:
         """The trial of one offer a group, made in haste.
 
         Raises:
             PluginError: a plugin failed.
         """
         if choices not in self._made:
-            self._made[choices] = self._trial(choices, haste=True)
+            self._made[choices] = self._trial(choices, fast=True)
         return self._made[choices]
 
     def settle(self, choices: Choices) -> bool:
@@ -55,8 +55,8 @@ class Trials:
         left_out = frozenset(name for number in numbers for name in self._groups[number].names)
         return self(choices).without(left_out).total
 
-    def _trial(self, choices: Choices, *, haste: bool = False) -> Trial:
-        trial = self._question.trial(self._offered(choices), haste=haste)
+    def _trial(self, choices: Choices, *, fast: bool = False) -> Evaluation:
+        trial = self._question.evaluate(self._offered(choices), fast=fast)
         without = cache(trial.without)  # the search asks for the same tables again and again
         return replace(trial, without=lambda names: without(frozenset(names)))
 

@@ -8,9 +8,9 @@ import pytest
 from tests.cli import programs
 
 PLUGIN = '''
-from recd_plugins.api import PluginOptions, Sharding, TablePart, hookimpl
+from recd_plugins.api import PluginOptions, Sharding, TableStrategy, hookimpl
 
-class Part(TablePart):
+class Part(TableStrategy):
     def __init__(self, fails):
         self.fails = fails
 

@@ -352,9 +352,9 @@ def test_plugins_that_are_not_there_are_named(folder, monkeypatch):
 
 
 OF_TABLES = '''
-from recd_plugins.api import Sharding, TablePart, hookimpl
+from recd_plugins.api import Sharding, TableStrategy, hookimpl
 
-class Part(TablePart):
+class Part(TableStrategy):
     """Nothing."""
 
 class Parted(Sharding):

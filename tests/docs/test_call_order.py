@@ -88,7 +88,7 @@ class Pooling(MeanPooling):
 
 
 @noted
-class TablePart(api.TablePart):
+class TableStrategy(api.TableStrategy):
     follows_optimizers = True
 
 
@@ -99,7 +99,7 @@ class Sharding(api.Sharding):
     name = "order.sharding"
 
     def part(self, tables, setting):
-        return TablePart()
+        return TableStrategy()
 
 
 @noted
@@ -222,5 +222,5 @@ def test_a_plan_is_made_on_the_meta_device(tmp_path: Path, monkeypatch: pytest.M
     found = calls_of("plan", tmp_path)
     assert "Sharding.rewrite meta" in found
     assert "Sharding.rewrite cpu" not in found
-    of_training = ("Callback", "Pipeline", "TablePart.channels")
+    of_training = ("Callback", "Pipeline", "TableStrategy.channels")
     assert not any(call.startswith(of_training) for call in found)

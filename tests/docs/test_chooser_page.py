@@ -44,24 +44,24 @@ def register_shardings():
 #: What a chooser does wrong, and how that is told.
 WRONG = {
     "return 5": (PluginError, r"acme\.alike: choose returned 5; expected a Choice"),
-    "return Alike(5, 1.0)": (PluginError, r"acme\.alike: chose 5; expected pairs of an Offer"),
-    "return Alike([(Offer('acme.half', {}), ['t_user'])], 1.0)": (
+    "return Alike(5, 1.0)": (PluginError, r"acme\.alike: chose 5; expected pairs of an Candidate"),
+    "return Alike([(Candidate('acme.half', {}), ['t_user'])], 1.0)": (
         PluginError,
         r"acme\.alike: chose acme\.half, which offers nothing",
     ),
-    "return Alike([(Offer('acme.halves', {'x': 1}), ['t_user'])], 1.0)": (
+    "return Alike([(Candidate('acme.halves', {'x': 1}), ['t_user'])], 1.0)": (
         PluginError,
         r"chose acme\.halves with \{'x': 1\}, which are no options of it: x: unknown option",
     ),
-    "return Alike([(Offer('acme.halves', {}), [])], 1.0)": (
+    "return Alike([(Candidate('acme.halves', {}), [])], 1.0)": (
         PluginError,
         r"acme\.alike: chose acme\.halves for no table",
     ),
-    "return Alike([(Offer('acme.halves', {}), ['t_usr'])], 1.0)": (
+    "return Alike([(Candidate('acme.halves', {}), ['t_usr'])], 1.0)": (
         PluginError,
         r"for t_usr, which is none of its tables; did you mean t_user\?",
     ),
-    "return Alike([(Offer('acme.halves', {}), ['t_user', 't_user'])], 1.0)": (
+    "return Alike([(Candidate('acme.halves', {}), ['t_user', 't_user'])], 1.0)": (
         PluginError,
         r"acme\.alike: chose twice for table t_user",
     ),
@@ -74,19 +74,19 @@ WRONG = {
         PluginError,
         r"acme\.alike: Own, which choose returned, cannot be sent to other ranks",
     ),
-    "return question.trial([(Offer('acme.halves', {}), ['t_usr'])])": (
+    "return question.evaluate([(Candidate('acme.halves', {}), ['t_usr'])])": (
         PluginError,
         r"acme\.alike: tried acme\.halves for t_usr, which is none of its tables; did you mean",
     ),
-    "return question.trial([]).without(['t_usr'])": (
+    "return question.evaluate([]).without(['t_usr'])": (
         PluginError,
         r"acme\.alike: asked for the step without t_usr, which is none of its tables; did you",
     ),
-    "return question.trial([]).without('t_user')": (
+    "return question.evaluate([]).without('t_user')": (
         PluginError,
         r"acme\.alike: asked for the step without 't_user'; expected names of tables, as \['t_user",
     ),
-    "return question.trial([]).without([5])": (
+    "return question.evaluate([]).without([5])": (
         PluginError,
         r"acme\.alike: asked for the step without \[5\]; expected names of tables",
     ),
@@ -101,7 +101,7 @@ def written(folder: Path, sharding: str, body: str | None = None) -> Path:
         start, rest = code.split("    def choose(self, question):\n")
         end = rest.partition("\n\n\n")[2]
         code = f"{start}    def choose(self, question):\n        {body}\n\n\n{end}"
-        code = code.replace("import Choice,", "import Choice, DataError, Offer,")
+        code = code.replace("import Choice,", "import Choice, DataError, Candidate,")
     (folder / "acme_alike.py").write_text(code, encoding="utf-8")
     (folder / "acme_halves.py").write_text(OTHERS, encoding="utf-8")
     registry = folder / "registry.yaml"

@@ -44,7 +44,7 @@ def test_its_section_is_reported(tmp_path: Path) -> None:
 
 
 PLACED = '''
-from recd_plugins.api import Sharding, TablePart, hookimpl
+from recd_plugins.api import Sharding, TableStrategy, hookimpl
 
 {part}
 

@@ -15,7 +15,7 @@ from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.estimates import PerfEstimator, step_rating
 from recd_plugins.planning.planner import Planned, SortedEnumerator
 from recd_plugins.planning.step_cost import LEARNED
-from recd_plugins.planning.study import Candidate, with_plugins
+from recd_plugins.planning.study import ShardableModel, with_plugins
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.values.stage_costs import AllReduceCost, OtherCost, StageCosts
 
@@ -51,7 +51,7 @@ class Model(nn.Module):
         )
 
 
-def candidate(make_registry, side: str, model: nn.Module) -> Candidate:
+def candidate(make_registry, side: str, model: nn.Module) -> ShardableModel:
     plugins = with_plugins(make_registry())
     chosen = plugins if side == "plugins" else plugins.as_plain()
     return replace(chosen, prepared=replace(chosen.prepared, model=model))

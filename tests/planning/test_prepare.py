@@ -15,7 +15,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins import RunConfig, load_registry, prepare, wrap
 from recd_plugins.errors import RegistryError, SetupError
-from recd_plugins.interfaces import Cache, LookupKernels, Setting, Sharding, Table, TablePart
+from recd_plugins.interfaces import (
+    Cache,
+    LookupKernels,
+    PlanContext,
+    Sharding,
+    Table,
+    TableStrategy,
+)
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
@@ -120,7 +127,7 @@ class Inner(Sharding):
 
     name = "acme.inner"
 
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
         return model.get_submodule("left")
 
 
@@ -155,8 +162,8 @@ class Parted(Sharding):
     name = "acme.parted"
     more: ClassVar[dict[str, Any]] = {}
 
-    def part(self, tables: Sequence[Table], setting: Setting) -> TablePart:
-        return type("Part", (TablePart,), self.more)()
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy:
+        return type("Part", (TableStrategy,), self.more)()
 
 
 def with_part(folder: Path, more: dict[str, Any]) -> RunConfig:
@@ -179,8 +186,8 @@ class Fast(Cache):
     def check(self, device: torch.device) -> None:
         """Runs everywhere."""
 
-    def part(self, tables: Sequence[Table], setting: Setting) -> TablePart:
-        return type("CachePart", (TablePart,), self.more)()
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy:
+        return type("CachePart", (TableStrategy,), self.more)()
 
 
 def kernels(made_by: str, *tables: str) -> dict[str, Any]:

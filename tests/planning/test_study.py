@@ -20,7 +20,7 @@ from recd_plugins import RunConfig, prepare
 from recd_plugins.errors import DataError, NoPlanError, RecdError, SetupError
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.report import PlanReport, compressed, render, size_text
-from recd_plugins.planning.study import COMPONENTS, Candidate, report_side, study, with_plugins
+from recd_plugins.planning.study import COMPONENTS, ShardableModel, report_side, study, with_plugins
 from recd_plugins.planning.topologies import (
     MACHINE,
     TopologySpec,
@@ -202,7 +202,7 @@ def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -
 @pytest.fixture
 def data_ends(monkeypatch) -> Callable[[int], None]:
     def after(rows: int) -> None:
-        def few(registry: RunConfig, *others: Any) -> Candidate:
+        def few(registry: RunConfig, *others: Any) -> ShardableModel:
             if registry.training.batch_size > rows:
                 raise DataError("too few rows")
             return with_plugins(registry, *others)
@@ -383,7 +383,7 @@ def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry
     }
     prepared = prepare(make_registry(pooling=[]), nn.ModuleDict(modules))
     assert prepared.setting is not None
-    candidate = Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
+    candidate = ShardableModel(prepared, prepared.sharders(), prepared.setting.data.profile())
     spec = load_topology(MACHINE, ranks=2)
     made = report_side(
         candidate,

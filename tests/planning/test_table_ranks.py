@@ -10,7 +10,7 @@ import pytest
 from tests.planning.test_planner import Model, make, prepared, profile, registry
 from torchrec.distributed.planner.types import ParameterConstraints
 
-from recd_plugins.api import RecdError, RowMemory, SetupError, Sharding, TablePart
+from recd_plugins.api import RecdError, RowMemory, SetupError, Sharding, TableStrategy
 from recd_plugins.errors import NoPlanError
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.planner import Planned, RegistryPlanner, build_planner
@@ -18,7 +18,7 @@ from recd_plugins.planning.planner import Planned, RegistryPlanner, build_planne
 Ranks = Mapping[str, Collection[int]]
 
 
-class Part(TablePart):
+class Part(TableStrategy):
     """Puts tables where it is told to."""
 
     def __init__(self, ranks: Ranks, groups: Sequence[Collection[str]], kind: str | None) -> None:
@@ -48,7 +48,7 @@ class Kept(Sharding):
 
 
 def planner(
-    *entries: tuple[list[str], TablePart],
+    *entries: tuple[list[str], TableStrategy],
     ranks: int = 4,
     a_node: int | None = None,
     rows: int = 999,
@@ -63,7 +63,7 @@ def planner(
     return found, ready
 
 
-def planned(*entries: tuple[list[str], TablePart], **setting: Any) -> Planned:
+def planned(*entries: tuple[list[str], TableStrategy], **setting: Any) -> Planned:
     found, ready = planner(*entries, **setting)
     return found.plan_in_detail(ready.model, ready.sharders())
 
@@ -114,7 +114,7 @@ def test_a_node_is_all_of_its_ranks(kind: str) -> None:
 
 
 def test_nothing_said_changes_nothing() -> None:
-    said, unsaid = (planned((["*"], each)) for each in (part({"a": range(4)}), TablePart()))
+    said, unsaid = (planned((["*"], each)) for each in (part({"a": range(4)}), TableStrategy()))
     assert said.sharding == unsaid.sharding
     assert said.groups == ()
 
@@ -187,7 +187,7 @@ def test_the_tables_of_the_model_are_what_a_part_is_asked_of() -> None:
     assert found.plan_in_detail(ready.model, ready.sharders()).groups == ()
 
 
-class Claims(TablePart):
+class Claims(TableStrategy):
     """Has slots for rows of one table, and copies on every rank."""
 
     def __init__(self, table: str, slots: int, copies: int) -> None:

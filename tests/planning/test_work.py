@@ -18,7 +18,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins import load_registry
-from recd_plugins.interfaces import Table, TablePart
+from recd_plugins.interfaces import Table, TableStrategy
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.step_cost import bytes_of_tables, estimate_step_cost
 from recd_plugins.planning.study import with_plugins
@@ -129,7 +129,7 @@ def works(
     compute: Compute = NOTHING,
     overlapped: bool = False,
     gloo: bool = False,
-    parts: Sequence[TablePart] = (),
+    parts: Sequence[TableStrategy] = (),
 ) -> list[StepCost]:
     """Of 4 ranks with batches of 10 rows of 3 ids; a table of 100 rows of 8 scalars."""
     feature = FeatureProfile(3.0, unique > 0, unique, unique, unique)
@@ -365,7 +365,7 @@ def test_deduplication_divides_everything_that_travels() -> None:
         assert after.bytes_looked_up == pytest.approx(before.bytes_looked_up * unique_rows / 10)
 
 
-class Hot(TablePart):
+class Hot(TableStrategy):
     """A quarter of the ids of each table go to shards."""
 
     def sharded_share(self, table: str) -> float:

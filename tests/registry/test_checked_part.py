@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.api import PluginError, RegistryError, SetupError, Sharding, TablePart
+from recd_plugins.api import PluginError, RegistryError, SetupError, Sharding, TableStrategy
 from recd_plugins.registry import Entry
 from recd_plugins.registry.checked_part import (
     _OF_A_TABLE,
@@ -30,11 +30,11 @@ class Wide(Sharding):
 PLUGIN = Wide(Wide.Options()).placed(("registry.yaml", 7, "sharding[1]"))
 
 
-class Part(TablePart):
+class Part(TableStrategy):
     """Of which each test has one method."""
 
 
-def checked(part: TablePart) -> CheckedPart:
+def checked(part: TableStrategy) -> CheckedPart:
     return CheckedPart(Path("registry.yaml"), Entry(PLUGIN, ("t",), "sharding[1]", 7), part)
 
 
@@ -51,7 +51,7 @@ def test_what_a_plugin_refuses_names_its_entry() -> None:
 
 
 def test_what_is_right_passes() -> None:
-    part = checked(TablePart())
+    part = checked(TableStrategy())
     assert part.sharded_share("t") == 1.0
     assert part.words("t") == ()
     assert part.work("t", None, None) == ()  # type: ignore[arg-type]
@@ -63,28 +63,30 @@ def test_nothing_is_asked_of_a_table_that_the_entry_does_not_claim(method: str) 
     def boom(*_: Any) -> Any:
         raise KeyError("boom")
 
-    arguments: list[Any] = [None] * (len(signature(getattr(TablePart, method)).parameters) - 2)
+    arguments: list[Any] = [None] * (len(signature(getattr(TableStrategy, method)).parameters) - 2)
     part = with_method(method, boom)
-    assert getattr(part, method)("u", *arguments) == getattr(TablePart(), method)("u", *arguments)
+    assert getattr(part, method)("u", *arguments) == getattr(TableStrategy(), method)(
+        "u", *arguments
+    )
     note = rf"registry\.yaml:7 sharding\[1\]: acme\.wide: {method} failed at .*_part\.py"
     with pytest.raises(KeyError, match=note):
         getattr(part, method)("t", *arguments)
 
 
 def test_a_class_is_asked_for_all_of_its_parts() -> None:
-    class Sums(TablePart):
+    class Sums(TableStrategy):
         @classmethod
         def observe(cls, parts: Any, model: Any, steps: int) -> Any:
             return len(parts) * steps
 
-    parts = [checked(Sums()), checked(TablePart()), checked(Sums())]
+    parts = [checked(Sums()), checked(TableStrategy()), checked(Sums())]
     found = by_class(parts)
-    assert list(found) == [Sums, TablePart]
+    assert list(found) == [Sums, TableStrategy]
     assert call_class(found[Sums], "observe", None, 5) == 10
 
 
 def test_two_answers_for_one_table_are_refused() -> None:
-    one, none = with_method("fetch_bandwidth", lambda *_: 5.0), checked(TablePart())
+    one, none = with_method("fetch_bandwidth", lambda *_: 5.0), checked(TableStrategy())
 
     def ask(*parts: CheckedPart) -> float | None:
         return one_answer(parts, "t", "fetch_bandwidth", lambda part: part.fetch_bandwidth("t"))

@@ -11,7 +11,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
-from recd_plugins.interfaces import RowMemory, TablePart
+from recd_plugins.interfaces import RowMemory, TableStrategy
 from recd_plugins.values.step_cost import StepCost
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -246,7 +246,7 @@ class Others:
     tables = ["t_other"]
 
 
-class SplitPart(TablePart):
+class SplitPart(TableStrategy):
     def __init__(self, fault, tables):
         self.fault, self.tables = fault, tables
         self.drawn = torch.rand(1).item() if fault.startswith("draws_") else 0

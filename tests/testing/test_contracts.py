@@ -7,7 +7,7 @@ import pytest
 from tests import forked
 from tests.testing import faulty_plugins, faulty_watchers
 
-from recd_plugins.interfaces import Sharding, TablePart
+from recd_plugins.interfaces import Sharding, TableStrategy
 from recd_plugins.testing.contracts import ShardingContract
 from recd_plugins.values.step_cost import StepCost
 
@@ -212,7 +212,7 @@ class ByHash(Sharding):
         return {tables[0].name: ParameterConstraints(feature_names=list(names))} if tables else {}
 
 
-class OfEachShard(TablePart):
+class OfEachShard(TableStrategy):
     """Works on the shard of each rank, which tables that are split by rows have."""
 
     def work(self, table, sharding, step):

@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.errors import PluginError, RegistryError
-from recd_plugins.interfaces import TablePart
+from recd_plugins.interfaces import TableStrategy
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints, table_optimizers
@@ -107,7 +107,7 @@ def applied(
     registry: RunConfig,
     model: EmbeddingBagCollection,
     device_type: str | None = "cpu",
-    parts: Mapping[str, TablePart] | None = None,
+    parts: Mapping[str, TableStrategy] | None = None,
 ) -> EmbeddingBagCollection:
     apply_optimizers(registry, model, tables_of(model), device_type, parts or {})
     return model
@@ -170,13 +170,15 @@ def test_what_a_plugin_cannot_return(
     ],
 )
 def test_entries_that_train_rows_otherwise(tmp_path: Path, more: str, said: str) -> None:
-    class Follows(TablePart):
+    class Follows(TableStrategy):
         follows_optimizers = True
 
     registry = registry_of(tmp_path, f"{MINE}{more}\n")
     field = f"{more.partition(':')[0]}[0]"
     with pytest.raises(RegistryError, match=rf"yaml:5 optimizers\[0\]: table t_a.*{said}"):
-        applied(registry, model_of("t_a"), parts={} if "parallel" in more else {field: TablePart()})
+        applied(
+            registry, model_of("t_a"), parts={} if "parallel" in more else {field: TableStrategy()}
+        )
     if "parallel" not in more:
         applied(registry, model_of("t_a"), parts={field: Follows()})
 

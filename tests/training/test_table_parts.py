@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.api import PluginError, Section, Sharding, TablePart
+from recd_plugins.api import PluginError, Section, Sharding, TableStrategy
 from recd_plugins.registry import Entry
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.training.measurement import observed_by, sections_of
@@ -34,7 +34,7 @@ class Told(Section):
         return []
 
 
-class One(TablePart):
+class One(TableStrategy):
     @classmethod
     def sections(cls, parts: Any, run: Any) -> Any:
         return [Told("told")]
@@ -44,7 +44,7 @@ class Other(One):
     """Reports the same."""
 
 
-def sections(*parts: TablePart, taken: str = "losses") -> dict[str, Section]:
+def sections(*parts: TableStrategy, taken: str = "losses") -> dict[str, Section]:
     checked = [CheckedPart(Path("registry.yaml"), ENTRY, part) for part in parts]
     assembled: Any = SimpleNamespace(
         prepared=SimpleNamespace(checked_parts=checked),

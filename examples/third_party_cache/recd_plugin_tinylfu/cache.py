@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from recd_plugins.api import Cache, PluginOptions, Setting, Table
+from recd_plugins.api import Cache, PlanContext, PluginOptions, Table
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class TinyLfuCache(Cache):
     def check(self, device: torch.device) -> None:
         """Runs everywhere."""
 
-    def part(self, tables: Sequence[Table], setting: Setting) -> TinyLfuPart | None:
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> TinyLfuPart | None:
         """Caches that start empty, and what is expected of the most read rows."""
         from recd_plugin_scars.api import CachePlan, TableCache, TableLoad
         from recd_plugin_tinylfu.part import TinyLfuPart

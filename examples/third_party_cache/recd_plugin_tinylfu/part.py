@@ -10,7 +10,7 @@ from rich.table import Table
 from torch import nn
 
 from recd_plugin_scars.api import CachePart, cache_traffic
-from recd_plugins.api import Section, TablePart, TrainedRun
+from recd_plugins.api import Section, TableStrategy, TrainedRun
 
 Figures = Mapping[str, Mapping[str, float]]
 
@@ -19,7 +19,7 @@ class TinyLfuPart(CachePart):
     """Cached tables whose policy is TinyLFU."""
 
     @classmethod
-    def observe(cls, parts: Sequence[TablePart], model: nn.Module, steps: int) -> Figures:
+    def observe(cls, parts: Sequence[TableStrategy], model: nn.Module, steps: int) -> Figures:
         """By table, the mean of a step."""
         return {
             table: {
@@ -32,7 +32,7 @@ class TinyLfuPart(CachePart):
         }
 
     @classmethod
-    def sections(cls, parts: Sequence[TablePart], run: TrainedRun) -> Sequence[Section]:
+    def sections(cls, parts: Sequence[TableStrategy], run: TrainedRun) -> Sequence[Section]:
         counted: dict[str, Counter[str]] = {}
         for rank in run.observed:
             for table, figures in rank.items():

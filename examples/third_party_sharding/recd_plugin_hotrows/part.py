@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from recd_plugins.api import Section, StepShape, Table, TablePart, TrainedRun
+from recd_plugins.api import Section, StepShape, Table, TableStrategy, TrainedRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +30,7 @@ class HotTable(NamedTuple):
         return 4 * self.rows * self.width
 
 
-class HotPart(TablePart):
+class HotPart(TableStrategy):
     """Copies of rows, and the all-reduce of their gradients."""
 
     def __init__(self, tables: Mapping[str, HotTable], world_size: int) -> None:

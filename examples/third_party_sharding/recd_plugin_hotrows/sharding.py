@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from recd_plugins.api import (
+    PlanContext,
     PluginOptions,
-    Setting,
     SetupError,
     SharderArguments,
     Sharding,
@@ -34,7 +34,7 @@ class HotRows(Sharding):
 
     options: Options
 
-    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
         """Put a ``HotCollection`` where the model has an EmbeddingCollection with some of them."""
         from torchrec import EmbeddingCollection
 
@@ -51,7 +51,7 @@ class HotRows(Sharding):
                     setattr(parent, name, HotCollection(child, hot))
         return model
 
-    def part(self, tables: Sequence[Table], setting: Setting) -> HotPart | None:
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> HotPart | None:
         from recd_plugin_hotrows.part import HotPart, HotTable
 
         found = {
@@ -83,7 +83,7 @@ class HotRows(Sharding):
             )
         ]
 
-    def _read(self, tables: Sequence[Table], setting: Setting) -> list[tuple[str, Any]]:
+    def _read(self, tables: Sequence[Table], setting: PlanContext) -> list[tuple[str, Any]]:
         """How often each row of a table is read, by its name."""
         if pooled := [table.name for table in tables if table.pooled]:
             raise SetupError(

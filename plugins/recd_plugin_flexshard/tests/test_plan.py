@@ -15,7 +15,7 @@ from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import DataError, SetupError
-from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
+from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
@@ -55,10 +55,10 @@ def profile_of(tables: Any) -> AccessProfile:
 
 
 @pytest.fixture
-def setting() -> Setting:
+def setting() -> PlanContext:
     """4 nodes of 8 ranks, as the paper has them."""
     topology = load_topology("zionex-a100-40g", nodes=4, ranks_per_node=8)
-    return Setting(
+    return PlanContext(
         world_size=32,
         ranks_per_node=8,
         batch_size=4096,
@@ -73,7 +73,7 @@ def make(plugin: type[Sharding], **options: Any) -> Sharding:
     return plugin(plugin.Options.model_validate(options))
 
 
-def planned(plugin: type[Sharding], setting: Setting, **options: Any) -> TierPlan:
+def planned(plugin: type[Sharding], setting: PlanContext, **options: Any) -> TierPlan:
     part = make(plugin, **options).part(TABLES, setting)
     assert isinstance(part, TieredPart)
     return part.plan
@@ -83,7 +83,7 @@ def hot_and_flex(plan: TierPlan) -> tuple[int, int]:
     return sum(table.hot for table in plan.tables), sum(table.flex for table in plan.tables)
 
 
-def test_each_plugin_has_its_tiers(setting: Setting) -> None:
+def test_each_plugin_has_its_tiers(setting: PlanContext) -> None:
     two, three = planned(TwoTier, setting), planned(ThreeTier, setting)
     assert hot_and_flex(two)[0] > 0
     assert hot_and_flex(two)[1] == 0
@@ -97,7 +97,7 @@ def test_each_plugin_has_its_tiers(setting: Setting) -> None:
 
 @pytest.mark.parametrize("plugin", [ThreeTier, Joint])
 def test_links_as_fast_between_nodes_as_inside_them_get_flex_rows_for_bytes_only(
-    setting: Setting, plugin: type[Sharding]
+    setting: PlanContext, plugin: type[Sharding]
 ) -> None:
     a2a = setting.rates.a2a_global
     even = replace(setting, rates=setting.rates.model_copy(update={"a2a_intra": a2a}))
@@ -105,7 +105,7 @@ def test_links_as_fast_between_nodes_as_inside_them_get_flex_rows_for_bytes_only
     assert hot_and_flex(planned(plugin, even, minimise="bytes"))[1] > 0
 
 
-def test_more_memory_has_more_copies(setting: Setting) -> None:
+def test_more_memory_has_more_copies(setting: PlanContext) -> None:
     rows = [
         hot_and_flex(planned(Joint, setting, budget=budget, minimise="bytes", dedupe="none"))
         for budget in ("0.9x", "memory_neutral", "1.2x")
@@ -136,12 +136,12 @@ NO_BUDGETS = [
 ]  # fmt: skip
 
 
-def test_a_budget_that_cannot_be_kept(setting: Setting) -> None:
+def test_a_budget_that_cannot_be_kept(setting: PlanContext) -> None:
     with pytest.raises(SetupError, match=r"budget 0.01x cannot be kept: .*Allow more memory"):
         planned(TwoTier, setting, budget="0.01x")
 
 
-def test_dedupe_factors(setting: Setting) -> None:
+def test_dedupe_factors(setting: PlanContext) -> None:
     def factors(**options: Any) -> list[float]:
         return [table.demand.dedupe_factor for table in planned(TwoTier, setting, **options).tables]
 
@@ -151,7 +151,7 @@ def test_dedupe_factors(setting: Setting) -> None:
     assert factors(dedupe=3) == [3, 3]
 
 
-def test_m_and_c_come_from_options_then_from_the_topology(setting: Setting) -> None:
+def test_m_and_c_come_from_options_then_from_the_topology(setting: PlanContext) -> None:
     memory = TierMemory(memory_multiplier=2.0, saved_activations=0.5)
     measured = replace(setting, sections={"tiers": memory})
     for known, options, expected in (
@@ -163,7 +163,7 @@ def test_m_and_c_come_from_options_then_from_the_topology(setting: Setting) -> N
         assert (costs.memory_multiplier, costs.saved_activations) == expected
 
 
-def test_a_plan_for_another_cluster(setting: Setting) -> None:
+def test_a_plan_for_another_cluster(setting: PlanContext) -> None:
     here = replace(setting, world_size=4, ranks_per_node=2, batch_size=64)
     other = {
         "topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 4096
@@ -182,19 +182,19 @@ def test_a_plan_for_another_cluster(setting: Setting) -> None:
             planned(ThreeTier, here, plan_for={"topology": topology})
 
 
-def test_a_flex_tier_needs_nodes(setting: Setting) -> None:
+def test_a_flex_tier_needs_nodes(setting: PlanContext) -> None:
     one = replace(setting, world_size=8)
     with pytest.raises(SetupError, match=r"use flexshard\.two_tier, or flexshard\.joint"):
         planned(ThreeTier, one)
     assert hot_and_flex(planned(Joint, one, minimise="bytes"))[1] == 0
 
 
-def test_pooled_tables_are_refused(setting: Setting) -> None:
+def test_pooled_tables_are_refused(setting: PlanContext) -> None:
     with pytest.raises(SetupError, match=r"t_p is looked up in bags.*name p in a pooling: entry"):
         make(TwoTier).part([*TABLES, Table("t_p", ("p",), 10, 16, True)], setting)
 
 
-def test_profiles_from_files(setting: Setting, tmp_path: Path) -> None:
+def test_profiles_from_files(setting: PlanContext, tmp_path: Path) -> None:
     path = tmp_path / "profile.parquet"
     with pytest.raises(DataError, match=r"profile\.parquet: no such file; make it"):
         planned(TwoTier, setting, profile=path)
@@ -215,7 +215,9 @@ def test_profiles_from_files(setting: Setting, tmp_path: Path) -> None:
         planned(TwoTier, setting, profile=path)
 
 
-def test_counts_of_unique_rows_carry_their_dedupe_factor(setting: Setting, tmp_path: Path) -> None:
+def test_counts_of_unique_rows_carry_their_dedupe_factor(
+    setting: PlanContext, tmp_path: Path
+) -> None:
     path = tmp_path / "profile.parquet"
     tables = dict(profile_of(TABLES).tables)
     tables["t_a"] = tables["t_a"].of_unique_rows(4096, 2.5 * tables["t_a"].total)
@@ -240,7 +242,7 @@ def test_counts_of_unique_rows_carry_their_dedupe_factor(setting: Setting, tmp_p
 
 
 def test_counts_of_unique_rows_are_for_a_converter_that_deduplicates(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: PlanContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = profile_of(TABLES[:1]).tables["t_a"]
     counted = table.of_unique_rows(4096, 2 * table.total)
@@ -253,7 +255,7 @@ def test_counts_of_unique_rows_are_for_a_converter_that_deduplicates(
 
 @pytest.mark.parametrize(("dedupe", "deduplicated"), [("data", True), ("none", False), (3, False)])
 def test_all_rows_are_counted_where_the_factor_is_given(
-    setting: Setting, dedupe: Any, deduplicated: bool
+    setting: PlanContext, dedupe: Any, deduplicated: bool
 ) -> None:
     assert isinstance(setting.data, Zipf)
     planned(Joint, setting, dedupe=dedupe)
@@ -269,7 +271,7 @@ class EqualGradients(Zipf):
         return replace(super().profile(), gradients={table.name: known for table in TABLES})
 
 
-def test_copies_pay_later_where_equal_gradients_travel_once(setting: Setting) -> None:
+def test_copies_pay_later_where_equal_gradients_travel_once(setting: PlanContext) -> None:
     on_gpu = replace(setting, data=EqualGradients())
     by_gloo = replace(on_gpu, device_type="cpu")
     once, all_sent = planned(TwoTier, by_gloo), planned(TwoTier, on_gpu)

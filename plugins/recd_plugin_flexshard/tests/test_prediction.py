@@ -11,7 +11,7 @@ from recd_plugin_flexshard.planning.simulate import simulate
 from recd_plugin_flexshard.planning.sources import RegistryBatches
 from recd_plugins import load_registry
 from recd_plugins.data.measure_access import measure_access
-from recd_plugins.planning.study import Candidate, with_plugins
+from recd_plugins.planning.study import ShardableModel, with_plugins
 from recd_plugins.planning.topologies import this_machine
 
 REGISTRY = """
@@ -34,7 +34,7 @@ training: {{batch_size: 64}}
 STEPS = 16  # all batches of 4 ranks
 
 
-def prepared(folder: Path, converter: str, profile: Path | str) -> Candidate:
+def prepared(folder: Path, converter: str, profile: Path | str) -> ShardableModel:
     path = folder / "registry.yaml"
     path.write_text(REGISTRY.format(folder=folder, converter=converter, profile=profile))
     registry = load_registry(path)
@@ -42,7 +42,7 @@ def prepared(folder: Path, converter: str, profile: Path | str) -> Candidate:
     return with_plugins(registry, this_machine(2, nodes=2))
 
 
-def played_over_predicted(candidate: Candidate) -> dict[str, float]:
+def played_over_predicted(candidate: ShardableModel) -> dict[str, float]:
     (part,) = candidate.prepared.table_parts
     plan = part.plan
     tables = {table.name: table for table in candidate.tables}

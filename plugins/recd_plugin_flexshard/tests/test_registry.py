@@ -23,7 +23,7 @@ from recd_plugins.model.build import build_model
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.planning.study import Candidate, study, with_plugins
+from recd_plugins.planning.study import ShardableModel, study, with_plugins
 from recd_plugins.planning.topologies import load_topology, this_machine
 
 from .conftest import ELSEWHERE, ROWS, SEQUENCES, MakeRegistry
@@ -123,7 +123,7 @@ def test_the_setting_is_that_of_the_topology(make_registry: MakeRegistry) -> Non
     assert sizes[0] != sizes[1]
 
 
-def candidate(path: Path) -> Candidate:
+def candidate(path: Path) -> ShardableModel:
     return with_plugins(load_registry(path))
 
 

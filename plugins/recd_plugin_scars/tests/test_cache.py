@@ -21,7 +21,7 @@ from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.cli import main
 from recd_plugins.errors import DataError, SetupError
-from recd_plugins.interfaces import Setting, Table
+from recd_plugins.interfaces import PlanContext, Table
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.contracts import CacheContract
 from recd_plugins.testing.contracts.skewed_data import SkewedData
@@ -37,10 +37,10 @@ def plugin(**options: Any) -> ScarsCache:
 
 
 @pytest.fixture
-def setting() -> Setting:
+def setting() -> PlanContext:
     """Two ranks with a GiB each, whose data reads an eighth of the rows much more often."""
     topology = this_machine(2)
-    return Setting(
+    return PlanContext(
         world_size=2,
         ranks_per_node=2,
         batch_size=64,
@@ -62,33 +62,35 @@ class TestContract(CacheContract):
         return plugin(**options)
 
 
-def part(setting: Setting, tables: Sequence[Table] = TABLES, **options: Any) -> CachePart:
+def part(setting: PlanContext, tables: Sequence[Table] = TABLES, **options: Any) -> CachePart:
     made = plugin(**options).part(tables, setting)
     assert made is not None
     return made
 
 
-def caches_of(setting: Setting, *tables: Any, **options: Any) -> Mapping[str, TableCache]:
+def caches_of(setting: PlanContext, *tables: Any, **options: Any) -> Mapping[str, TableCache]:
     return part(setting, *tables, **options).caches
 
 
-def planned(setting: Setting, *tables: Any, **options: Any) -> CachePlan:
+def planned(setting: PlanContext, *tables: Any, **options: Any) -> CachePlan:
     plan = part(setting, *tables, **options)._plan
     assert plan is not None
     return plan
 
 
-def cached(setting: Setting, tables: Sequence[Table] = TABLES, **options: Any) -> dict[str, int]:
+def cached(
+    setting: PlanContext, tables: Sequence[Table] = TABLES, **options: Any
+) -> dict[str, int]:
     caches = caches_of(setting, tables, **options)
     return {t.name: caches[t.name].num_cached_rows(t.num_embeddings) for t in tables}
 
 
-def test_rows_and_share(setting: Setting) -> None:
+def test_rows_and_share(setting: PlanContext) -> None:
     assert cached(setting, rows=100) == {"t_user": 100, "t_history": 100}
     assert cached(setting, share=0.1) == {"t_user": 100, "t_history": 50}
 
 
-def test_bytes_go_to_what_is_read_most(setting: Setting) -> None:
+def test_bytes_go_to_what_is_read_most(setting: PlanContext) -> None:
     rows = cached(setting, bytes="9000B")
     width = {"t_user": 4 * 16 + 4, "t_history": 4 * 8 + 4}  # with state
     taken = sum(count * width[name] for name, count in rows.items())
@@ -96,7 +98,7 @@ def test_bytes_go_to_what_is_read_most(setting: Setting) -> None:
     assert rows["t_user"] + rows["t_history"] < 1000 // 8 + 500 // 8 + 100
 
 
-def test_what_pays_is_what_is_read_more_than_once(setting: Setting) -> None:
+def test_what_pays_is_what_is_read_more_than_once(setting: PlanContext) -> None:
     """SkewedData reads every row, so that all pay where memory allows."""
     assert cached(setting) == {"t_user": 1000, "t_history": 500}
     tables_take = 1000 * (4 * 16 + 4) + 500 * (4 * 8 + 4)
@@ -106,19 +108,19 @@ def test_what_pays_is_what_is_read_more_than_once(setting: Setting) -> None:
     assert sum(cached(small, storage={"file": "slow"}).values()) > 10 * beside
 
 
-def test_hot_rows_are_the_most_read(setting: Setting) -> None:
+def test_hot_rows_are_the_most_read(setting: PlanContext) -> None:
     cache = caches_of(setting, rows=125)["t_user"]
     assert sorted(cache.first_hot_rows("t_user", 1000)) == list(range(125))
 
 
-def test_the_rest_of_the_options_arrives(setting: Setting) -> None:
+def test_the_rest_of_the_options_arrives(setting: PlanContext) -> None:
     cache = caches_of(setting, rows=1, lookahead=False, policy="lfu")["t_user"]
     assert (cache.policy, cache.lookahead, cache.folder) == ("lfu", False, None)
     cache = caches_of(setting, rows=1, storage={"file": "f"})["t_user"]
     assert cache.folder == Path("f")
 
 
-def test_the_plan_predicts_traffic(setting: Setting) -> None:
+def test_the_plan_predicts_traffic(setting: PlanContext) -> None:
     plan = planned(setting, rows=125)
     assert plan.batch_size == 128
     user = plan.tables["t_user"].traffic
@@ -126,7 +128,7 @@ def test_the_plan_predicts_traffic(setting: Setting) -> None:
     assert planned(setting, TABLES[:1], rows=1000, policy="lru").tables
 
 
-def test_uvm_is_a_kernel_of_torchrec(setting: Setting) -> None:
+def test_uvm_is_a_kernel_of_torchrec(setting: PlanContext) -> None:
     cuda = replace(setting, device_type="cuda")
     cache = plugin(share=0.1, policy="uvm")
     assert cache.part(TABLES, cuda) is None
@@ -140,7 +142,7 @@ def test_uvm_is_a_kernel_of_torchrec(setting: Setting) -> None:
         assert params.stats is not None
 
 
-def test_uvm_needs_cuda(setting: Setting) -> None:
+def test_uvm_needs_cuda(setting: PlanContext) -> None:
     cache = plugin(policy="uvm")
     with pytest.raises(SetupError, match=r"needs CUDA.*static, lfu or lru"):
         cache.check(torch.device("cpu"))
@@ -149,18 +151,18 @@ def test_uvm_needs_cuda(setting: Setting) -> None:
     plugin().check(torch.device("cpu"))
 
 
-def test_more_rows_than_a_table_has(setting: Setting) -> None:
+def test_more_rows_than_a_table_has(setting: PlanContext) -> None:
     with pytest.raises(SetupError, match="rows is 501, and table t_history has 500 rows"):
         plugin(rows=501).part(TABLES, setting)
 
 
-def test_caches_larger_than_the_device(setting: Setting) -> None:
+def test_caches_larger_than_the_device(setting: PlanContext) -> None:
     huge = (Table("t_user", ("user",), 1_000_000, 4096, pooled=True),)
     with pytest.raises(SetupError, match=r"take 15\.\d\d GiB, and the cpu memory of all 2 ranks"):
         plugin(share=1).part(huge, setting)
 
 
-def test_a_profile_of_other_tables(setting: Setting, tmp_path: Path) -> None:
+def test_a_profile_of_other_tables(setting: PlanContext, tmp_path: Path) -> None:
     path = tmp_path / "accesses.parquet"
     setting.data.access(TABLES[:1], None).save(path)
     with pytest.raises(DataError, match="does not cover table t_history"):

@@ -20,7 +20,15 @@ from recd_plugins.access.profile import AccessProfile
 from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.errors import DataError, RecdError, SetupError
-from recd_plugins.interfaces import Dataset, FeatureLookups, Lookups, Reader, Rows, Table, TablePart
+from recd_plugins.interfaces import (
+    Dataset,
+    FeatureLookups,
+    Lookups,
+    Reader,
+    Rows,
+    Table,
+    TableStrategy,
+)
 from recd_plugins.testing.contracts import DatasetContract
 
 ROWS, IDS = 251, 40
@@ -40,7 +48,7 @@ class Known(Lookups):
         return self._tables
 
     @property
-    def parts(self) -> Sequence[TablePart]:
+    def parts(self) -> Sequence[TableStrategy]:
         return [CachePart(self._caches)] if self._caches else []
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:

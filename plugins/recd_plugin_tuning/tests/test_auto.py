@@ -30,14 +30,14 @@ from recd_plugins import prepare
 from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.errors import NoPlanError, RegistryError, SetupError
-from recd_plugins.interfaces import Setting, Table
+from recd_plugins.interfaces import PlanContext, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import all_tables_of
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.report import render
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
-from recd_plugins.planning.study import Candidate, study, with_plugins
+from recd_plugins.planning.study import ShardableModel, study, with_plugins
 from recd_plugins.planning.topologies import TopologySpec, load_topology
 from recd_plugins.training.identity import identity_of
 from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, LookupCost, StageCosts
@@ -46,7 +46,7 @@ SEQUENCES, BAGS = ["t_seq_*"], ["t_usr_*", "t_item_*"]
 COALESCED = {"coalesce": True}
 
 
-def seconds_of(candidate: Candidate, spec: TopologySpec) -> float:
+def seconds_of(candidate: ShardableModel, spec: TopologySpec) -> float:
     planned = candidate.plan(spec.to_torchrec(), 256)
     works = estimate_step_cost(
         candidate.tables,
@@ -314,7 +314,7 @@ def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:
     registry = make_registry(sharding=AUTO)
     model = build_model(registry, registry.dataset.schema())
     known = setting_of(registry, model, slow())
-    unknown = Setting(**{**vars(known), "costs": None})
+    unknown = PlanContext(**{**vars(known), "costs": None})
     with pytest.raises(SetupError, match="no costs"):
         prepare(registry, model, unknown)
 

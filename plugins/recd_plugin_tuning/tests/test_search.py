@@ -7,26 +7,26 @@ from typing import Any
 
 from recd_plugin_tuning.groups import Group
 from recd_plugin_tuning.search import best_choices
-from recd_plugin_tuning.trials import Trials
-from recd_plugins.interfaces import Offer, Offered, Table, Trial
+from recd_plugin_tuning.trials import Evaluations
+from recd_plugins.interfaces import Candidate, Evaluation, Offered, Table
 from recd_plugins.values.stages import StageTimes
 
-TIERS = Offer("acme.tiers", {})
-TWICE = Offer("acme.tiers", {"budget": "2x"})
+TIERS = Candidate("acme.tiers", {})
+TWICE = Candidate("acme.tiers", {"budget": "2x"})
 SEQUENCES = Group((Table("t", ("f",), 100, 8, pooled=False),), (TIERS, TWICE))
 
 #: Seconds of a step: in haste, and as training plans it.
-Told = dict[Offer | None, tuple[float, float]]
+Told = dict[Candidate | None, tuple[float, float]]
 
 
-def found(told: Told) -> Offer | None:
-    def trial(offered: Offered, *, haste: bool = False) -> Trial:
+def found(told: Told) -> Candidate | None:
+    def evaluate(offered: Offered, *, fast: bool = False) -> Evaluation:
         hasty, settled = told[offered[0][0] if offered else None]
-        times = StageTimes(0.0, 0.0, hasty if haste else settled, 0.0, 0.0)
-        return Trial(times, without=lambda _: StageTimes(0.0, 0.0, 0.0, 0.0, 0.0))
+        times = StageTimes(0.0, 0.0, hasty if fast else settled, 0.0, 0.0)
+        return Evaluation(times, without=lambda _: StageTimes(0.0, 0.0, 0.0, 0.0, 0.0))
 
-    question: Any = SimpleNamespace(trial=trial)
-    (choice,) = best_choices(Trials(question, [SEQUENCES]), [SEQUENCES])
+    question: Any = SimpleNamespace(evaluate=evaluate)
+    (choice,) = best_choices(Evaluations(question, [SEQUENCES]), [SEQUENCES])
     return choice
 
 

@@ -17,9 +17,9 @@ from recd_plugins.planning.study import with_plugins
 ACME = """
 from collections.abc import Sequence
 from pydantic import Field
-from recd_plugins.api import PluginOptions, Sharding, TablePart, hookimpl
+from recd_plugins.api import PluginOptions, Sharding, TableStrategy, hookimpl
 
-class Near(TablePart):
+class Near(TableStrategy):
     def __init__(self, share, keeps): self.share, self.keeps = share, keeps
     def sharded_share(self, table): return self.share
     def memory_of_rank(self, ranks_per_node, optimizer): return {"copies": 2**20}

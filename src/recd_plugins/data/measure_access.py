@@ -12,7 +12,7 @@ from pydantic import Field, StrictInt
 from recd_plugins.access.counting import TableCounter
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces import PluginOptions, Setting, Table
+from recd_plugins.interfaces import PlanContext, PluginOptions, Table
 
 if TYPE_CHECKING:
     from recd_plugins.registry import RunConfig
@@ -37,7 +37,7 @@ class AccessOptions(PluginOptions):
     )
 
     def accesses(
-        self, tables: Sequence[Table], setting: Setting, *, deduplicated: bool = True
+        self, tables: Sequence[Table], setting: PlanContext, *, deduplicated: bool = True
     ) -> AccessProfile:
         """Return how often each row of ``tables`` is read.
 

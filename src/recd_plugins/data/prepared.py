@@ -7,14 +7,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugins.data.wrapped_dataset import RegistryLookups
-from recd_plugins.interfaces import Choice, Dataset, DatasetWrapper, LookupKernels, Setting, Table
+from recd_plugins.interfaces import (
+    Choice,
+    Dataset,
+    DatasetWrapper,
+    LookupKernels,
+    PlanContext,
+    Table,
+)
 from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from recd_plugins.interfaces import TablePart
+    from recd_plugins.interfaces import TableStrategy
     from recd_plugins.values.batch import Placement
 
 
@@ -41,14 +48,14 @@ class PreparedModel:
     placement: Placement
     num_embeddings: Mapping[str, int]
     tables: tuple[Table, ...] = ()
-    parts: Mapping[str, TablePart] = field(default_factory=dict)
+    parts: Mapping[str, TableStrategy] = field(default_factory=dict)
     coalesced: frozenset[str] = frozenset()
-    batch_parts: Mapping[str, TablePart] | None = None
-    setting: Setting | None = None
+    batch_parts: Mapping[str, TableStrategy] | None = None
+    setting: PlanContext | None = None
     chosen: Choice | None = None
 
     @property
-    def table_parts(self) -> tuple[TablePart, ...]:
+    def table_parts(self) -> tuple[TableStrategy, ...]:
         """What entries do to the tables, in the order of the file."""
         return tuple(self.parts.values())
 

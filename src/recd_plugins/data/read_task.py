@@ -19,7 +19,7 @@ from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
 from recd_plugins.data.wrapped_dataset import RegistryLookups
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Dataset, Feed, Ingestion, Plugin, Reader, Split, TablePart
+from recd_plugins.interfaces import Dataset, Feed, Ingestion, Plugin, Reader, Split, TableStrategy
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.plugin_modules import modules_of_files
@@ -51,7 +51,7 @@ def read_task(
     """
     transforms = fitted_transforms(registry, prepared)
     known = _for_readers(registry)
-    lookups, parts = RegistryLookups(known), tuple[TablePart, ...]()
+    lookups, parts = RegistryLookups(known), tuple[TableStrategy, ...]()
     if prepared is not None and registry.wrappers:
         parts = tuple(prepared.lookups.parts)
         lookups = RegistryLookups(known, prepared.lookups.tables, parts)

@@ -19,7 +19,7 @@ from recd_plugins.interfaces import (
     PluginOptions,
     Rows,
     Table,
-    TablePart,
+    TableStrategy,
 )
 from recd_plugins.interfaces.dataset import WithSessions
 from recd_plugins.plugin_call import plugin_call
@@ -44,7 +44,7 @@ class RegistryLookups(Lookups):
         self,
         registry: RunConfig,
         tables: Sequence[Table] | None = None,
-        parts: Sequence[TablePart] = (),
+        parts: Sequence[TableStrategy] = (),
     ) -> None:
         self._registry = registry
         self._tables = tables
@@ -58,7 +58,7 @@ class RegistryLookups(Lookups):
         return self._tables
 
     @property
-    def parts(self) -> Sequence[TablePart]:
+    def parts(self) -> Sequence[TableStrategy]:
         """See ``Lookups.parts``."""
         if self._tables is None:
             raise self._no_model()
@@ -134,7 +134,7 @@ class UnknownLookups(Lookups):
         return self._unknown()
 
     @property
-    def parts(self) -> Sequence[TablePart]:
+    def parts(self) -> Sequence[TableStrategy]:
         """Not known."""
         return self._unknown()
 

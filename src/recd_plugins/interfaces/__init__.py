@@ -11,12 +11,12 @@ from recd_plugins.interfaces.callback import (
     RunStep,
 )
 from recd_plugins.interfaces.chooser import (
+    Candidate,
     Choice,
-    ChoiceQuestion,
     Chooser,
-    Offer,
+    Evaluation,
     Offered,
-    Trial,
+    SearchContext,
 )
 from recd_plugins.interfaces.converter import Converter
 from recd_plugins.interfaces.dataset import Dataset, DatasetWrapper, Reader, Split
@@ -32,13 +32,13 @@ from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import MOST_UNKNOWN, Preprocessing
 from recd_plugins.interfaces.run_report import RunReport
-from recd_plugins.interfaces.setting import Setting, TrainingData
+from recd_plugins.interfaces.setting import PlanContext, TrainingData
 from recd_plugins.interfaces.sharding import SharderArguments, Sharding
 from recd_plugins.interfaces.table_part import (
     RowMemory,
     Section,
     StepShape,
-    TablePart,
+    TableStrategy,
     TrainedRun,
 )
 from recd_plugins.values.rows import FeatureSchema, Origin, Rows, SessionKeys, Table
@@ -47,12 +47,13 @@ __all__ = [
     "MOST_UNKNOWN",
     "Cache",
     "Callback",
+    "Candidate",
     "Choice",
-    "ChoiceQuestion",
     "Chooser",
     "Converter",
     "Dataset",
     "DatasetWrapper",
+    "Evaluation",
     "FeatureLookups",
     "FeatureSchema",
     "Feed",
@@ -63,11 +64,11 @@ __all__ = [
     "Metric",
     "Model",
     "ModelFeatures",
-    "Offer",
     "Offered",
     "Optimizer",
     "Origin",
     "Pipeline",
+    "PlanContext",
     "Plugin",
     "PluginOptions",
     "Pooling",
@@ -84,18 +85,17 @@ __all__ = [
     "RunStart",
     "RunStep",
     "ScoredBatch",
+    "SearchContext",
     "Section",
     "SessionKeys",
-    "Setting",
     "SharderArguments",
     "Sharding",
     "Split",
     "StepShape",
     "Table",
-    "TablePart",
+    "TableStrategy",
     "TargetPooling",
     "TrainPipeline",
     "TrainedRun",
     "TrainingData",
-    "Trial",
 ]

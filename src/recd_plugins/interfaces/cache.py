@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import torch
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from recd_plugins.interfaces.setting import Setting
-    from recd_plugins.interfaces.table_part import TablePart
+    from recd_plugins.interfaces.setting import PlanContext
+    from recd_plugins.interfaces.table_part import TableStrategy
 
 
 class Cache(Plugin, ABC):
@@ -37,8 +37,8 @@ class Cache(Plugin, ABC):
     def part(
         self,
         tables: Sequence[Table],  # noqa: ARG002
-        setting: Setting,  # noqa: ARG002
-    ) -> TablePart | None:
+        setting: PlanContext,  # noqa: ARG002
+    ) -> TableStrategy | None:
         """What it does to ``tables``: kernels, memory, and what a run shows; None: nothing.
 
         Every rank calls it by itself and must come to the same.

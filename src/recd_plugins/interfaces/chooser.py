@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugins.errors import RecdError, RegistryError
-from recd_plugins.interfaces.setting import Setting
+from recd_plugins.interfaces.setting import PlanContext
 from recd_plugins.interfaces.sharding import Sharding
 from recd_plugins.interfaces.table_part import Section
 from recd_plugins.values.rows import Table
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Offer:
+class Candidate:
     """A sharding plugin with options.
 
     Attributes:
@@ -58,7 +58,7 @@ class Offer:
 
 
 #: Offers with the names of their tables; tables that none has are left to the planner.
-Offered = Sequence[tuple[Offer, Sequence[str]]]
+Offered = Sequence[tuple[Candidate, Sequence[str]]]
 
 
 def _no_step(_: Collection[str]) -> StageTimes:
@@ -66,7 +66,7 @@ def _no_step(_: Collection[str]) -> StageTimes:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Evaluation:
     """What some offers come to, planned together.
 
     Attributes:
@@ -95,7 +95,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class ChoiceQuestion(ABC):
+class SearchContext(ABC):
     """What a chooser is asked, and may ask.
 
     Attributes:
@@ -107,11 +107,11 @@ class ChoiceQuestion(ABC):
 
     tables: Sequence[Table]
     others: Sequence[str]
-    setting: Setting
+    setting: PlanContext
     costs: StageCosts
 
     @abstractmethod
-    def offers(self, tables: Sequence[Table]) -> Sequence[Offer]:
+    def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
         """What the plugins offer for tables that are alike; those that change no modules first.
 
         Raises:
@@ -119,12 +119,12 @@ class ChoiceQuestion(ABC):
         """
 
     @abstractmethod
-    def trial(self, offered: Offered, *, haste: bool = False) -> Trial:
+    def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
         """What some offers come to, on a copy of the model.
 
         Args:
             offered: to plan together.
-            haste: of a sample of the data, by few proposals.
+            fast: of a sample of the data, by few proposals.
 
         Raises:
             PluginError: a plugin failed; what is offered are no offers, or for tables that are not
@@ -158,7 +158,7 @@ class Chooser(Sharding, ABC):
     """
 
     @abstractmethod
-    def choose(self, question: ChoiceQuestion) -> Choice:
+    def choose(self, question: SearchContext) -> Choice:
         """What is best. One rank chooses for all.
 
         Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces.table_part import TablePart
+from recd_plugins.interfaces.table_part import TableStrategy
 from recd_plugins.values.rows import Rows, Table
 
 
@@ -42,7 +42,7 @@ class Lookups(ABC):
 
     @property
     @abstractmethod
-    def parts(self) -> Sequence[TablePart]:
+    def parts(self) -> Sequence[TableStrategy]:
         """What sharding and cache entries do to the tables.
 
         Raises:

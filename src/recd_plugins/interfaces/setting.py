@@ -57,7 +57,7 @@ class TrainingData(ABC):
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlanContext:
     """The ranks that a model is sharded for, and the data that they read.
 
     Attributes:

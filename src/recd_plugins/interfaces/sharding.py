@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
     from recd_plugins.interfaces.lookup_kernels import LookupKernels
-    from recd_plugins.interfaces.setting import Setting
-    from recd_plugins.interfaces.table_part import TablePart
+    from recd_plugins.interfaces.setting import PlanContext
+    from recd_plugins.interfaces.table_part import TableStrategy
 
 
 class SharderArguments(NamedTuple):
@@ -53,7 +53,7 @@ class Sharding(Plugin, ABC):
     def offers(
         cls,
         tables: Sequence[Table],  # noqa: ARG003
-        setting: Setting,  # noqa: ARG003
+        setting: PlanContext,  # noqa: ARG003
     ) -> Sequence[Mapping[str, Any]]:
         """Options with which a chooser may try this plugin for tables that are alike.
 
@@ -95,7 +95,7 @@ class Sharding(Plugin, ABC):
         self,
         model: nn.Module,
         tables: Sequence[Table],  # noqa: ARG002
-        setting: Setting,  # noqa: ARG002
+        setting: PlanContext,  # noqa: ARG002
     ) -> nn.Module:
         """Replace modules of ``model`` before planning; returns the model.
 
@@ -106,8 +106,8 @@ class Sharding(Plugin, ABC):
     def part(
         self,
         tables: Sequence[Table],  # noqa: ARG002
-        setting: Setting,  # noqa: ARG002
-    ) -> TablePart | None:
+        setting: PlanContext,  # noqa: ARG002
+    ) -> TableStrategy | None:
         """What it does to ``tables`` beyond sharding them by TorchRec's types; None: nothing.
 
         Called after ``rewrite``, and for a model that is never rewritten. Every rank calls it by

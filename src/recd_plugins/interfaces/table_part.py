@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
     from recd_plugins.interfaces.lookup_kernels import LookupKernels
-    from recd_plugins.interfaces.setting import Setting
+    from recd_plugins.interfaces.setting import PlanContext
     from recd_plugins.values.channels import Channel
     from recd_plugins.values.data_profile import DataProfile
     from recd_plugins.values.rows import Table
@@ -58,13 +58,13 @@ class TrainedRun:
         tables: of the model.
         setting: that the parts were made for.
         sent: bytes of all ranks in one step by channel; None of a run too short to tell.
-        observed: what ``TablePart.observe`` returned, by rank.
+        observed: what ``TableStrategy.observe`` returned, by rank.
     """
 
     model: nn.Module
     plan: ShardingPlan
     tables: Sequence[Table]
-    setting: Setting
+    setting: PlanContext
     sent: Mapping[str, float] | None
     observed: Sequence[Any]
 
@@ -87,10 +87,11 @@ class Section(ABC):
         """What the terminal shows, below each other; ``run`` tells runs apart, and may be empty."""
 
 
-class TablePart:
+class TableStrategy:
     """What one entry of ``sharding:`` or ``cache:`` does to the tables that it claims.
 
-    One that overrides nothing does nothing. Every process makes it by itself, for one ``Setting``.
+    One that overrides nothing does nothing. Every process makes it by itself, for a
+    ``PlanContext``.
     """
 
     #: Whether entries of ``optimizers:`` may name its tables: it neither trains rows itself nor

@@ -40,16 +40,16 @@ from recd_plugins.errors import (
 from recd_plugins.generators import generators_kept
 from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import (
+    Candidate,
     Choice,
-    ChoiceQuestion,
     Chooser,
-    Offer,
+    Evaluation,
     Offered,
-    Setting,
+    PlanContext,
+    SearchContext,
     Sharding,
     Table,
     TrainingData,
-    Trial,
 )
 from recd_plugins.model_tables import (
     all_tables_of,
@@ -92,8 +92,8 @@ _LONG_CHOICE = 15.0
 
 
 def choose(
-    registry: RunConfig, model: nn.Module, setting: Setting
-) -> tuple[RunConfig, Setting, Choice | None]:
+    registry: RunConfig, model: nn.Module, setting: PlanContext
+) -> tuple[RunConfig, PlanContext, Choice | None]:
     """Return the registry and setting to go on with, and what was chosen; None without a chooser.
 
     If this process is one of the ranks of the setting, rank 0 chooses for all: a collective call.
@@ -145,7 +145,7 @@ def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered)
     """Return the registry with an entry for each offer in place of its chooser."""
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
-    def entry(number: int, offer: Offer, names: Sequence[str]) -> Entry[Sharding]:
+    def entry(number: int, offer: Candidate, names: Sequence[str]) -> Entry[Sharding]:
         # In words: the file has no such place.
         field = f"{chooser.field}, choice {number} of {chooser.plugin.name}"
         plugin = plugins[offer.use]
@@ -206,7 +206,7 @@ class DataOfChoices(TrainingData):
 
 
 @dataclass(frozen=True)
-class RegistryQuestion(ChoiceQuestion):
+class RegistrySearch(SearchContext):
     """What the chooser of a registry is asked for a model.
 
     Attributes:
@@ -219,15 +219,15 @@ class RegistryQuestion(ChoiceQuestion):
     chooser: Entry[Chooser]
     model: nn.Module
 
-    def offers(self, tables: Sequence[Table]) -> Sequence[Offer]:
-        """See ``ChoiceQuestion.offers``."""
-        found: list[Offer] = []
+    def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
+        """See ``SearchContext.offers``."""
+        found: list[Candidate] = []
         setting = replace(self.setting, costs=self.costs)
         for cls in self.registry.offering:
             try:
                 for options in cls.offers(tuple(tables), setting):
                     cls.Options.model_validate(options)
-                    found.append(Offer(cls.name, options))
+                    found.append(Candidate(cls.name, options))
             except Exception as error:
                 entry = self.chooser
                 raise PluginError(
@@ -237,18 +237,18 @@ class RegistryQuestion(ChoiceQuestion):
                 ) from error
         return found
 
-    def trial(self, offered: Offered, *, haste: bool = False) -> Trial:
-        """See ``ChoiceQuestion.trial``."""
-        profile, sample = self.profile(offered), _SAMPLE if haste else None
+    def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
+        """See ``SearchContext.evaluate``."""
+        profile, sample = self.profile(offered), _SAMPLE if fast else None
         data = DataOfChoices(self.setting.data, self.tables, profile, sample)
         registry = with_offers(self.registry, self.chooser, offered)
         try:
             with generators_kept():
-                return self._planned(registry, replace(self.setting, data=data), haste)
+                return self._planned(registry, replace(self.setting, data=data), fast)
         except PluginError as error:
             raise PluginError(f"{error}; recd --without PACKAGE leaves one out") from error
         except RecdError as error:
-            return Trial(None, error=error)
+            return Evaluation(None, error=error)
 
     def profile(self, offered: Offered) -> DataProfile:
         """Return the data's profile with what these offers coalesce."""
@@ -262,7 +262,7 @@ class RegistryQuestion(ChoiceQuestion):
         distinct = {name: each for name, each in whole.distinct.items() if name not in plain}
         return replace(whole, distinct=distinct)
 
-    def _planned(self, registry: RunConfig, setting: Setting, haste: bool) -> Trial:
+    def _planned(self, registry: RunConfig, setting: PlanContext, fast: bool) -> Evaluation:
         with torch.device("meta"):
             model = _meta_copy(self.model)
             prepared = prepare_entries(registry, model, setting, setting.device_type)
@@ -282,9 +282,9 @@ class RegistryQuestion(ChoiceQuestion):
         )
         sharders = build_sharders(prepared)
         try:
-            plan = planner.plan_in_detail(prepared.model, sharders, haste=haste).sharding
+            plan = planner.plan_in_detail(prepared.model, sharders, fast=fast).sharding
         except NoPlanError:
-            if not haste:
+            if not fast:
                 raise
             plan = planner.plan_in_detail(prepared.model, sharders).sharding
         overlapped = will_overlap(prepared, plan, setting.device_type, setting.nodes)
@@ -310,14 +310,14 @@ class RegistryQuestion(ChoiceQuestion):
             return predict_stages(works, self.costs, overlapped=overlapped)
 
         whole = works()
-        return Trial(step(whole), tuple(whole), without=lambda names: step(works(names)))
+        return Evaluation(step(whole), tuple(whole), without=lambda names: step(works(names)))
 
 
 def _of_one_rank(
     registry: RunConfig,
     chooser: Entry[Chooser],
     tables: Sequence[Table],
-    setting: Setting,
+    setting: PlanContext,
     find: Callable[[], tuple[Choice, DataProfile]],
 ) -> tuple[Choice, DataProfile]:
     if not dist.is_initialized() or not dist.get_world_size() == setting.world_size > 1:
@@ -361,7 +361,7 @@ def _find(
     model: nn.Module,
     tables: Sequence[Table],
     others: tuple[str, ...],
-    setting: Setting,
+    setting: PlanContext,
 ) -> tuple[Choice, DataProfile]:
     plugin = chooser.plugin
     if registry.unloaded:
@@ -371,7 +371,7 @@ def _find(
     profile = _profile(registry, tables, ours, setting.data, rows_looked_up(registry, modules))
     known = replace(setting, data=DataOfChoices(setting.data, tables, profile))
     costs = _costs(setting, plugin.name)
-    question = RegistryQuestion(tables, others, known, costs, registry, chooser, model)
+    question = RegistrySearch(tables, others, known, costs, registry, chooser, model)
     said = f"{plugin.name} still tries plans, of tables: {len(tables)}"
     try:
         with said_if_long(_LONG_CHOICE, said), plugin_call(plugin, "choose"):
@@ -416,7 +416,7 @@ def _profile(
     )
 
 
-def _costs(setting: Setting, name: str) -> StageCosts:
+def _costs(setting: PlanContext, name: str) -> StageCosts:
     """The costs of the setting, with assumptions for those that were not measured."""
     if setting.costs is None:
         raise SetupError(

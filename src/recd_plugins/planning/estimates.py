@@ -39,7 +39,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
-from recd_plugins.interfaces import RowMemory, Table, TablePart
+from recd_plugins.interfaces import RowMemory, Table, TableStrategy
 from recd_plugins.planning.search import Placement
 from recd_plugins.planning.step_cost import (
     LEARNED,
@@ -102,7 +102,7 @@ def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None
 
 
 def memory_of_parts(
-    parts: Iterable[TablePart], ranks_per_node: int, optimizer: str
+    parts: Iterable[TableStrategy], ranks_per_node: int, optimizer: str
 ) -> dict[str, int]:
     """Bytes that parts of entries hold on each rank, by what they are."""
     found = Counter[str]()
@@ -112,7 +112,7 @@ def memory_of_parts(
 
 
 def activations_of_parts(
-    parts: Iterable[TablePart], tables: Iterable[Table], profile: DataProfile, batch_size: int
+    parts: Iterable[TableStrategy], tables: Iterable[Table], profile: DataProfile, batch_size: int
 ) -> int:
     """Bytes that parts keep of a forward pass."""
     ids = [(table, profile.ids(table, batch_size)) for table in tables]
@@ -120,7 +120,7 @@ def activations_of_parts(
 
 
 def row_memory(
-    parts: Iterable[TablePart],
+    parts: Iterable[TableStrategy],
     option: ShardingOption,
     shard: Shard,
     optimizer: str,
@@ -138,7 +138,7 @@ def row_memory(
 def free_storage(
     topology: Topology,
     training: TrainingSpec,
-    parts: Sequence[TablePart],
+    parts: Sequence[TableStrategy],
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
     activation_bytes: int,
@@ -170,7 +170,7 @@ class StorageEstimator(EmbeddingStorageEstimator):
         topology: Topology,
         constraints: dict[str, ParameterConstraints],
         training: TrainingSpec,
-        parts: Sequence[TablePart] = (),
+        parts: Sequence[TableStrategy] = (),
     ) -> None:
         super().__init__(topology=topology, constraints=constraints)
         self._training = training
@@ -271,7 +271,7 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
         self,
         topology: Topology,
         constraints: dict[str, ParameterConstraints],
-        parts: Sequence[TablePart] = (),
+        parts: Sequence[TableStrategy] = (),
     ) -> None:
         on_cpu = topology.compute_device == "cpu"
         config = _OnCpu(topology) if on_cpu else _SplitByRows()
@@ -290,7 +290,7 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
                 shard.perf.prefetch_compute *= 1000 * self._from_host / bandwidth
 
 
-def _fetch_bandwidth(parts: Sequence[TablePart], table: str) -> float | None:
+def _fetch_bandwidth(parts: Sequence[TableStrategy], table: str) -> float | None:
     return one_answer(parts, table, "fetch_bandwidth", lambda part: part.fetch_bandwidth(table))
 
 

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.compat.row_updates import kind_of_update, unheeded_argument
 from recd_plugins.errors import PluginError, SetupError
-from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
+from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TableStrategy
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig, at_entry
@@ -26,7 +26,7 @@ def apply_optimizers(
     model: nn.Module,
     tables: list[Table],
     device_type: str | None,
-    parts: Mapping[str, TablePart],
+    parts: Mapping[str, TableStrategy],
 ) -> None:
     """Give the parameters of tables the optimizers of their entries, in place.
 
@@ -63,7 +63,9 @@ def apply_optimizers(
             logger.info("%s trains %s", entry.plugin.name, table.name)
 
 
-def _check_other_entries(registry: RunConfig, table: Table, parts: Mapping[str, TablePart]) -> None:
+def _check_other_entries(
+    registry: RunConfig, table: Table, parts: Mapping[str, TableStrategy]
+) -> None:
     """Refuse a table some rows of which another entry would train another way."""
     for entry in (*registry.sharding, *registry.cache):
         if not entry.matches(table.name):

@@ -29,7 +29,7 @@ from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.distributed.rank_agreement import check_agreement, entries_named
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.imports import without_collections
-from recd_plugins.interfaces import Plugin, TablePart
+from recd_plugins.interfaces import Plugin, TableStrategy
 from recd_plugins.model_tables import (
     embedding_modules,
     left_modules,
@@ -197,7 +197,7 @@ class RegistryPlanner(ShardingPlanner):
         return self.plan_in_detail(module, sharders).sharding
 
     def plan_in_detail(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], *, haste: bool = False
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], *, fast: bool = False
     ) -> Planned:
         """Return the same plan with its estimates; ``module`` may be on the meta device.
 
@@ -207,7 +207,7 @@ class RegistryPlanner(ShardingPlanner):
             NoPlanError: no plan fits into memory; names the largest tables.
             SetupError: plugins and tables do not go together.
         """
-        return self._search(module, sharders, fast=haste)
+        return self._search(module, sharders, fast=fast)
 
     def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
         """Return whether there is a plan, sooner than ``plan``.
@@ -351,7 +351,7 @@ class SortedEnumerator(EmbeddingEnumerator):
         topology: Topology,
         constraints: _Constraints,
         training: TrainingSpec,
-        parts: Sequence[TablePart] = (),
+        parts: Sequence[TableStrategy] = (),
     ) -> None:
         self._storage = StorageEstimator(topology, constraints, training, parts)
         super().__init__(

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recd_plugins.compat.torchrec_internals import refuse_other_versions
-from recd_plugins.interfaces import Setting
+from recd_plugins.interfaces import PlanContext
 from recd_plugins.model_tables import refuse_shared_tables
 from recd_plugins.planning.choosing import choose
 from recd_plugins.planning.prepare_entries import prepare_entries
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def prepare(
     registry: RunConfig,
     model: nn.Module,
-    setting: Setting | None = None,
+    setting: PlanContext | None = None,
     *,
     topology: str | Path | None = None,
     device: torch.device | None = None,

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.data.fitted_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
 from recd_plugins.errors import Problem, RegistryError, SetupError
-from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
+from recd_plugins.interfaces import Cache, PlanContext, Sharding, Table, TableStrategy
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import (
     EmbeddingModule,
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def prepare_entries(
-    registry: RunConfig, model: nn.Module, setting: Setting, device_type: str | None
+    registry: RunConfig, model: nn.Module, setting: PlanContext, device_type: str | None
 ) -> Prepared:
     """Put what the registry names into ``model``.
 
@@ -84,8 +84,8 @@ def prepare_entries(
 
 
 def prepare_parts(
-    registry: RunConfig, tables: Sequence[Table], setting: Setting
-) -> dict[str, TablePart]:
+    registry: RunConfig, tables: Sequence[Table], setting: PlanContext
+) -> dict[str, TableStrategy]:
     """The table parts of entries, by the field of the entry.
 
     Args:
@@ -99,7 +99,7 @@ def prepare_parts(
     """
     names = [table.name for table in tables]
     sharded, cached = registry.claim("sharding", names), registry.claim("cache", names)
-    parts: dict[str, TablePart] = {}
+    parts: dict[str, TableStrategy] = {}
     why: dict[str, str] = {}
     for entry in registry.sharding:
         claimed = [table for table in tables if sharded.get(table.name) is entry]
@@ -157,7 +157,7 @@ def _rewritten(
     model: nn.Module,
     entry: Entry[Sharding],
     tables: list[Table],
-    setting: Setting,
+    setting: PlanContext,
 ) -> nn.Module:
     pooled = [name for name, module in model.named_modules() if takes_stored_rows(module)]
     with plugin_call(entry.plugin, "rewrite"), at_entry(path, entry):
@@ -171,8 +171,8 @@ def _rewritten(
 
 
 def _part(
-    path: Path, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], setting: Setting
-) -> TablePart | None:
+    path: Path, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], setting: PlanContext
+) -> TableStrategy | None:
     with plugin_call(entry.plugin, "part"), at_entry(path, entry):
         return entry.plugin.part(tables, setting)
 
@@ -180,7 +180,7 @@ def _part(
 def _check_kernels(
     path: Path,
     entry: Entry[Cache],
-    part: TablePart,
+    part: TableStrategy,
     sharded: Mapping[str, Entry[Sharding]],
     why: Mapping[str, str],
 ) -> None:

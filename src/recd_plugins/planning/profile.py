@@ -17,7 +17,7 @@ from recd_plugins.data.access import sent_reads
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.data.wrapped_dataset import FirstRows, read_first_rows
-from recd_plugins.interfaces import Rows, Setting, Table
+from recd_plugins.interfaces import PlanContext, Rows, Table
 from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.sharding.gradient_dedup import all_are_sent
@@ -369,7 +369,7 @@ def as_run_sends(profile: DataProfile, costs: StageCosts | None) -> DataProfile:
     return profile if equal_gradients_pay(costs) else replace(profile, gradients={})
 
 
-def gradients_sent_once(setting: Setting) -> Mapping[str, DistinctGradients]:
+def gradients_sent_once(setting: PlanContext) -> Mapping[str, DistinctGradients]:
     """Return distinct gradients of the tables whose equal ones a run sends once, by name."""
     # int8 has fewer bytes than a scalar of 16 bits.
     by_gloo, int8 = setting.device_type == "cpu", setting.wire_bytes < 2

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
-from recd_plugins.interfaces import Setting, Table, TrainingData
+from recd_plugins.interfaces import PlanContext, Table, TrainingData
 from recd_plugins.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
 from recd_plugins.planning.profile import distinct_reads, measure_profile
 from recd_plugins.planning.topologies import TopologySpec, machine_of
@@ -133,7 +133,7 @@ def setting_of(
     *,
     device: torch.device | None = None,
     data: TrainingData | None = None,
-) -> Setting:
+) -> PlanContext:
     """What sharding plugins of ``registry`` decide by.
 
     Args:
@@ -148,7 +148,7 @@ def setting_of(
     """
     spec = topology or machine_of(registry.training, device=device)
     ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
-    return Setting(
+    return PlanContext(
         world_size=spec.world_size,
         ranks_per_node=spec.ranks_per_node,
         batch_size=registry.training.batch_size,

@@ -20,7 +20,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import StepShape, Table, TablePart
+from recd_plugins.interfaces import StepShape, Table, TableStrategy
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.sharding.wire import scalar_bytes
 from recd_plugins.values.data_profile import DataProfile
@@ -76,7 +76,7 @@ def estimate_step_cost(
     batch_size: int,
     world_size: int,
     local_world_size: int | None = None,
-    parts: Sequence[TablePart] = (),
+    parts: Sequence[TableStrategy] = (),
     wire: str = "fp32",
     overlapped: bool = False,
     gloo: bool = False,
@@ -261,7 +261,7 @@ def bytes_of_tables(
     *,
     batch_size: int,
     world_size: int,
-    parts: Sequence[TablePart] = (),
+    parts: Sequence[TableStrategy] = (),
     wire_bytes: float = SCALAR_BYTES,
 ) -> dict[str, float]:
     """Return bytes that all ranks send in the input and output dist of each table, in one step.
@@ -344,7 +344,7 @@ def fit_costs(work: _Numbers, measured: _Numbers, *, least: float) -> _Numbers:
     return best
 
 
-def _sharded_share(table: str, parts: Iterable[TablePart]) -> float:
+def _sharded_share(table: str, parts: Iterable[TableStrategy]) -> float:
     """The share of a table's ids that go to its shards."""
     return math.prod(part.sharded_share(table) for part in parts)
 

@@ -66,7 +66,7 @@ _MOST_ROWS = 2**31
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ShardableModel:
     """A model that can be planned for any topology and batch size.
 
     Table parts suit one topology and batch size: see ``with_plugins``.
@@ -86,13 +86,13 @@ class Candidate:
         """The embedding tables of the model, those of modules that are left to TorchRec too."""
         return all_tables_of(self.prepared.model)
 
-    def as_plain(self) -> Candidate:
+    def as_plain(self) -> ShardableModel:
         """Return the same without plugins, fed plain KJTs: the baseline of ``--compare``."""
         registry = self.prepared.registry
         with torch.device("meta"):
             model = build_model(registry, registry.dataset.schema())
             plain = without_plugins(registry, model)
-        return Candidate(plain, stock_sharders(registry.training), self.profile.plain())
+        return ShardableModel(plain, stock_sharders(registry.training), self.profile.plain())
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
         """Return the plan that training makes, with room for activations.
@@ -138,7 +138,7 @@ def activation_bytes(
 
 def with_plugins(
     registry: RunConfig, topology: TopologySpec | None = None, data: TrainingData | None = None
-) -> Candidate:
+) -> ShardableModel:
     """Return what ``recd run`` trains.
 
     Table parts are made for ``topology`` and the registry's batch size.
@@ -162,7 +162,7 @@ def with_plugins(
         data = data or RegistryData(registry, model)
         prepared = prepare(registry, model, setting_of(registry, model, topology, data=data))
     assert prepared.setting is not None, "it was prepared for one"
-    return Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
+    return ShardableModel(prepared, prepared.sharders(), prepared.setting.data.profile())
 
 
 def data_of_model(registry: RunConfig) -> RegistryData:
@@ -264,7 +264,7 @@ def study(
     find = partial(largest_batch, start=start, together=together)
 
     @cache
-    def plugins(rows: int) -> Candidate:
+    def plugins(rows: int) -> ShardableModel:
         # Table parts are made for a batch size.
         try:
             return with_plugins(registry.with_training({"batch_size": rows}), spec, data)
@@ -297,7 +297,7 @@ def study(
 
 def _side(
     what: str,
-    candidates: Callable[[int], Candidate],
+    candidates: Callable[[int], ShardableModel],
     *,
     spec: TopologySpec,
     compute: Compute,
@@ -372,7 +372,7 @@ def _too_few_rows(registry: RunConfig, ranks: int, batch_size: int) -> str:
 
 
 def report_side(
-    candidate: Candidate,
+    candidate: ShardableModel,
     planned: Planned,
     spec: TopologySpec,
     *,
@@ -424,7 +424,9 @@ def report_side(
     )
 
 
-def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[PlannedTable, ...]:
+def _tables(
+    candidate: ShardableModel, planned: Planned, batch_size: int
+) -> tuple[PlannedTable, ...]:
     options = {option.name: option for option in planned.options}
     groups = {name: group for group in planned.groups for name in group.tables}
     parts, profile = candidate.prepared.checked_parts, candidate.profile
@@ -476,7 +478,7 @@ def _cached_rows(option: ShardingOption) -> int | None:
 
 
 def _memory(
-    candidate: Candidate, planned: Planned, spec: TopologySpec, activation_bytes: int
+    candidate: ShardableModel, planned: Planned, spec: TopologySpec, activation_bytes: int
 ) -> dict[str, NDArray[np.int64]]:
     training = candidate.prepared.registry.training
     on_gpu = spec.device == "cuda"

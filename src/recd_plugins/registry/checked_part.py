@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Plugin, TablePart
+from recd_plugins.interfaces import Plugin, TableStrategy
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry.entries import Entry, at_entry
 
 T = TypeVar("T")
 
 
-class CheckedPart(TablePart):
+class CheckedPart(TableStrategy):
     """The part of an entry. Errors name the entry; tables of other entries are left alone.
 
     Args:
@@ -23,7 +23,7 @@ class CheckedPart(TablePart):
         part: that its plugin made.
     """
 
-    def __init__(self, path: Path, entry: Entry[Plugin], part: TablePart) -> None:
+    def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
         self.path, self.entry, self.part = path, entry, part
         self._claimed: dict[str, bool] = {}
 
@@ -55,9 +55,9 @@ class CheckedPart(TablePart):
             return tuple(result) if isinstance(result, Iterator) else result
 
 
-def by_class(parts: Iterable[CheckedPart]) -> dict[type[TablePart], list[CheckedPart]]:
+def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[CheckedPart]]:
     """Parts that work together, in the order of the file."""
-    found: dict[type[TablePart], list[CheckedPart]] = {}
+    found: dict[type[TableStrategy], list[CheckedPart]] = {}
     for part in parts:
         found.setdefault(type(part.part), []).append(part)
     return found
@@ -69,7 +69,7 @@ def call_class(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> An
 
 
 def one_answer(
-    parts: Iterable[TablePart], table: str, what: str, ask: Callable[[TablePart], T | None]
+    parts: Iterable[TableStrategy], table: str, what: str, ask: Callable[[TableStrategy], T | None]
 ) -> T | None:
     """The answer of the one part that has one for a table; None where none has.
 
@@ -96,7 +96,7 @@ def _delegate(method: str) -> Callable[..., Any]:
     def of_table(part: CheckedPart, table: Any, *others: Any) -> Any:
         if part.claims(table if isinstance(table, str) else table.name):
             return part.call_plugin(method, table, *others)
-        return getattr(TablePart(), method)(table, *others)
+        return getattr(TableStrategy(), method)(table, *others)
 
     def of_all(part: CheckedPart, *arguments: Any) -> Any:
         return part.call_plugin(method, *arguments)
@@ -104,6 +104,6 @@ def _delegate(method: str) -> Callable[..., Any]:
     return of_table if method in _OF_A_TABLE else of_all
 
 
-for _method, _function in vars(TablePart).items():
+for _method, _function in vars(TableStrategy).items():
     if not _method.startswith("_") and not isinstance(_function, classmethod):
         setattr(CheckedPart, _method, _delegate(_method))

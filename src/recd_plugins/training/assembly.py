@@ -19,7 +19,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.generators import generators_kept, seed_generators
-from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
+from recd_plugins.interfaces import FeatureSchema, PlanContext, Table, TableStrategy
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import all_tables_of, embedding_modules, tables_of
@@ -60,7 +60,7 @@ class Assembled:
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
     tables: tuple[Table, ...]
-    setting: Setting | None
+    setting: PlanContext | None
     predicted: float | None
 
 
@@ -241,7 +241,7 @@ def _prepared(
     side: Side,
     device: torch.device,
     topology: TopologySpec | None,
-) -> tuple[Prepared, Setting | None]:
+) -> tuple[Prepared, PlanContext | None]:
     """Return the model, whose tables have no memory until they are sharded.
 
     A plugin that reads or sets tables while it makes or changes the model gets whole ones.
@@ -265,7 +265,7 @@ def _whole(
     side: Side,
     device: torch.device,
     topology: TopologySpec | None,
-) -> tuple[Prepared, Setting | None]:
+) -> tuple[Prepared, PlanContext | None]:
     seed_generators(registry.training.seed)
     model = build_model(registry, schema)
     if side == "plugins":
@@ -283,7 +283,7 @@ def _whole(
 
 def _batch_parts(
     registry: RunConfig, plain: Prepared, device: torch.device, topology: TopologySpec | None
-) -> Mapping[str, TablePart]:
+) -> Mapping[str, TableStrategy]:
     """Return what the entries of ``registry`` would do to the tables of a baseline's model."""
     # Nothing is coalesced of a baseline.
     data = RegistryData(replace(registry, sharding=()), plain.model)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from recd_plugins.clock import clock_of
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Section, TablePart, TrainedRun
+from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
 from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.training.assembly import Assembled
@@ -320,5 +320,5 @@ def sections_of(
     return found
 
 
-def _name(cls: type[TablePart]) -> str:
+def _name(cls: type[TableStrategy]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from recd_plugins.data.fitted_steps import fitted_steps, load_fitted_state
 from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.interfaces import Offer, Preprocessing
+from recd_plugins.interfaces import Candidate, Preprocessing
 from recd_plugins.planning.choosing import chooser_of, with_offers
 from recd_plugins.registry import RunConfig
 from recd_plugins.training.checkpoint_files import (
@@ -109,7 +109,7 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
             click.echo(f"{chooser.plugin.name} {text}", err=True)
         if why:
             return registry
-        offers = [(Offer(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
+        offers = [(Candidate(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
         return with_offers(registry, chooser, offers)
     return registry
 

@@ -13,7 +13,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.interfaces import Setting, SharderArguments, Sharding, Table
+from recd_plugins.interfaces import PlanContext, SharderArguments, Sharding, Table
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.contracts.skewed_data import SkewedData
 from recd_plugins.testing.contracts.table_part import TablePartContract
@@ -23,10 +23,10 @@ class ShardingContract(TablePartContract):
     """Tests of a sharding plugin: override the fixture ``plugin``."""
 
     @pytest.fixture
-    def setting(self) -> Setting:
+    def setting(self) -> PlanContext:
         """Two nodes of two ranks, whose data is ``SkewedData``."""
         topology = this_machine(2, nodes=2)
-        return Setting(
+        return PlanContext(
             world_size=topology.world_size,
             ranks_per_node=topology.ranks_per_node,
             batch_size=64,
@@ -81,7 +81,7 @@ class ShardingContract(TablePartContract):
         return model
 
     def test_rewrite_leaves_other_tables_alone(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         before = _weights(model)
         rewritten = plugin.rewrite(model, tables[:-1], setting)
@@ -93,7 +93,7 @@ class ShardingContract(TablePartContract):
         _assert_equal(other, {name: before[name] for name in other})
 
     def test_rewrite_keeps_what_its_tables_hold(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         """By the names that they had: checkpoints know them by these."""
         before = _weights(model)
@@ -102,7 +102,7 @@ class ShardingContract(TablePartContract):
         _assert_equal({name: after[name] for name in before}, before)
 
     def test_rewrites_a_model_without_values(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         """A plan has one on the meta device."""
         meta = deepcopy(model).to("meta")
@@ -116,13 +116,13 @@ class ShardingContract(TablePartContract):
         assert found == expected
 
     def test_rewrite_without_tables_changes_nothing(
-        self, plugin: Sharding, model: nn.Module, setting: Setting
+        self, plugin: Sharding, model: nn.Module, setting: PlanContext
     ) -> None:
         before = _weights(model)
         _assert_equal(_weights(plugin.rewrite(model, [], setting)), before)
 
     def test_every_rank_comes_to_the_same(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         ranks = []
         for rank in (copy(plugin), copy(plugin)):  # made anew from its options, as on each rank
@@ -133,7 +133,7 @@ class ShardingContract(TablePartContract):
         assert others == other_others
 
     def test_what_it_offers_are_options(
-        self, plugin: Sharding, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         """A chooser makes, prepares and plans each offer, on every rank by itself."""
         for pooled in (True, False):

@@ -20,7 +20,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.distributed.launch import launch
-from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
+from recd_plugins.interfaces import Cache, PlanContext, Sharding, Table, TableStrategy
 from recd_plugins.interfaces.table_part import StepShape
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.sharding.entry_constraints import merged_constraints, set_fields
@@ -43,10 +43,10 @@ class TablePartContract(PluginContract):
         )
 
     @pytest.fixture
-    def setting(self) -> Setting:
+    def setting(self) -> PlanContext:
         """One rank, whose data is ``SkewedData``."""
         topology = this_machine(1)
-        return Setting(
+        return PlanContext(
             world_size=1,
             ranks_per_node=1,
             batch_size=64,
@@ -57,7 +57,7 @@ class TablePartContract(PluginContract):
         )
 
     def test_constrains_only_the_tables_it_is_given(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         own = {table.name for table in tables[:-1]}
         part = plugin.part(tables[:-1], setting)
@@ -67,45 +67,47 @@ class TablePartContract(PluginContract):
             assert all(isinstance(value, ParameterConstraints) for value in constraints.values())
 
     def test_plugin_and_part_agree(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         if (part := plugin.part(tables[:-1], setting)) is not None:
             _merged(plugin, part, tables[:-1])
 
-    def test_does_nothing_without_tables(self, plugin: Sharding | Cache, setting: Setting) -> None:
+    def test_does_nothing_without_tables(
+        self, plugin: Sharding | Cache, setting: PlanContext
+    ) -> None:
         assert dict(plugin.constraints([])) == {}
         assert plugin.part([], setting) is None
 
     def test_looks_up_only_the_tables_it_is_given(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         part = plugin.part(tables[:-1], setting)
         if part is not None and (kernels := type(part).kernels([part])) is not None:
             assert set(kernels.tables) <= {table.name for table in tables[:-1]}
 
     def test_says_nothing_of_other_tables(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         part = plugin.part(tables[:-1], setting)
         if part is not None:
-            assert said_of(part, tables[-1]) == said_of(TablePart(), tables[-1])
+            assert said_of(part, tables[-1]) == said_of(TableStrategy(), tables[-1])
 
     def test_every_rank_makes_the_same_part(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         # Made anew from its options, as on each rank.
         first, second = (_said_by(copy(plugin), tables, setting) for _ in range(2))
         assert first == second
 
     def test_another_process_makes_the_same_part(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         """Sets have another order there, as on each rank, unless PYTHONHASHSEED is set."""
         (there,) = launch(_said_on_a_rank, 1, plugin, tables, setting)
         assert there == _said_by(plugin, tables, setting)
 
     def test_its_part_travels(
-        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
     ) -> None:
         part = plugin.part(tables[:-1], setting)
         if part is not None:
@@ -120,12 +122,12 @@ def _said_on_a_rank(
     _world_size: int,
     plugin: Sharding | Cache,
     tables: Sequence[Table],
-    setting: Setting,
+    setting: PlanContext,
 ) -> object:
     return _said_by(plugin, tables, setting)
 
 
-def _said_by(plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting) -> object:
+def _said_by(plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext) -> object:
     """What a plugin and its part say of its tables; numbers to the last bit."""
     constraints = _figures_of(plugin.constraints(tables[:-1]))
     part = plugin.part(tables[:-1], setting)
@@ -133,7 +135,7 @@ def _said_by(plugin: Sharding | Cache, tables: Sequence[Table], setting: Setting
 
 
 def _said(
-    plugin: Sharding | Cache, part: TablePart, tables: Sequence[Table], setting: Setting
+    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table], setting: PlanContext
 ) -> dict[str, Any]:
     """All that a part says."""
     constraints = _merged(plugin, part, tables)
@@ -152,7 +154,7 @@ def _said(
 
 
 def _merged(
-    plugin: Sharding | Cache, part: TablePart, tables: Sequence[Table]
+    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table]
 ) -> dict[str, ParameterConstraints]:
     """What both ask for tables, of which neither contradicts the other."""
     merged = dict(plugin.constraints(tables))
@@ -178,7 +180,7 @@ def _figures_of(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ob
 
 
 def _said_of_a_shard(
-    part: TablePart, table: Table, setting: Setting, constraints: ParameterConstraints
+    part: TableStrategy, table: Table, setting: PlanContext, constraints: ParameterConstraints
 ) -> object:
     """What it says of a shard in a plan that obeys the constraints."""
     kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
@@ -225,7 +227,7 @@ def _said_of_a_shard(
     )
 
 
-def said_of(part: TablePart, table: Table) -> dict[str, Any]:
+def said_of(part: TableStrategy, table: Table) -> dict[str, Any]:
     """What a part says of a table."""
     return {
         "ranks": part.ranks(table.name),
