@@ -12,10 +12,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from recd_plugin_tables.columns import Columns, feature_name
-from recd_plugin_tables.imports.histories import HistoryOptions
+from recd_plugin_tables.imports.converter import OnNan
 from recd_plugin_tables.imports.note import ImportNote
-from recd_plugin_tables.imports.policy import OnNan
-from recd_plugin_tables.imports.splits import SplitOptions
+from recd_plugin_tables.imports.spill import HistoryOptions, SplitOptions
 from recd_plugin_tables.kinds import is_text
 from recd_plugin_tables.plan import OF_IMPORT, ColumnPlan, Others, key_name, plan_columns
 from recd_plugin_tables.sources import (

@@ -10,8 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from recd_plugin_tables.columns import KEYS, ColumnOptions, Role, feature_name
-from recd_plugin_tables.kinds import why_not
-from recd_plugin_tables.leaves import Leaf, is_list, leaves, plain
+from recd_plugin_tables.kinds import Leaf, is_list, leaves, plain, why_not
 from recd_plugins.api import DataError
 
 Others = Literal["error", "unused"]

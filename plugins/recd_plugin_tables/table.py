@@ -17,9 +17,17 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from recd_plugin_tables.columns import ColumnOptions, feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
-from recd_plugin_tables.imports.source_rows import SourceRows
-from recd_plugin_tables.kinds import is_text, type_of_values, values_of
-from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, plain
+from recd_plugin_tables.imports.note import SourceRows
+from recd_plugin_tables.kinds import (
+    Leaf,
+    is_list,
+    is_text,
+    leaf_array,
+    leaves,
+    plain,
+    type_of_values,
+    values_of,
+)
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source, TrainedColumns, has_local_files
 from recd_plugins.api import (

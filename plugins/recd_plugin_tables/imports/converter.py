@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -11,17 +13,20 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_plugin_tables.columns import ColumnOptions
-from recd_plugin_tables.imports.explode import Exploded, explode
-from recd_plugin_tables.imports.policy import OnNan, finite, given
-from recd_plugin_tables.leaves import leaf_array, plain
+from recd_plugin_tables.kinds import Leaf, leaf_array, list_parts, plain
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, ColumnPlan, Use
-from recd_plugin_tables.values.cells import Cells, nulls
-from recd_plugin_tables.values.hashing import mixed
-from recd_plugin_tables.values.ids import id_lists, ids_of, missing_id
-from recd_plugin_tables.values.labels import labels_of
-from recd_plugin_tables.values.numbers import number_rows, number_type, numbers_of
-from recd_plugin_tables.values.texts import Texts
-from recd_plugin_tables.values.times import microseconds
+from recd_plugin_tables.times import Cells, microseconds, nulls
+from recd_plugin_tables.values import (
+    Texts,
+    id_lists,
+    ids_of,
+    labels_of,
+    missing_id,
+    mixed,
+    number_rows,
+    number_type,
+    numbers_of,
+)
 from recd_plugins.api import DataError, Rows
 
 _LISTS = pa.list_(pa.int64())
@@ -229,3 +234,168 @@ def number_names(name: str, options: ColumnOptions, widths: Mapping[str, int]) -
     if options.feature == "number":
         return [name]
     return [f"{name}_{index}" for index in range(widths[name])]
+
+
+class Exploded:
+    """Rows of a table, and of each some rows for a model.
+
+    What is not exploded is made once a row of the table, and spread.
+
+    Attributes:
+        parents: the row of the table that each row is of, int64 ``[num_rows]``, from 0.
+        numbers: which candidate of it, from 0.
+        num_empty: rows of the table without candidates.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        parents: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        items: dict[str, pa.Array],
+        num_empty: int,
+    ) -> None:
+        self._rows, self._items = rows, items
+        self.parents, self.numbers, self.num_empty = parents, numbers, num_empty
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def column(self, leaf: Leaf) -> pa.Array:
+        """The column of a leaf: of the table's rows, or of candidates where it is exploded."""
+        return self._items[leaf.path[0]] if leaf.exploded else self._rows.data[leaf.path[0]]
+
+    def cells(self, leaf: Leaf) -> Cells:
+        """The values of a leaf in that column."""
+
+        def place(index: int) -> str:
+            return self.place(index, leaf.name, of_candidates=leaf.exploded)
+
+        return Cells(leaf_array(self.column(leaf), leaf), place)
+
+    def place(self, index: int, column: str, *, of_candidates: bool = True) -> str:
+        """File, row and column for an error message, and the candidate where there are some."""
+        row = int(self.parents[index]) if of_candidates else index
+        path, row_in_file = self._rows.origin_of(row)
+        candidate = f", candidate {self.numbers[index]}" if of_candidates and self._items else ""
+        return f"{path}: row {row_in_file} (from 0){candidate}, column {column!r}"
+
+    def spread(self, values: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
+        """Values of a leaf's column for each row."""
+        return values if leaf.exploded or not self._items else values[self.parents]
+
+    def spread_array(self, values: pa.Array, leaf: Leaf) -> pa.Array:
+        """The same of Arrow."""
+        return values if leaf.exploded or not self._items else values.take(pa.array(self.parents))
+
+
+def explode(rows: Rows, columns: Sequence[str]) -> Exploded:
+    """A row for each element of the lists in ``columns``, which are parallel; none: the rows.
+
+    Raises:
+        DataError: lists of one row differ in length.
+    """
+    num_rows = len(rows)
+    if not columns:
+        return Exploded(rows, np.arange(num_rows), np.zeros(num_rows, np.int64), {}, 0)
+    items, lengths = {}, None
+    for name in columns:
+        offsets, items[name], _ = list_parts(rows.data[name])
+        found = np.diff(offsets)
+        lengths = found if lengths is None else lengths
+        if (found != lengths).any():
+            row = int((found != lengths).argmax())
+            path, row_in_file = rows.origin_of(row)
+            raise DataError(
+                f"{path}: row {row_in_file} (from 0): {found[row]} elements in column {name} and "
+                f"{lengths[row]} in {columns[0]}; columns that are exploded together are parallel"
+            )
+    assert lengths is not None
+    parents = np.repeat(np.arange(num_rows), lengths)
+    starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+    numbers = np.arange(len(parents)) - starts[parents] if len(parents) else parents
+    return Exploded(rows, parents, numbers.astype(np.int64), items, int((lengths == 0).sum()))
+
+
+OnNan = Literal["error", "drop", "zero"]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Values of a column after that.
+
+    Attributes:
+        values: finite numbers.
+        dropped: rows to leave out, bool ``[B]``.
+        num_filled: how many values were missing or no number, those of dropped rows too.
+    """
+
+    values: NDArray[np.float64]
+    dropped: NDArray[np.bool_]
+    num_filled: int
+
+
+def finite(
+    cells: Cells,
+    numbers: NDArray[np.float64],
+    options: ColumnOptions,
+    on_nan: OnNan,
+    *,
+    scoring: bool = False,
+) -> Kept:
+    """Numbers of a dense feature, finite as float32.
+
+    Args:
+        cells: the column, for errors.
+        numbers: ``[B]`` or ``[B, width]``, NaN where a value is missing.
+        options: its ``missing`` is for null and NaN, in place of ``on_nan``.
+        on_nan: for what is missing, and for what is infinite as float32.
+        scoring: the model is trained, and by these rules.
+
+    Raises:
+        DataError: a value is missing or infinite, and the rule for it is error.
+    """
+    gaps = np.isnan(numbers)
+    with np.errstate(over="ignore"):
+        endless = ~gaps & ~np.isfinite(numbers.astype(np.float32))
+    rule = on_nan if options.missing is None else options.missing
+    values = numbers.copy()
+    dropped = np.zeros(len(cells), np.bool_)
+    for wrong, how in ((gaps, rule), (endless, on_nan)):
+        if not wrong.any():
+            continue
+        in_row = wrong if wrong.ndim == 1 else wrong.any(axis=1)
+        if how == "error":
+            advice = _MISSING if wrong is gaps else _INFINITE
+            raise cells.wrong(int(in_row.argmax()), _TRAINED if scoring else advice)
+        if how == "drop":
+            dropped |= in_row
+        values[wrong] = how if isinstance(how, int | float) else 0.0
+    return Kept(values, dropped, int(gaps.sum() + endless.sum()))
+
+
+def given(cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions) -> Kept:
+    """Labels, NaN where there is none, after ``missing``.
+
+    Raises:
+        DataError: one is missing and ``missing`` gives no value.
+    """
+    gaps = np.isnan(numbers)
+    if gaps.any() and options.missing in (None, "error"):
+        raise cells.wrong(int(gaps.argmax()), "set missing: drop, 0 or 1 for it")
+    drops = options.missing == "drop"
+    fill = 0.0 if drops or not isinstance(options.missing, int | float) else options.missing
+    none = np.zeros_like(gaps)
+    return Kept(np.where(gaps, fill, numbers), gaps if drops else none, int(gaps.sum()))
+
+
+_OF_32_BITS = "features are finite numbers of 32 bits; set"
+_MISSING = (
+    f"{_OF_32_BITS} missing: of this column to a value (for null and NaN), or on_nan: of the "
+    "dataset to drop or zero"
+)
+_INFINITE = f"{_OF_32_BITS} on_nan: of the dataset to drop or zero"
+_TRAINED = (
+    "features are finite numbers of 32 bits, and the model was trained with no rule for others: "
+    "write one, or leave the row out"
+)

@@ -12,16 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from recd_plugin_tables.imports.converter import Converter
-from recd_plugin_tables.imports.histories import HistoryOptions
+from recd_plugin_tables.imports.converter import Converter, OnNan
 from recd_plugin_tables.imports.note import ImportNote
-from recd_plugin_tables.imports.policy import OnNan
-from recd_plugin_tables.imports.spill import Spill
-from recd_plugin_tables.imports.splits import SplitOptions, Splitter
-from recd_plugin_tables.leaves import leaf_array, list_parts, plain
+from recd_plugin_tables.imports.spill import HistoryOptions, Spill, SplitOptions, Splitter
+from recd_plugin_tables.kinds import leaf_array, list_parts, plain
 from recd_plugin_tables.plan import SESSION, TIME, ColumnPlan
 from recd_plugin_tables.sources import Source
-from recd_plugin_tables.values.texts import Texts
+from recd_plugin_tables.values import Texts
 from recd_plugins.api import DataError, Layout, Rows, SessionKeys, TableWriter, work_folder
 
 #: Bytes of rows that stay in memory while a table is read.

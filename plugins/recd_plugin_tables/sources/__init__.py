@@ -1,8 +1,22 @@
-"""Sources: where the rows of a user's table are read from, as they are written."""
+"""Sources: where the rows of a user's table are read from, in their stored form."""
 
-from recd_plugin_tables.sources.as_trained import AsTrained, TrainedColumns
-from recd_plugin_tables.sources.opening import has_local_files, open_source
-from recd_plugin_tables.sources.source import Source, SourceOptions
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from recd_plugin_tables.sources import libraries
+from recd_plugin_tables.sources.files import (
+    ArrowFormat,
+    FileFormat,
+    FileSource,
+    ParquetFormat,
+    looks_like,
+)
+from recd_plugin_tables.sources.source import AsTrained, Source, SourceOptions, TrainedColumns
+from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
+from recd_plugins.api import DataError, Location
 
 __all__ = [
     "AsTrained",
@@ -12,3 +26,176 @@ __all__ = [
     "has_local_files",
     "open_source",
 ]
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://")
+_FORMATS: tuple[type[FileFormat], ...] = (
+    ParquetFormat,
+    CsvFormat,
+    TsvFormat,
+    JsonLinesFormat,
+    ArrowFormat,
+)
+_FILES = tuple(each.name for each in _FORMATS)
+# A folder with one of these is a table that a library reads, not a folder of files.
+_MARKS = {
+    "delta": ["_delta_log"],
+    "iceberg": ["metadata/*.metadata.json"],
+    "huggingface": ["dataset_dict.json", "state.json"],
+    "lance": ["_versions"],
+}
+_LIBRARIES: dict[str, Callable[[str, SourceOptions], Source]] = {
+    "huggingface": lambda place, given: libraries.HuggingFaceSource(place, given.table),
+    "iceberg": lambda place, _: libraries.IcebergSource(place),
+    "delta": lambda place, _: libraries.DeltaSource(place),
+    "lance": lambda place, _: libraries.LanceSource(place),
+    "duckdb": lambda place, given: libraries.DuckDbSource(place, given.table, given.query),
+}
+# The options of each format. Libraries reach their stores by their own settings.
+_TAKES: dict[str, set[str]] = {
+    "parquet": {"storage"},
+    "arrow": {"storage"},
+    "csv": {"storage", "separator", "decimal", "header", "types"},
+    "tsv": {"storage", "separator", "decimal", "header", "types"},
+    "jsonl": {"storage", "types"},
+    "huggingface": {"table"},
+    "iceberg": set(),
+    "delta": set(),
+    "lance": set(),
+    "duckdb": {"table", "query"},
+}
+
+
+def open_source(
+    location: str | Path,
+    format: str | None = None,
+    options: SourceOptions | None = None,
+    *,
+    of_another: bool = False,
+    texts: Collection[str] = (),
+) -> Source:
+    """Open a table: a file, a folder of files or of a table format, a database, or a URL.
+
+    Args:
+        location: a path or a URL.
+        format: its format; None takes that of ``options``, or goes by name and content.
+        options: how to open it.
+        of_another: the options were written for another table; ignore those that do not fit.
+        texts: columns to read as text, even if they look like numbers.
+
+    Raises:
+        DataError: nothing is there, or it cannot be read.
+        SetupError: the library for it is not installed, or its store cannot be reached.
+    """
+    options = options or SourceOptions()
+    root = Location(location if _URL.match(str(location)) else Path(location), options.storage)
+    kind, files = _find_format(root, format or options.format, of_another=of_another)
+    wrong = sorted(options.said() - {"format"} - _TAKES[kind])
+    if wrong and not of_another:
+        takers = ", ".join(each for each, names in _TAKES.items() if wrong[0] in names)
+        raise DataError(
+            f"{root}: source.{wrong[0]} is for {takers}, and this is {kind}; leave it out"
+        )
+    if kind in _LIBRARIES:
+        return _LIBRARIES[kind](str(location), options)
+    needed = () if of_another else tuple(options.types)
+    return FileSource(root, files, _file_format(kind, options, needed, texts), texts)
+
+
+def has_local_files(location: str | Path, options: SourceOptions) -> bool:
+    """Return whether a location holds local files in a format that Arrow reads.
+
+    Opens no file: only names are looked at.
+
+    Raises:
+        DataError: nothing is there, or no name shows a format.
+    """
+    if _URL.match(str(location)):
+        return False
+    return _find_format(Location(Path(location)), options.format)[0] in _FILES
+
+
+def _file_format(
+    kind: str, options: SourceOptions, needed: Collection[str], texts: Collection[str]
+) -> FileFormat:
+    if kind == "jsonl":
+        return JsonLinesFormat(options.types, texts)
+    if kind in ("csv", "tsv"):
+        types = {**dict.fromkeys(texts, "string"), **options.types}
+        form = CsvFormat if kind == "csv" else TsvFormat
+        return form(
+            options.separator, options.header, types, decimal=options.decimal, needed=needed
+        )
+    return ParquetFormat() if kind == "parquet" else ArrowFormat()
+
+
+def _find_format(
+    root: Location, wanted: str | None, *, of_another: bool = False
+) -> tuple[str, list[Location]]:
+    """Return the format of a location, and its files if Arrow reads them.
+
+    Args:
+        root: the location.
+        wanted: the format that the user gives; None goes by name and content.
+        of_another: ``wanted`` was given for another table; names and content go before it.
+    """
+    found = _library_format(root)
+    if found is not None:
+        if wanted in (None, found) or of_another:
+            return found, []
+        raise DataError(
+            f"{root}: this is a table of {found}, whose files may hold deleted rows; leave "
+            f"format: {wanted} out"
+        )
+    if wanted is not None and wanted not in _FILES and not of_another:
+        return wanted, []
+    files = root.find("")
+    by_format: dict[str, list[Location]] = {}
+    for file in files:
+        for each in _FORMATS:
+            if str(file.path).lower().endswith(each.suffixes):
+                by_format.setdefault(each.name, []).append(file)
+    if wanted is not None and (not of_another or not by_format or looks_like(files[0]) == wanted):
+        return wanted, by_format.get(wanted, files)
+    if not by_format:
+        suffixes = ", ".join(each.suffixes[0] for each in _FORMATS)
+        raise DataError(
+            f"{root}: no name here shows a format ({files[0]}); set format: (recd init: "
+            f"--format) to one of {', '.join(_FILES)}, or end names with {suffixes}"
+        )
+    if len(by_format) > 1:
+        seen = [f"{name} ({found[0]})" for name, found in by_format.items()]
+        raise DataError(
+            f"{root}: files of more than one format: {', '.join(seen)}; set format: "
+            "(recd init: --format)"
+        )
+    ((kind, chosen),) = by_format.items()
+    return kind, chosen
+
+
+def _library_format(root: Location) -> str | None:
+    """Return the format of a table that a library reads, None for files."""
+    place = str(root.path).rstrip("/")
+    if str(root.path).startswith(libraries.HUB):
+        return "huggingface"
+    if str(root.path).startswith(libraries.CATALOG) or place.endswith(".metadata.json"):
+        return "iceberg"
+    if place.endswith((".duckdb", ".ddb")):
+        return "duckdb"
+    if place.endswith(".lance"):
+        return "lance"
+    if root.local is not None and not root.local.is_dir():
+        return None
+    return next((kind for kind, names in _MARKS.items() for n in names if _has(root, n)), None)
+
+
+def _has(root: Location, name: str) -> bool:
+    """Return whether a folder has a file or folder of this name."""
+    if root.local is not None:
+        return any(root.local.glob(name))
+    folder, _, pattern = name.rpartition("/")
+    inside = f"{str(root.path).rstrip('/')}/{folder or pattern}"
+    try:
+        found = Location(inside, root.storage).find("")
+    except DataError:
+        return False
+    return not folder or any(str(file.path).endswith(pattern.lstrip("*")) for file in found)

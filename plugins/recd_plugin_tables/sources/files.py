@@ -1,20 +1,246 @@
-"""A table of files: one of them, or all in a folder and the folders below it."""
+"""What a format of files has: how to see the columns of one and how to read its rows."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.ipc as ipc
+import pyarrow.parquet as pq
 
-from recd_plugin_tables.sources.file_format import FileFormat, format_errors
-from recd_plugin_tables.sources.source import Source, check_names
-from recd_plugins.api import DataError, Location, Origin, Rows
+from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
+from recd_plugins.api import DataError, Location, Origin, Rows, int96_columns
+
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+# First bytes of a file that are looked at.
+_START = 4096
+# Those of formats.
+_MAGIC = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"FEA1": "Feather version 1",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "a zip file or a spreadsheet",
+    b"SQLite format 3": "SQLite",
+    b"ORC": "ORC",
+    b"Obj\x01": "Avro",
+}
+
+
+class FileFormat(ABC):
+    """How files of one format are read.
+
+    Attributes:
+        name: as option ``format`` has it.
+        suffixes: what names of such files end with, first the usual one.
+    """
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def schema(self, file: Location) -> pa.Schema:
+        """The columns of a file. Errors are Arrow's."""
+
+    @abstractmethod
+    def read(
+        self, file: Location, schema: pa.Schema, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a file in order, with ``columns`` of it; errors are Arrow's.
+
+        Args:
+            file: where it is.
+            schema: of the whole table, whose types this file may have to be read by.
+            columns: in which order they come is not said.
+        """
+
+    def num_rows(self, file: Location) -> int | None:  # noqa: ARG002
+        """How many rows a file has, None where reading shows it."""
+        return None
+
+
+@contextmanager
+def format_errors(file: Location, name: str) -> Iterator[None]:
+    """A context in which errors of Arrow become those that name the file, and what it is.
+
+    Raises:
+        DataError: the file cannot be read, is damaged, or is of another format.
+        SetupError: its store cannot be reached.
+    """
+    try:
+        with file.told():
+            yield
+    except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
+        found = looks_like(file)
+        if found is not None and found not in (name, _compression_of(file)):
+            known = found in ("parquet", "arrow", "csv", "tsv", "jsonl")
+            advice = (
+                f"{set_option('format', found)}, or rename it"
+                if known
+                else "write it in a format of README.md: Parquet, CSV, JSON lines or Arrow"
+            )
+            raise DataError(f"{file}: this is {found}, not {name}; {advice}") from error
+        how = ""
+        if "conversion error" in str(error):
+            how = "; the first rows were of this type, so name another by types: {column: string}"
+        raise DataError(f"{file}: no readable {name} file: {error}{how}") from error
+
+
+def open_stream(file: Location) -> pa.NativeFile:
+    """The bytes of a file of text from its start, decompressed where its name says so."""
+    source = file.open()
+    kind = _compression_of(file)
+    return pa.CompressedInputStream(source, kind) if kind else source
+
+
+def _compression_of(file: Location) -> str | None:
+    """What the name of a file says."""
+    name = str(file.path).lower()  # as formats are told by it
+    return next((kind for suffix, kind in _COMPRESSED.items() if name.endswith(suffix)), None)
+
+
+def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
+    """The suffixes, and those of the same files compressed."""
+    return (*suffixes, *(suffix + packed for suffix in suffixes for packed in _COMPRESSED))
+
+
+def looks_like(file: Location) -> str | None:
+    """Return the format that the first bytes of a file show, decompressed if its name says so."""
+    try:
+        with open_stream(file) as source:
+            start = source.read(_START)
+    except (pa.ArrowException, OSError):
+        return None
+    if start[8:12] == b"DUCK":
+        return "duckdb"
+    found = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
+    return found or _text_format(start)
+
+
+def _text_format(start: bytes) -> str | None:
+    """What lines of text could be; None where there is none."""
+    line = start.partition(b"\n")[0].strip()
+    if not line or not line.decode("utf-8", "ignore").replace("\t", " ").isprintable():
+        return None
+    if line.startswith(b"{"):
+        return "jsonl"
+    return "tsv" if b"\t" in line else "csv" if b"," in line or b";" in line else None
+
+
+def set_option(name: str, value: str) -> str:
+    """How a reader is told of an option, in a registry file and to `recd init`."""
+    return f"set {name}: {value} (recd init: --{name} {value})"
+
+
+_FILE_MAGIC = b"ARROW1"
+#: End-of-stream mark of Arrow IPC. Before Arrow 0.15 it was only the last four bytes.
+STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+class ParquetFormat(FileFormat):
+    """Parquet files."""
+
+    name = "parquet"
+    suffixes = (".parquet", ".pq", ".parq")
+
+    def schema(self, file: Location) -> pa.Schema:
+        with file.open() as source, _open_parquet(source) as table:
+            if int96_columns(table.metadata):
+                return table.schema_arrow
+            return table.schema.to_arrow_schema()
+
+    def num_rows(self, file: Location) -> int | None:
+        with file.open() as source:
+            return int(pq.read_metadata(source).num_rows)
+
+    def read(
+        self,
+        file: Location,
+        schema: pa.Schema,  # noqa: ARG002
+        columns: Sequence[str],
+    ) -> Iterator[pa.RecordBatch]:
+        with file.open() as source, _open_parquet(source) as table:
+            # Top columns by their numbers: a name with a dot would be taken for a struct's field.
+            yield from table.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=True)
+
+
+class ArrowFormat(FileFormat):
+    """Arrow IPC files and streams, and Feather files, which are the former."""
+
+    name = "arrow"
+    suffixes = (".arrow", ".feather", ".ipc", ".arrows")
+
+    def schema(self, file: Location) -> pa.Schema:
+        with file.open() as source:
+            return _open(source).schema
+
+    def num_rows(self, file: Location) -> int | None:
+        with file.open() as source:
+            reader = _open(source)
+            if not isinstance(reader, ipc.RecordBatchFileReader):
+                return None
+            return sum(
+                reader.get_batch(number).num_rows for number in range(reader.num_record_batches)
+            )
+
+    def read(
+        self,
+        file: Location,
+        schema: pa.Schema,  # noqa: ARG002
+        columns: Sequence[str],
+    ) -> Iterator[pa.RecordBatch]:
+        with file.open() as source:
+            reader = _open(source)
+            batches: Iterator[pa.RecordBatch]
+            if isinstance(reader, ipc.RecordBatchFileReader):
+                batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
+            else:
+                batches = _whole_stream(file, source, reader)
+            for batch in batches:
+                chosen = batch.select(list(columns))
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    yield chosen.slice(start, BATCH_ROWS)
+
+
+def _whole_stream(
+    file: Location, source: pa.NativeFile, reader: ipc.RecordBatchStreamReader
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a stream. A missing end mark is an error here, but not for Arrow."""
+    end, num_rows = source.tell(), 0
+    for batch in reader:
+        end, num_rows = source.tell(), num_rows + batch.num_rows
+        yield batch
+    source.seek(end)
+    rest = source.read(len(STREAM_END) + 1)
+    if rest not in (STREAM_END, STREAM_END[4:]):
+        longer = rest.startswith((STREAM_END, STREAM_END[4:]))
+        what = (
+            "has data after its end mark," if longer else "has no end mark, so it may be truncated,"
+        )
+        raise DataError(
+            f"{file}: the Arrow stream {what} after {num_rows:,} rows; write the file again"
+        )
+
+
+def _open_parquet(source: pa.NativeFile) -> pq.ParquetFile:
+    # Nanoseconds, which Arrow makes of Spark's times, wrap around beyond the year 2262.
+    return pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+
+
+def _open(source: pa.NativeFile) -> ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader:
+    is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+    source.seek(0)
+    return ipc.open_file(source) if is_file else ipc.open_stream(source)
+
 
 # The folder of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"

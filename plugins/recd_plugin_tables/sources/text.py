@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 import pyarrow.json as pa_json
 
-from recd_plugin_tables.sources.file_format import (
+from recd_plugin_tables.sources.files import (
     FileFormat,
     open_stream,
     set_option,

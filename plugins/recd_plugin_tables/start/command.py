@@ -175,8 +175,7 @@ def _guess(found: Survey, wanted: Wanted) -> Guesses:
 
 
 def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
-    from recd_plugin_tables.start.sequence import sequence
-    from recd_plugin_tables.start.towers import towers
+    from recd_plugin_tables.start.guesses import sequence, towers
 
     columns = guesses.columns
     width = max(len(each.name) for each in columns)

@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow.types as pt
 
 from recd_plugin_tables.columns import FEATURES, KEYS, Role, feature_name
-from recd_plugin_tables.kinds import holds_nothing, is_span, possible_roles
-from recd_plugin_tables.leaves import plain
+from recd_plugin_tables.kinds import holds_nothing, is_span, plain, possible_roles
 from recd_plugin_tables.plan import OF_IMPORT
-from recd_plugin_tables.start.guesses import Guess, Guesses
+from recd_plugin_tables.start.guesses import Guess, Guesses, hashed_alike, ids_of_lists
 from recd_plugin_tables.start.names import (
     HISTORY_WORDS,
     ID_WORDS,
@@ -22,19 +21,18 @@ from recd_plugin_tables.start.names import (
     REQUEST,
     SESSION,
     USER,
-    named_so,
-    words_of,
-)
-from recd_plugin_tables.start.outcomes import (
     is_later_event,
     is_outcome,
+    is_stored_time,
+    is_timestamp,
     label_of,
+    named_so,
+    time_column,
     why_suspicious,
+    words_of,
 )
-from recd_plugin_tables.start.shared import hashed_alike, ids_of_lists
 from recd_plugin_tables.start.survey import Seen, Survey
-from recd_plugin_tables.start.times import is_stored_time, is_timestamp, time_column
-from recd_plugin_tables.values.numbers import largest_whole
+from recd_plugin_tables.values import largest_whole
 from recd_plugins.api import DataError
 
 # A list of at least so many ids on average is a history: it gets a pooling of its own.

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
+from typing import Any, Literal
 
-from recd_plugin_tables.columns import Role
-from recd_plugin_tables.start.names import ITEM, named_so
+import numpy as np
+import pyarrow as pa
+
+from recd_plugin_tables.columns import Role, feature_name
+from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.start.names import ITEM, NUMBER_WORDS, named_so, words_of
 from recd_plugin_tables.start.survey import Seen, Survey
+from recd_plugins.api import least_ids_saved
 
 
 @dataclass(frozen=True)
@@ -77,3 +83,253 @@ class Guesses:
     def features(self, *roles: Role) -> list[Guess]:
         """The columns of any of these roles, in order."""
         return [guess for guess in self.columns if set(roles) & set(guess.roles)]
+
+
+# Rows that are looked at.
+_ROWS = 20_000
+
+
+def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
+    """Return whether a feature saves enough ids in batches, in the order of the import.
+
+    Args:
+        guesses: what columns are taken for.
+        batch_size: rows of a batch.
+        copies: rows of a batch in place of one of the table, such as its negatives.
+    """
+    survey = guesses.survey
+    candidates = max((each.rows for each in survey.seen if each.leaf.exploded), default=0)
+    copies *= max(1, candidates // survey.rows)
+    group = guesses.the("session") or guesses.the("request")
+    order = None
+    if group is not None and not group.seen.leaf.exploded:
+        order = np.argsort(_codes(survey.values(group.name)), kind="stable")
+    for each in guesses.features("ids"):
+        needed = least_ids_saved(sequence=each.history)
+        if each.seen.length < needed or each.seen.leaf.exploded:
+            continue
+        values = survey.values(each.name)
+        values = values.take(pa.array(order[:_ROWS])) if order is not None else values[:_ROWS]
+        stored = _share_stored(values, max(1, batch_size // copies)) / copies
+        if each.seen.length * (1 - stored) >= needed:
+            return True
+    return False
+
+
+def _share_stored(values: pa.Array, batch_size: int) -> float:
+    """Return unique rows of batches, as a share of all rows."""
+    rows = [tuple(each) if isinstance(each, list) else each for each in values.to_pylist()]
+    starts = range(0, len(rows), batch_size)
+    return sum(len(set(rows[start : start + batch_size])) for start in starts) / len(rows)
+
+
+def _codes(values: pa.Array) -> np.ndarray:
+    """Return numbers that are equal where values are."""
+    codes = values.dictionary_encode(null_encoding="encode").indices
+    return np.asarray(codes.to_numpy(zero_copy_only=False))
+
+
+# Lists of which more than this share are ids of another column are numbered as it is.
+_ALIKE = 0.5
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Columns that are numbered alike.
+
+    Attributes:
+        names: the id first, then lists of such ids.
+        distinct: ids that the sample has of all of them.
+    """
+
+    names: tuple[str, ...]
+    distinct: int
+
+
+def shared(guesses: Guesses) -> list[Shared]:
+    """Columns whose ids are the same, by the sample; numbers without gaps are so by chance."""
+    survey = guesses.survey
+    features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
+    found = {each.name: survey.elements(each.name) for each in features}
+    texts = {
+        name: each.cast(pa.string())
+        for name, each in found.items()
+        if is_text(each.type) or survey[name].has_gaps
+    }
+    ids = [each.name for each in features if "id" in each.roles and each.name in texts]
+    numbered_alike: dict[str, list[str]] = {}
+    for each in features:
+        if "ids" in each.roles and each.name in texts and "integers" not in each.options:
+            shares = {
+                name: survey.share(each.name, name)
+                for name in ids
+                if is_text(found[name].type) == is_text(found[each.name].type)
+            }
+            best = max(shares, key=lambda name: shares[name], default=None)
+            if best is not None and shares[best] > _ALIKE:
+                numbered_alike.setdefault(best, [best]).append(each.name)
+    return [
+        Shared(tuple(names), len(pa.chunked_array([texts[name] for name in names]).unique()))
+        for names in numbered_alike.values()
+    ]
+
+
+def ids_of_lists(survey: Survey, columns: list[Guess]) -> list[Guess]:
+    """The columns, where whole numbers are ids if a list has the same ones, as of an item."""
+    lists = [each.name for each in columns if "ids" in each.roles and each.seen.whole]
+
+    def is_listed(each: Guess) -> bool:
+        named = NUMBER_WORDS.search(words_of(each.seen.leaf.path[-1]))
+        return (
+            each.roles == ("number",)
+            and each.seen.has_gaps
+            and not named
+            and any(survey.share(name, each.name) > _ALIKE for name in lists)
+        )
+
+    return [
+        Guess(each.seen, ("id",), f"{each.seen.distinct:,} whole numbers that a list has, too")
+        if is_listed(each)
+        else each
+        for each in columns
+    ]
+
+
+def hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
+    """The columns, where whole numbers in a text are text if they are ids of a column of text."""
+    texts = [each.name for each in columns if "id" in each.roles and each.seen.is_text]
+
+    def is_text(each: Guess) -> bool:
+        return "integers" in each.options and any(
+            survey.share(each.name, text) > _ALIKE for text in texts
+        )
+
+    return [
+        replace(each, options={k: v for k, v in each.options.items() if k != "integers"})
+        if is_text(each)
+        else each
+        for each in columns
+    ]
+
+
+# Share of the rows behind the first of a session that have a later time, where times tell an order.
+_LATER = 0.1
+
+
+@dataclass(frozen=True)
+class ItemSequence:
+    """The items of a session one after the other.
+
+    Attributes:
+        history: name of the feature that the import builds.
+        item: column of the item.
+        ties: as the option of ``tables.table``.
+    """
+
+    history: str
+    item: str
+    ties: Literal["apart", "stored"]
+
+    @property
+    def rank_options(self) -> str:
+        """Options of `recd rank` for this model."""
+        return f" --seen {self.history}"
+
+
+def sequence(guesses: Guesses) -> ItemSequence | None:
+    """Return what a sequence model of the log needs.
+
+    None if a column tells users apart (a user id or a history), or if each row is a session of its
+    own. A request is no user: those of the test are not in training.
+    """
+    survey, item = guesses.survey, guesses.item
+    group = guesses.the("session") or guesses.the("request")
+    if not guesses.implicit or item is None or group is None or group.seen.unique:
+        return None
+    ids = guesses.features("id", "ids")
+    is_user = group in ids and "request" not in group.roles
+    if is_user or any(each.history for each in ids):
+        return None
+    ties: Literal["apart", "stored"] = "apart"
+    if (time := guesses.the("time")) is not None:
+        # Where nearly all rows of a session have one time, as a day, only their order tells.
+        times = survey.pairs(group.name, time.name) or survey.rows
+        rows = survey.rows - group.seen.distinct
+        ties = "stored" if times - group.seen.distinct < _LATER * rows else "apart"
+    taken = {feature_name(each.name) for each in guesses.columns}
+    names = chain(["history"], (f"history_{number}" for number in count(2)))
+    return ItemSequence(next(each for each in names if each not in taken), item.name, ties)
+
+
+@dataclass(frozen=True)
+class Towers:
+    """Features by side; what is of neither would tell a tower what the other is to find.
+
+    Attributes:
+        item, user: sparse features, first the id of each.
+        item_dense, user_dense: places among the dense features, from 0.
+        item_numbers: names of the item's dense features.
+        histories: of ``user``, those that are lists.
+        user_id: feature of the user; None where no column is one.
+    """
+
+    item: tuple[str, ...]
+    user: tuple[str, ...]
+    item_dense: tuple[int, ...]
+    user_dense: tuple[int, ...]
+    item_numbers: tuple[str, ...]
+    histories: tuple[str, ...]
+    user_id: str | None
+
+    @property
+    def rank_options(self) -> str:
+        """Of `recd rank`, for this model."""
+        user = f" --user {self.user_id}" if self.user_id else ""
+        return user + "".join(f" --seen {n}" for n in self.histories)
+
+
+def towers(guesses: Guesses) -> Towers | None:
+    """Return the sides of a log; None if it has no item, or neither a user id nor a history."""
+    item, session = guesses.item, guesses.the("session")
+    if not guesses.implicit or item is None:
+        return None
+    ids = guesses.features("id", "ids")
+    user_id = session if session in ids else None
+
+    def of(each: Guess, key: Guess | None) -> bool:
+        return key is not None and guesses.survey.determines(key.name, each.name)
+
+    items = [each for each in ids if each is not item and each is not user_id and of(each, item)]
+    of_item = [item, *items]
+    of_user = [
+        each
+        for each in ids
+        if each not in of_item and (each.history or "time" in each.roles or of(each, user_id))
+    ]
+    if user_id is not None:
+        of_user = [user_id, *(each for each in of_user if each is not user_id)]
+    if user_id is None and not any(each.history for each in of_user):
+        return None
+    places: dict[str, list[int]] = {"item": [], "user": []}
+    numbers, place = [], 0
+    for each in guesses.features("number", "numbers"):
+        width = each.seen.width or 1 if "numbers" in each.roles else 1
+        if width == 1 and of(each, item):
+            numbers.append(feature_name(each.name))
+            places["item"].append(place)
+        elif of(each, user_id):
+            places["user"] += range(place, place + width)
+        place += width
+    return Towers(
+        _names(of_item),
+        _names(of_user),
+        tuple(places["item"]),
+        tuple(places["user"]),
+        tuple(numbers),
+        _names([each for each in of_user if each.history]),
+        None if user_id is None else feature_name(user_id.name),
+    )
+
+
+def _names(columns: list[Guess]) -> tuple[str, ...]:
+    return tuple(feature_name(each.name) for each in columns)

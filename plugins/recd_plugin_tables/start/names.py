@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
 from recd_plugin_tables.columns import Role
-from recd_plugin_tables.kinds import possible_roles
-from recd_plugin_tables.start.survey import Seen
+from recd_plugin_tables.kinds import plain, possible_roles
+from recd_plugin_tables.start.survey import Seen, Survey
+from recd_plugin_tables.times import is_plausible
 
 # Words of names, best first: a column whose name has an earlier one wins.
 LABEL = (
@@ -78,3 +85,222 @@ def words_of(name: str) -> str:
     """A name in lower case with underscores, without a type: userId:token is user_id."""
     name = name.partition(":")[0]
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
+
+
+_IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
+
+
+def time_column(found: list[Seen]) -> str | None:
+    """Return the name of the time column.
+
+    One with a matching name, else the first that holds times.
+    """
+    hourly = [seen for seen in found if not seen.daily]
+    return (
+        named_so(hourly, TIME, "time", _is_time)
+        or named_so(found, TIME, "time", _is_time)
+        or next((seen.leaf.name for seen in found if is_timestamp(seen)), None)
+        or next((seen.leaf.name for seen in found if seen.rising and is_time_by_value(seen)), None)
+    )
+
+
+def is_timestamp(seen: Seen) -> bool:
+    """Whether values are times by their type, or texts of times."""
+    return seen.timed or bool(pt.is_timestamp(plain(seen.leaf.type)))
+
+
+def is_stored_time(seen: Seen) -> bool:
+    """Whether numbers are times, by their name and values or by their values alone."""
+    return (named_so([seen], TIME, "time", _has_unit) is not None) or is_time_by_value(seen)
+
+
+def is_time_by_value(seen: Seen) -> bool:
+    """Whether numbers can hardly be anything else than times, whatever their name is.
+
+    Ids of 10, 13, 16 or 19 digits may look like seconds or parts of them. They do not rise from row
+    to row, and usually repeat.
+    """
+    name = words_of(seen.leaf.path[-1])
+    if seen.unit is None or KEY_WORDS.search(name) or _IDS.fullmatch(name):
+        return False
+    if seen.least is None or seen.largest is None:
+        return False
+    if seen.unit.startswith("Y"):
+        return seen.distinct > 2
+    if not is_plausible(seen.least, seen.largest, seen.unit):
+        return False
+    rare = seen.unit in ("ms", "us") and seen.distinct > seen.values / 2
+    return seen.distinct > 2 and (seen.rising or rare)
+
+
+def _has_unit(seen: Seen) -> bool:
+    return seen.unit is not None
+
+
+def _is_time(seen: Seen) -> bool:
+    kind = plain(seen.leaf.type)
+    return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or seen.timed or _has_unit(seen)
+
+
+# Rows of a sample that are compared with the label, and rows of each label that this takes.
+_COMPARED = 20_000
+_LEAST_ROWS = 20
+# Columns of so few values are compared by the mean label of each value.
+_FEW_VALUES = 50
+_SUSPICIOUS_AUC = 0.99
+# A column is suspicious if the log-probability that all its non-empty rows are positive by chance
+# is below this.
+_UNLIKELY = -14.0
+
+# In names of several labels, as label_finish.
+_EVENTS = (
+    "click|like|buy|purchase|order|pay|conversion|convert|play|view|watch|finish|follow|share|"
+    "comment|install|ctr|cvr|ctcvr|target"
+)
+# What a user does with an item, as a flag.
+_ACTIONS = (
+    r"click(ed)?", r"(dis|un)?liked?", r"loved?", r"(un)?follow", r"comment(ed)?", r"shared?",
+    r"forward(ed)?", r"repost(ed)?", r"retweet(ed)?", r"repl(y|ied)", r"hated?", r"fav",
+    r"favou?rited?", r"collect(ed)?", r"bookmark(ed)?", r"saved?", r"wishlist(ed)?", r"subscribe",
+    r"install", r"download(ed)?", r"purchased?", r"buy", r"bought", r"order(ed)?", r"pay",
+    r"checkout", r"convert(ed)?", r"conversion", r"book(ed|ing)?", r"cart", r"add(ed)?_(to_)?cart",
+    r"atc", r"refund(ed)?", r"returned", r"churn(ed)?", r"attributed", r"engage(d|ment)?",
+    r"finish(ed)?(_play)?", r"completed?", r"completion", r"skip(ped)?(_\d)?", r"watched",
+    r"viewed",    r"(long|short|effective|valid|full)_?(view|play|read|watch)", r"play(ed)?",
+    r"(profile|comment|author|shop)_(enter|click|visit)", r"bounced?", r"report(ed)?",
+    r"negative_feedback", r"not_interested", r"label_?\d*", r"y_?\d+",
+rf"({_EVENTS})_label", rf"label_({_EVENTS})",
+)  # fmt: skip
+_FLAG = re.compile(
+    rf"((is|has|did|was|if)_)?({'|'.join(_ACTIONS)})(_(flag|bool|ind|yn|binary|or_not))?"
+)
+_UNIT = r"(_(m?s|us|m?secs?|seconds?|min(ute)?s?|millis))?"
+_WATCHED = r"(play|watch|view|dwell|stay|read|listen|engage|linger)(ed|d|ing|ment)?"
+_MONEY = r"(amount|amt|value|money|total|usd|eur|cny|revenue)"
+_AMOUNT = re.compile(
+    rf"(\w+_)?{_WATCHED}_?(time|times|duration|dur|length|seconds|secs?|ms){_UNIT}"
+    rf"|(\w+_)?(play|watch|read|view)(ed)?_(ratio|percent|percentage|pct|progress|fraction)"
+    rf"|(time|seconds|ms|minutes)_(spent|on_(page|site|item)|watched|played|read|stayed)"
+    rf"|dwell|(scroll|read)_depth|\w+_after"
+    rf"|(\w+_)?(pay|paid|payment|order|purchase|sales?|transaction|conversion|booking)_{_MONEY}"
+    rf"|(pay|paid|purchase)_price|(\w+_)?(revenue|gmv|payout|profit|spent)(_(usd|eur|cny))?"
+    rf"|gross_bookings?(_\w+)?|(amount|money)_(paid|spent)|tip_amount"
+)
+_RATING = re.compile(r"(user_|my_|review_|item_)?(ratings?|stars)(_given)?|review_score")
+# Statistics of earlier rows, and predictions, are known before.
+_KNOWN_BEFORE = re.compile(
+    r"(^|_)(avg|average|mean|median|std|var|total|sum|cum\w*|hist|history|historical|past|prev|"
+    r"previous|last|prior|recent|first|max|min|num|n|count|cnt|expected|est|estimated|pred|"
+    r"predicted|annual|yearly|company|\d+[dhmw]|[dhmw]\d+|before|daily|weekly|monthly|lifetime)(_|$)"
+)
+
+
+# The time or id of something that a positive row led to, if it is missing in the others.
+_LATER_EVENT = re.compile(
+    r"(\w+_)?(click|conver(t|sion)|purchase|order|pay|paid|attribut(ed|ion)|install|finish|end|exit|"
+    rf"leave|checkout|return|refund|book|booking)(ed)?_?(time|timestamp|ts|at|date|dt|id){_UNIT}"
+)
+
+
+def is_outcome(survey: Survey, seen: Seen) -> bool:
+    """Return whether a column is an outcome by its name.
+
+    A column that is constant per item or per user is an attribute, not an outcome.
+    """
+    name = words_of(seen.leaf.path[-1])
+    if _holds_flags(seen):
+        return name in LABEL or _FLAG.fullmatch(name) is not None
+    if seen.is_list or seen.is_text or seen.largest is None or _KNOWN_BEFORE.search(name):
+        return False
+    rating = _RATING.fullmatch(name) is not None and seen.distinct <= _FEW_VALUES
+    if not (rating or _AMOUNT.fullmatch(name)):
+        return False
+    named = {named_so(list(survey.seen), words, "id") for words in (ITEM, USER)}
+    keys = [
+        key.leaf.name
+        for key in survey.seen
+        if key.leaf.name in named
+        # Any other id of several rows, such as hotel_id.
+        or ((key.is_text or key.whole) and seen.distinct < key.distinct < key.values / 2)
+    ]
+    return not any(survey.determines(key, seen.leaf.name) for key in keys)
+
+
+def is_later_event(seen: Seen) -> bool:
+    """Return whether a column has the name of an event after the row, as conversion_time."""
+    return _LATER_EVENT.fullmatch(words_of(seen.leaf.path[-1])) is not None
+
+
+def _holds_flags(seen: Seen) -> bool:
+    if seen.binary:
+        return True
+    if seen.is_list:
+        element = plain(plain(seen.leaf.type).value_type)
+        bits = seen.distinct == 2 and seen.least == 0 and seen.largest == 1
+        return bits or bool(pt.is_boolean(element))
+    return seen.distinct <= 2 and (seen.is_text or seen.largest == 1)
+
+
+def label_of(survey: Survey, label: Seen, positive_from: float) -> NDArray[np.float64]:
+    """Return the label of each row of the sample: 0, 1 or NaN, ``[rows]``."""
+    numbers = _numbers(survey.values(label.leaf.name))
+    return np.where(np.isneginf(numbers), np.nan, numbers >= positive_from)
+
+
+def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> str:
+    """Return why a column seems to be known only after the label, or an empty text.
+
+    Args:
+        survey: the sample.
+        seen: the column.
+        label: of each row of the sample, as of ``label_of``.
+    """
+    kind = plain(seen.leaf.type)
+    timed = pt.is_timestamp(kind) or pt.is_date(kind)
+    comparable = seen.largest is not None or pt.is_boolean(kind) or timed or seen.is_text
+    if seen.is_list or seen.separator is not None or not comparable:
+        return ""
+    values = survey.values(seen.leaf.name)
+    if len(values) != len(label):
+        return ""  # one of the two has a value for each candidate of a request
+    rows = np.flatnonzero(~np.isnan(label))
+    rows = rows[:: max(1, len(rows) // _COMPARED)]
+    values, positive = values.take(pa.array(rows)), label[rows] > 0
+    if min(positive.sum(), (~positive).sum()) < _LEAST_ROWS:
+        return ""
+    if seen.is_text:
+        values = values.fill_null("")
+        given = pc.not_equal(values, "").to_numpy(zero_copy_only=False)
+        scores = np.asarray(values.dictionary_encode().indices)
+    else:
+        scores = _numbers(values)
+        given = ~(np.isneginf(scores) | (scores == 0) | (scores == -1))
+    unlikely = given.sum() * np.log(positive.mean()) < _UNLIKELY
+    if not given.all() and positive[given].all() and unlikely:
+        return "missing or 0 in every row of label 0"
+    if seen.distinct <= _FEW_VALUES:
+        codes = np.unique(scores, return_inverse=True)[1]
+        scores = (np.bincount(codes, positive) / np.bincount(codes))[codes]
+    elif seen.is_text:
+        return ""
+    area = _auc(scores, positive)
+    found = max(area, 1 - area)
+    return f"its AUC alone is {found:.3f}" if found > _SUSPICIOUS_AUC else ""
+
+
+def _numbers(values: pa.Array) -> NDArray[np.float64]:
+    """Return numbers, bools or times as numbers, minus infinity where there is none."""
+    if pt.is_date32(values.type) or pt.is_boolean(values.type):
+        values = values.cast(pa.int32())
+    elif pt.is_timestamp(values.type) or pt.is_date(values.type):
+        values = values.cast(pa.int64())
+    numbers = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return np.nan_to_num(numbers, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+def _auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    _, codes, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - counts / 2)[codes]
+    num = int(positive.sum())
+    below = ranks[positive].sum() - num * num / 2
+    return float(below / (num * (len(positive) - num)))

@@ -11,11 +11,17 @@ from typing import Any
 
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.kinds import holds_text
-from recd_plugin_tables.start.guesses import Guess, Guesses
-from recd_plugin_tables.start.repeats import repeats_pay
-from recd_plugin_tables.start.sequence import ItemSequence, sequence
-from recd_plugin_tables.start.shared import Shared, shared
-from recd_plugin_tables.start.towers import Towers, towers
+from recd_plugin_tables.start.guesses import (
+    Guess,
+    Guesses,
+    ItemSequence,
+    Shared,
+    Towers,
+    repeats_pay,
+    sequence,
+    shared,
+    towers,
+)
 from recd_plugins.api import DataError
 
 _WIDTH = 100

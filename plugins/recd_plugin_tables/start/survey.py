@@ -13,14 +13,21 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from recd_plugin_tables.columns import Unit
-from recd_plugin_tables.kinds import is_span, is_text
-from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, list_parts, normal, plain
+from recd_plugin_tables.kinds import (
+    Leaf,
+    is_list,
+    is_span,
+    is_text,
+    leaf_array,
+    leaves,
+    list_parts,
+    normal,
+    plain,
+)
 from recd_plugin_tables.plan import explode_problems
 from recd_plugin_tables.sources import Source
-from recd_plugin_tables.values.cells import python_value
-from recd_plugin_tables.values.ids import split_text
-from recd_plugin_tables.values.numbers import seconds
-from recd_plugin_tables.values.times import possible_unit
+from recd_plugin_tables.times import possible_unit, python_value
+from recd_plugin_tables.values import seconds, split_text
 from recd_plugins.api import DataError
 
 #: Rows and bytes of a sample, at most.

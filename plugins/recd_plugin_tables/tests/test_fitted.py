@@ -97,7 +97,7 @@ def test_others_may_be_one_row():
 
 def test_many_distinct_ids_are_counted_in_pieces(monkeypatch):
     whole = fitted(made(Vocabulary, rows=500), IDS)
-    monkeypatch.setattr("recd_plugin_tables.preprocessing.vocabulary._WAITING", 10)
+    monkeypatch.setattr("recd_plugin_tables.preprocessing._WAITING", 10)
     assert fitted(made(Vocabulary, rows=500), IDS, size=50).identity() == whole.identity()
 
 
@@ -189,7 +189,7 @@ def test_quantiles_hold_equally_many_rows(monkeypatch):
     shares, counts = np.unique(apply(plugin, SPREAD), return_counts=True)
     assert np.allclose(shares, np.arange(10) / 9)
     assert counts.min() > 490
-    monkeypatch.setattr("recd_plugin_tables.preprocessing.quantiles._MOST", 1000)
+    monkeypatch.setattr("recd_plugin_tables.preprocessing._MOST", 1000)
     thinned = fitted(made(Quantiles, buckets=10), SPREAD)
     assert thinned.identity() == fitted(made(Quantiles, buckets=10), SPREAD, size=901).identity()
     assert np.abs(apply(thinned, SPREAD) - apply(plugin, SPREAD)).mean() < 0.03

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from recd_plugin_tables.sources.kind import FILE_FORMATS
+from recd_plugin_tables.sources import _FORMATS
 from recd_plugin_tables.tests.helpers import clicks
 from recd_plugins.cli import main
 from recd_plugins.registry.document import names_table
@@ -55,7 +55,7 @@ def test_nothing_is_written_for_a_command_that_is_refused() -> None:
 
 
 def test_every_format_is_told_from_a_registry() -> None:
-    suffixes = [suffix for each in FILE_FORMATS for suffix in each.suffixes]
+    suffixes = [suffix for each in _FORMATS for suffix in each.suffixes]
     assert all(names_table(f"Clicks{suffix}".upper()) for suffix in suffixes)
     assert names_table("clicks.ddb")
     assert names_table("clicks.lance/")

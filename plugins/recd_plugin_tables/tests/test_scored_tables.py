@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
-from recd_plugin_tables.values.hashing import text_id
+from recd_plugin_tables.values import text_id
 from recd_plugins.errors import DataError
 
 

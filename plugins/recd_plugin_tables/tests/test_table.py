@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from recd_plugin_tables import sources
 from recd_plugin_tables.imports import make
-from recd_plugin_tables.sources import opening
 from recd_plugin_tables.table import Table
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table, write
 from recd_plugin_tables.tests.writers import ROWS, WRITERS
-from recd_plugin_tables.values.hashing import text_id
+from recd_plugin_tables.values import text_id
 from recd_plugins.api import Location
 from recd_plugins.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
@@ -194,7 +194,7 @@ def test_what_recd_validate_asks_opens_local_files_alone(
     def opened(*_: object, **__: object) -> None:
         raise AssertionError(f"{place} is opened")
 
-    monkeypatch.setattr(opening, "_LIBRARIES", dict.fromkeys(opening._LIBRARIES, opened))
+    monkeypatch.setattr(sources, "_LIBRARIES", dict.fromkeys(sources._LIBRARIES, opened))
     local = Location.file_system
     monkeypatch.setattr(
         Location, "file_system", lambda self: local(self) if self.local else opened()

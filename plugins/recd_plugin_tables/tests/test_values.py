@@ -14,12 +14,9 @@ import pyarrow as pa
 import pytest
 
 from recd_plugin_tables.columns import ColumnOptions
-from recd_plugin_tables.leaves import normal
-from recd_plugin_tables.values.cells import Cells
-from recd_plugin_tables.values.ids import id_lists, ids_of
-from recd_plugin_tables.values.labels import labels_of
-from recd_plugin_tables.values.numbers import number_rows, numbers_of
-from recd_plugin_tables.values.times import microseconds
+from recd_plugin_tables.kinds import normal
+from recd_plugin_tables.times import Cells, microseconds
+from recd_plugin_tables.values import id_lists, ids_of, labels_of, number_rows, numbers_of
 from recd_plugins.errors import DataError
 
 NOON = dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC)  # a Wednesday

@@ -1,17 +1,53 @@
-"""Ids of any size as rows of a table: the frequent ones numbered, the others together."""
+"""What transforms that are fitted have in common: their state is tensors by name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from recd_plugin_tables.preprocessing.fitted import FittedPreprocessing
-from recd_plugins.api import MOST_UNKNOWN, PluginOptions
+from recd_plugins.api import MOST_UNKNOWN, PluginError, PluginOptions, Preprocessing
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class FittedPreprocessing(Preprocessing):
+    """A transform by tensors that ``fit`` decides, over all rows of the training split."""
+
+    fit_rows = None
+    _state: Mapping[str, Tensor] | None = None
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """The tensors.
+
+        Raises:
+            PluginError: nothing was fitted or loaded.
+        """
+        if self._state is None:
+            raise PluginError(f"{self.name}: transform before fit")
+        return self._state
+
+    def fitted_state(self) -> Mapping[str, Tensor]:
+        """What ``fit`` decided, which a checkpoint keeps."""
+        return dict(self.state)
+
+    def load_fitted_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take up what another one was fitted to."""
+        self._state = dict(state)
+
+    def identity(self) -> dict[str, Any]:
+        if self._state is None:
+            return {}
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self._state.items()):
+            digest.update(name.encode() + b"\0" + tensor.cpu().numpy().tobytes())
+        return {"fitted": digest.hexdigest()[:16]}
+
 
 # Distinct ids that wait to be counted together.
 _WAITING = 1 << 22
@@ -174,3 +210,96 @@ def _mix(ids: Tensor) -> Tensor:
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
     """A logical shift to the right; torch's fills with the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
+
+
+class Standardise(FittedPreprocessing):
+    """Subtract the mean of the training rows and divide by their standard deviation."""
+
+    name = "tables.standardise"
+    scope = "id"
+    takes = ("numbers",)
+
+    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
+        import torch
+
+        # Chan, Golub and LeVeque's sum of squares, which large means do not cancel.
+        count, mean, squares = 0, 0.0, 0.0
+        least, largest = math.inf, -math.inf
+        for values, _ in rows:
+            if not values.numel():
+                continue
+            part = values.double()
+            num, part_mean = values.numel(), float(part.mean())
+            squares += float((part - part_mean).square().sum())
+            squares += (part_mean - mean) ** 2 * count * num / (count + num)
+            mean += (part_mean - mean) * num / (count + num)
+            count += num
+            least, largest = min(least, float(part.min())), max(largest, float(part.max()))
+        deviation = math.sqrt(squares / count) if count else 0.0
+        # A number that never changes becomes 0, whatever rounding left of its deviation.
+        constant = least >= largest
+        mean = least if count and constant else mean
+        self._state = {
+            "mean": torch.tensor([mean], dtype=torch.float64),
+            "deviation": torch.tensor([1.0 if constant else deviation], dtype=torch.float64),
+        }
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        mean, deviation = (self.state[name].to(values.device) for name in ("mean", "deviation"))
+        return ((values.double() - mean) / deviation).to(values.dtype), offsets
+
+
+class Log1p(Preprocessing):
+    """Replace x by log(1 + x), and a negative one by -log(1 - x)."""
+
+    name = "tables.log1p"
+    scope = "id"
+    takes = ("numbers",)
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return values.sign() * values.abs().log1p(), offsets
+
+
+# Numbers that are kept to find the borders.
+_MOST = 1 << 22
+
+
+class Quantiles(FittedPreprocessing):
+    """Replace a number by its bucket's share: buckets hold equally many training rows, 0 to 1."""
+
+    name = "tables.quantiles"
+    scope = "id"
+    takes = ("numbers",)
+
+    class Options(PluginOptions):
+        """How fine."""
+
+        buckets: int = Field(default=100, ge=2, le=2**20, description="How many there are.")
+
+    options: Options
+
+    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
+        import torch
+
+        from recd_plugins.api import rounded_borders
+
+        kept, num_kept, step, seen = [torch.empty(0, dtype=torch.float64)], 0, 1, 0
+        for values, _ in rows:
+            # Every step-th number of all, wherever batches begin.
+            kept.append(values[-seen % step :: step].double())
+            seen += values.numel()
+            num_kept += kept[-1].numel()
+            while num_kept > _MOST:
+                kept = [torch.cat(kept)[::2]]
+                num_kept, step = kept[0].numel(), 2 * step
+        numbers = torch.cat(kept).sort().values
+        inner = torch.arange(1, self.options.buckets) * numbers.numel() // self.options.buckets
+        borders = numbers[inner] if numbers.numel() else numbers
+        self._state = {"borders": rounded_borders(borders)}
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        borders = self.state["borders"].to(values.device)
+        buckets = torch.searchsorted(borders, values.to(borders.dtype).contiguous(), right=True)
+        return (buckets / (self.options.buckets - 1)).to(values.dtype), offsets

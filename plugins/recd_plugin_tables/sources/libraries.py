@@ -1,0 +1,400 @@
+"""A table that a library hands out as record batches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugin_tables.sources.files import STREAM_END
+from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
+from recd_plugins.api import DataError, Origin, RecdError, Rows, optional_library
+
+
+class BatchSource(Source):
+    """What the sources of libraries have in common: rows are numbered as they are read.
+
+    Args:
+        location: of the table.
+        errors: what the library raises where the table is damaged.
+    """
+
+    def __init__(self, location: str, errors: tuple[type[Exception], ...]) -> None:
+        self.location = location
+        self._errors = (*errors, pa.ArrowException, OSError)
+
+    @abstractmethod
+    def read_schema(self) -> pa.Schema:
+        """The columns; errors are the library's."""
+
+    @abstractmethod
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        """All rows with these columns; errors are the library's."""
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        try:
+            return check_names(self.location, self.read_schema().remove_metadata())
+        except self._errors as error:
+            raise self._damaged(error) from error
+
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+        names = self.schema.names if columns is None else list(columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        first_row = 0
+        try:
+            for batch in self.read_batches(names):
+                for start in range(0, batch.num_rows, BATCH_ROWS):
+                    part = batch.slice(start, BATCH_ROWS)
+                    data = part.select(names).cast(schema)
+                    yield Rows(data, (Origin(self.location, first_row, data.num_rows),))
+                    first_row += data.num_rows
+        except self._errors as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> Exception:
+        if isinstance(error, RecdError):
+            return error
+        return DataError(f"{self.location}: cannot be read: {error}")
+
+
+class DeltaSource(BatchSource):
+    """A Delta table as its last version has it.
+
+    Raises:
+        DataError: it is none, or its columns are mapped to others.
+        SetupError: deltalake is not installed.
+    """
+
+    def __init__(self, location: str) -> None:
+        deltalake = optional_library("deltalake", "delta", location)
+        super().__init__(
+            location, (optional_library("deltalake.exceptions", "delta", location).DeltaError,)
+        )
+        try:
+            self._table = deltalake.DeltaTable(location)
+            mapped = self._table.metadata().configuration.get("delta.columnMapping.mode", "none")
+        except self._errors as error:
+            raise self._damaged(error) from error
+        if mapped != "none":
+            raise DataError(
+                f"{location}: its columns have other names in its files "
+                f"(delta.columnMapping.mode: {mapped}), which deltalake's reader does not heed, so "
+                "that values of one could be taken for those of another: write a copy without the "
+                "mapping"
+            )
+
+    @property
+    def num_rows(self) -> int | None:
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "format": "delta",
+            "id": self._table.metadata().id,
+            "version": self._table.version(),
+        }
+
+    def read_schema(self) -> pa.Schema:
+        return self._dataset().schema
+
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        return self._dataset().to_batches(columns=columns, batch_size=BATCH_ROWS)
+
+    def _dataset(self) -> Any:
+        return self._table.to_pyarrow_dataset()
+
+
+#: A query, or a view in the file, can read this one file and nothing else, and cannot write.
+_SETTINGS = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "lock_configuration": "true",
+}
+
+
+class DuckDbSource(BatchSource):
+    """A table of a DuckDB file, or the result of a query over that file.
+
+    Args:
+        location: the file of the database.
+        table: its name, maybe with the schema; None where there is one.
+        query: one SELECT, in place of a table (``SourceOptions`` checks that it is one). Without
+            ORDER BY its rows may come in any order.
+
+    Raises:
+        DataError: there is no such table, or the query is wrong.
+        SetupError: duckdb is not installed.
+    """
+
+    def __init__(self, location: str, table: str | None, query: str | None) -> None:
+        duckdb = optional_library("duckdb", "duckdb", location)
+        super().__init__(location, (duckdb.Error,))
+        if table is not None and query is not None:
+            raise DataError(f"{location}: source.table and source.query are two; choose one")
+        if not Path(location).is_file():
+            raise DataError(f"{location}: no such file")
+        self._duckdb = duckdb
+        try:
+            self._query = (query or "").strip().rstrip(
+                ";"
+            ) or f"SELECT * FROM {self._chosen(table)}"
+        except duckdb.Error as error:
+            raise self._damaged(error) from error
+
+    def _connect(self) -> Any:
+        return self._duckdb.connect(self.location, read_only=True, config=dict(_SETTINGS))
+
+    def _damaged(self, error: Exception) -> Exception:
+        if isinstance(error, self._duckdb.PermissionException):
+            what = str(error).partition("\n")[0]  # its place in the query follows
+            return DataError(
+                f"{self.location}: the query or view reads other files ({what}), which is not "
+                "allowed; copy them with CREATE TABLE ... AS SELECT, or export to Parquet"
+            )
+        return super()._damaged(error)
+
+    @cached_property
+    def num_rows(self) -> int | None:
+        counted = f"SELECT count(*) FROM (\n{self._query}\n)"
+        try:
+            with self._connect() as database:
+                return int(database.execute(counted).fetchone()[0])
+        except self._duckdb.Error as error:
+            raise self._damaged(error) from error
+
+    def identity(self) -> dict[str, Any]:
+        # What was committed last stands in a file of its own until DuckDB moves it.
+        files = [Path(f"{self.location}{suffix}") for suffix in ("", ".wal")]
+        found = [file.stat() if file.is_file() else None for file in files]
+        return {
+            "format": "duckdb",
+            "query": self._query,
+            "files": [stat and [stat.st_size, stat.st_mtime_ns] for stat in found],
+        }
+
+    def read_schema(self) -> pa.Schema:
+        with self._connect() as database:
+            return _reader(database, f"SELECT * FROM (\n{self._query}\n) LIMIT 0").schema
+
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        names = ", ".join(map(_quoted, columns))
+        with self._connect() as database:
+            yield from _reader(database, f"SELECT {names} FROM (\n{self._query}\n)")
+
+    def _chosen(self, table: str | None) -> str:
+        with self._connect() as database:
+            found = database.execute(
+                "SELECT table_schema, table_name FROM information_schema.tables ORDER BY ALL"
+            ).fetchall()
+        names = {
+            name if schema == "main" else f"{schema}.{name}": (schema, name)
+            for schema, name in found
+        }
+        if table is None and len(names) == 1:
+            (table,) = names
+        if table is None or table not in names:
+            asked = f"no table {table}" if table else "several tables" if names else "no table"
+            raise DataError(
+                f"{self.location}: {asked}; set source: {{table: NAME}} to one of "
+                f"{', '.join(names) or 'none'}, or source: {{query: SELECT ...}}"
+            )
+        return ".".join(map(_quoted, names[table]))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _reader(database: Any, query: str) -> Any:
+    relation = database.sql(query)
+    # As DuckDB 2 calls it, and as 1 does.
+    read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
+    return read(BATCH_ROWS)
+
+
+#: Names a dataset of the hub: hf://datasets/user/name or hf://user/name.
+HUB = "hf://"
+
+
+class HuggingFaceSource(BatchSource):
+    """A dataset, or a split of one that has several.
+
+    Args:
+        location: the folder, or the name of one that ``load_dataset`` downloads.
+        split: which split; None where there is one.
+
+    Raises:
+        DataError: it is none, or has several splits and none was chosen.
+        SetupError: the library datasets is not installed.
+    """
+
+    def __init__(self, location: str, split: str | None) -> None:
+        super().__init__(location, (ValueError, KeyError))
+        datasets = optional_library("datasets", "huggingface", location)
+        try:
+            if location.startswith(HUB):
+                name = location.removeprefix(HUB).removeprefix("datasets/").strip("/")
+                if not name:
+                    raise DataError(f"{location}: names no dataset; write {HUB}user/name")
+                found = datasets.load_dataset(name)
+            else:
+                found = datasets.load_from_disk(location)
+        except self._errors as error:
+            raise self._damaged(error) from error
+        if isinstance(found, datasets.DatasetDict):
+            found = found[_chosen(location, list(found), split)]
+        elif split is not None:
+            raise DataError(f"{location}: has no splits; leave source.table out")
+        self._dataset = found
+
+    @property
+    def num_rows(self) -> int | None:
+        return int(self._dataset.num_rows)
+
+    def identity(self) -> dict[str, Any]:
+        files = [Path(file["filename"]) for file in self._dataset.cache_files]
+        sizes = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+        return {"format": "huggingface", "rows": self.num_rows, "files": sizes}
+
+    def read_schema(self) -> pa.Schema:
+        return self._dataset.features.arrow_schema
+
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        for file in self._dataset.cache_files:
+            with pa.memory_map(file["filename"]) as stored:
+                end = stored.read_at(len(STREAM_END), stored.size() - len(STREAM_END))
+            if end != STREAM_END:
+                raise DataError(
+                    f"{self.location}: {file['filename']} was cut, so rows would be missing; save "
+                    "or download the dataset anew"
+                )
+        chosen = self._dataset.select_columns(columns).with_format("arrow")
+        for table in chosen.iter(batch_size=BATCH_ROWS):
+            yield from table.combine_chunks().to_batches()
+
+
+def _chosen(location: str, splits: list[str], split: str | None) -> str:
+    if split is None and len(splits) == 1:
+        return splits[0]
+    if split not in splits:
+        asked = f"no split {split}" if split else "several splits"
+        raise DataError(
+            f"{location}: {asked}; set source: {{table: SPLIT}} to one of {', '.join(splits)}"
+        )
+    return split
+
+
+#: Names a table of a catalog, which pyiceberg's own configuration knows: iceberg://catalog/ns.name.
+CATALOG = "iceberg://"
+
+
+class IcebergSource(BatchSource):
+    """An Iceberg table as its current snapshot has it.
+
+    Args:
+        location: the folder of a table, the file of its metadata, or ``iceberg://CATALOG/NAME``.
+
+    Raises:
+        DataError: it is none.
+        SetupError: pyiceberg is not installed.
+    """
+
+    def __init__(self, location: str) -> None:
+        catalogs = optional_library("pyiceberg.catalog", "iceberg", location)
+        tables = optional_library("pyiceberg.table", "iceberg", location)
+        # Its errors have no base of their own.
+        super().__init__(location, (ValueError, RuntimeError, KeyError, NotImplementedError))
+        try:
+            if location.startswith(CATALOG):
+                catalog, _, name = location.removeprefix(CATALOG).partition("/")
+                self._table = catalogs.load_catalog(catalog).load_table(name)
+            else:
+                self._table = tables.StaticTable.from_metadata(_metadata_file(location))
+        except Exception as error:
+            raise self._damaged(error) from error
+
+    @cached_property
+    def num_rows(self) -> int | None:
+        snapshot = self._table.current_snapshot()
+        if snapshot is None:
+            return 0
+        total = snapshot.summary.additional_properties.get("total-records")
+        deletes = snapshot.summary.additional_properties.get("total-delete-files", "0")
+        return int(total) if total is not None and deletes == "0" else None
+
+    def identity(self) -> dict[str, Any]:
+        snapshot = self._table.current_snapshot()
+        return {
+            "format": "iceberg",
+            "id": str(self._table.metadata.table_uuid),
+            "snapshot": snapshot.snapshot_id if snapshot else None,
+            "schema": self._table.metadata.current_schema_id,
+        }
+
+    def read_schema(self) -> pa.Schema:
+        return self._table.scan().to_arrow_batch_reader().schema
+
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        return self._table.scan(selected_fields=tuple(columns)).to_arrow_batch_reader()
+
+
+def _metadata_file(location: str) -> str:
+    """The newest metadata of a table's folder."""
+    if location.endswith(".metadata.json"):
+        return location
+    folder = Path(location) / "metadata"
+    files = list(folder.glob("*.metadata.json"))
+    hint = folder / "version-hint.text"
+    if hint.is_file():
+        number = hint.read_text().strip()
+        files = [f for f in files if f.name == f"v{number}.metadata.json"] or files
+    if not files:
+        raise DataError(f"{location}: no metadata/*.metadata.json, as an Iceberg table has it")
+    return str(max(files, key=lambda file: (_version(file.name), file.stat().st_mtime_ns)))
+
+
+def _version(name: str) -> int:
+    """The number that names of metadata begin with: 00003-..., or v3..."""
+    digits = name.removeprefix("v").partition("-")[0].partition(".")[0]
+    return int(digits) if digits.isdecimal() else -1
+
+
+class LanceSource(BatchSource):
+    """A Lance dataset as its last version has it.
+
+    Raises:
+        DataError: it is none.
+        SetupError: pylance is not installed.
+    """
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location, (ValueError,))
+        lance = optional_library("lance", "lance", location)
+        try:
+            self._dataset = lance.dataset(location)
+        except self._errors as error:
+            raise self._damaged(error) from error
+
+    @cached_property
+    def num_rows(self) -> int | None:
+        return int(self._dataset.count_rows())
+
+    def identity(self) -> dict[str, Any]:
+        files = sorted(
+            [file.path, file.file_size_bytes]
+            for fragment in self._dataset.get_fragments()
+            for file in fragment.data_files()
+        )
+        return {"format": "lance", "version": self._dataset.version, "files": files}
+
+    def read_schema(self) -> pa.Schema:
+        return self._dataset.schema
+
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        return self._dataset.to_batches(columns=columns, scan_in_order=True)

@@ -1,1 +1,0 @@
-"""Values of any type of Arrow as ids, numbers, times and labels."""
