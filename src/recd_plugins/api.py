@@ -200,7 +200,7 @@ if TYPE_CHECKING:
         TrainPipeline,
     )
     from recd_plugins.interfaces.callback import Quality
-    from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
+    from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
     from recd_plugins.manager import API_VERSION
     from recd_plugins.model.build import build_model
     from recd_plugins.model.deferred_tables import deferred_tables

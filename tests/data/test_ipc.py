@@ -18,7 +18,7 @@ from recd_plugins.data import ipc
 from recd_plugins.data.ipc import decode, encode, pack, unpack
 from recd_plugins.data.lower import lower
 from recd_plugins.errors import DataError, SetupError
-from recd_plugins.interfaces.read_task import BatchBlock
+from recd_plugins.interfaces.ingestion import BatchBlock
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch, ModelInput, Placement
 

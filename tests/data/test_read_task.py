@@ -26,7 +26,7 @@ from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.read_task import hand_out, read_task
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import Reader, Rows, Sharding
-from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, TaskReader
+from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
 from recd_plugins.model.build import build_model
 from recd_plugins.registry import Entry, RegistrySpec
 from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable

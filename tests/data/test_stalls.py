@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recd_plugins.data import row_pipeline
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.stalls import StallMeter, StallTotals
-from recd_plugins.interfaces.read_task import BatchBlock
+from recd_plugins.interfaces.ingestion import BatchBlock
 from recd_plugins.training.measurement import Meter
 from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 

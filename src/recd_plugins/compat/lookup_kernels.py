@@ -25,7 +25,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.interfaces.tables import LookupKernels
 
 _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _WITHOUT_CACHE = {

@@ -20,7 +20,7 @@ from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_trans
 from recd_plugins.data.wrapped_dataset import RegistryLookups
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Dataset, Feed, Ingestion, Plugin, Reader, Split, TableStrategy
-from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
+from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.processes import portable

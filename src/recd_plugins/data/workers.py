@@ -31,7 +31,7 @@ from recd_plugins.data.ipc import Packed, pack, unpack
 from recd_plugins.data.read_task import hand_out
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Feed, Reader
-from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State
+from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State
 from recd_plugins.processes import (
     adopt_environ,
     end_with_parent,

@@ -1,12 +1,13 @@
-"""Kind ``callback``: what looks on while a model is trained."""
+"""Kinds ``callback``, ``metric`` and ``pipeline``, and files that a run writes."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces.dataset import Split
@@ -14,7 +15,9 @@ from recd_plugins.interfaces.plugin import Plugin
 from recd_plugins.values.rows import Table
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
     from recd_plugins.values.batch import ModelInput
 
@@ -209,3 +212,115 @@ class Callback(Plugin, ABC):
             f"{self.name} has no state, and the checkpoint has one of it ({len(states)} ranks); "
             "go on with the version of it that wrote the checkpoint"
         )
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """An evaluated batch of one rank, in host memory.
+
+    Attributes:
+        logits: of its samples, float32 ``[B]``.
+        labels: float32 ``[B]``.
+        sessions: int64 ``[B]``, equal where samples are of one session, on all ranks; None
+            where the dataset does not say.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    sessions: Tensor | None = None
+
+    @property
+    def predictions(self) -> Tensor:
+        """Probabilities, float64 ``[B]``."""
+        return self.logits.double().sigmoid()
+
+
+class Metric(Plugin, ABC):
+    """Measures the predictions of an evaluated split.
+
+    A state is whatever the plugin needs to know of the samples that a rank has seen. It travels to
+    rank 0 by pickle, where ``results`` sees those of all ranks.
+    """
+
+    kind: ClassVar[str] = "metric"
+
+    @abstractmethod
+    def start(self) -> Any:
+        """The state of a rank that has seen no sample."""
+
+    @abstractmethod
+    def update(self, state: Any, batch: ScoredBatch) -> Any:
+        """The state with one batch more; ``state`` may be changed in place, the batch may not."""
+
+    @abstractmethod
+    def results(self, states: Sequence[Any]) -> Mapping[str, float]:
+        """Figures of all samples by name, one or more; the same wherever the samples were seen.
+
+        Args:
+            states: of each rank. A rank may have seen no sample, but not all of them.
+        """
+
+
+class RunReport(ABC):
+    """A file that ``recd run`` writes of a run, besides ``--json``; ``register_reports`` adds it.
+
+    A subclass is made without arguments. Its module imports neither torch nor torchrec at the top,
+    as ``recd run --help`` shows every one.
+
+    Attributes:
+        flag: the option that names the file, as ``--markdown``.
+        help: of the option.
+    """
+
+    flag: ClassVar[str]
+    help: ClassVar[str]
+
+    @abstractmethod
+    def write(self, path: Path, report: Mapping[str, Any]) -> None:
+        """Write the file, once a run or a comparison is over, on rank 0.
+
+        Args:
+            path: where to; found writable before the run.
+            report: what ``--json`` writes.
+        """
+
+
+class TrainPipeline(Protocol):
+    """Trains a model batch by batch, as TorchRec's ``TrainPipeline`` does."""
+
+    def progress(self, dataloader_iter: Iterator[Any], /) -> Any:
+        """One step: ``zero_grad``, forward, backward, ``optimizer.step``.
+
+        ``zero_grad`` is called in the same call, before the backward pass: there tables take the
+        learning rate of the step. Where ``model.training`` is false, the forward pass alone.
+        Batches are trained in the order of the iterator, each with the weights that the step before
+        left; some may be taken ahead. Another iterator may come when one has ended.
+
+        Returns:
+            What the model returned besides its loss, of the batch that was trained.
+
+        Raises:
+            StopIteration: every batch of the iterator is trained.
+        """
+
+
+class Pipeline(Plugin, ABC):
+    """Makes what trains the sharded model batch by batch. It changes when, never what.
+
+    Without one, a run has TorchRec's ``TrainPipelineSparseDist``, in which caches may look ahead.
+    """
+
+    kind: ClassVar[str] = "pipeline"
+
+    @abstractmethod
+    def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
+        """A pipeline over a model, on every rank.
+
+        Args:
+            model: sharded, a ``DistributedModelParallel``; returns its loss and an output.
+            optimizer: of all its parameters.
+            device: of this rank; batches come in host memory.
+
+        Raises:
+            RecdError: it does not suit the model or the device.
+        """

@@ -2,17 +2,131 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import platform
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from recd_plugins.interfaces.dataset import Reader
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces.dataset import Reader, Split
 from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.plugin_modules import load_file
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.read_task import ReadTask
     from recd_plugins.values.batch import ModelInput
+
+
+#: A position: JSON values, those of ``Reader.state_dict``.
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class BatchBlock:
+    """Adjacent batches, each with the position after it.
+
+    Attributes:
+        number: 0-based from the position that reading started at.
+        batches: may be none.
+        end: None where more may follow, the position at the end of the epoch, or what went wrong
+            after ``batches``.
+    """
+
+    number: int
+    batches: list[tuple[ModelInput, State]]
+    end: State | Exception | None = None
+
+    def moved(self, packing: float, unpacking: float) -> BatchBlock:
+        """The block in the trainer, its batches with the seconds that the way there took.
+
+        Args:
+            packing: of the block, in the process that made it.
+            unpacking: of the block, in the trainer's.
+        """
+        moved, left = [], unpacking
+        for model_input, position in self.batches:
+            making = model_input.making.transferred(packing / len(self.batches)).arrived(left)
+            moved.append((replace(model_input, making=making), position))
+            left = 0.0
+        return replace(self, batches=moved)
+
+
+class TaskReader(ABC):
+    """Makes blocks of batches; one thread uses it at a time."""
+
+    @abstractmethod
+    def blocks(
+        self, position: State, worker: int, num_workers: int
+    ) -> Generator[BatchBlock, None, None]:
+        """The blocks ``worker``, ``worker + num_workers``, and so on from ``position`` on.
+
+        What is last has an ``end``: the position at the end of the epoch, or an error. Errors of
+        data and plugins are handed out so, never raised.
+        """
+
+    @abstractmethod
+    def block(self, position: State, number: int) -> BatchBlock:
+        """The block ``number`` from ``position`` on, the same in any process and at any time.
+
+        Behind the last block is one without batches, with the position at the end of the epoch. A
+        dataset whose reader overrides ``blocks`` reads that block alone; one that only iterates
+        reads all batches before it too.
+        """
+
+    @abstractmethod
+    def num_blocks(self, position: State) -> int | None:
+        """Blocks from ``position`` to the end of the epoch; None where that shows by reading only.
+
+        Raises:
+            DataError: the position is of other data.
+        """
+
+
+@dataclass(frozen=True)
+class ReadTask:
+    """All that a reader has to know, but the position. Small, and pickled as it is.
+
+    Attributes:
+        rank, world_size, split: whose share of which split.
+        folder: the trainer's current folder, which relative paths in options are relative to.
+        modules: files of a folder of plugins by the name of their module; a reader needs them at
+            the same place.
+        pickled: what makes the reader of a task.
+    """
+
+    rank: int
+    world_size: int
+    split: Split
+    folder: Path
+    modules: dict[str, Path]
+    pickled: bytes
+
+    def open(self) -> TaskReader:
+        """What makes blocks in this process, for any number of positions.
+
+        Makes the trainer's folder the current one where it is there.
+
+        Raises:
+            PluginError: a plugin's module is not there, or fails to import.
+            DataError: the data is missing or wrong.
+        """
+        if self.folder.is_dir():
+            os.chdir(self.folder)
+        for name, file in self.modules.items():
+            load_file(name, file)
+        try:
+            reader_of = pickle.loads(self.pickled)
+        except (ImportError, AttributeError) as error:
+            raise PluginError(
+                f"a reader in {platform.node()} lacks a plugin of the trainer: {error}; install "
+                "the same distributions there"
+            ) from error
+        reader: TaskReader = reader_of(self)
+        return reader
 
 
 class Ingestion(Plugin, ABC):

@@ -24,7 +24,7 @@ from recd_plugins.compat.lookup_kernels import (
 )
 from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.errors import ExactnessError, SetupError
-from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.sharding.batch_form import (
     BatchForm,
     StoredRows,

@@ -25,7 +25,7 @@ from recd_plugins.compat.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.compat.row_updates import check_updates, copy_optimizer_arguments
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.model_tables import refuse_frozen
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection

@@ -21,7 +21,7 @@ from torchrec.distributed.types import (
 
 from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Cache, PlanContext, Sharding, Table, TableStrategy
-from recd_plugins.interfaces.table_part import StepShape
+from recd_plugins.interfaces.tables import StepShape
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.sharding.entry_constraints import merged_constraints, set_fields
 from recd_plugins.testing.contracts.plugin import PluginContract

@@ -1,24 +1,154 @@
-"""What an entry of the registry does to the tables that it claims, from plan to report."""
+"""Table strategies, lookup kernels and optimizers, and the context that tables are planned in."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+from pydantic import BaseModel
+
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.values.collective_rates import CollectiveRates
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.values.rows import Table
+from recd_plugins.values.stage_costs import StageCosts
+
 if TYPE_CHECKING:
+    import torch
     from rich.console import RenderableType
     from torch import nn
+    from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+    from torchrec.distributed.planner import Topology
     from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
-    from torchrec.distributed.types import ParameterSharding, ShardingPlan
+    from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
+    from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-    from recd_plugins.interfaces.lookup_kernels import LookupKernels
-    from recd_plugins.interfaces.setting import PlanContext
     from recd_plugins.values.channels import Channel
-    from recd_plugins.values.data_profile import DataProfile
-    from recd_plugins.values.rows import Table
     from recd_plugins.values.step_cost import StepCost
+
+
+class TrainingData(ABC):
+    """What a sharding may ask of the data; measured where it is asked for, once."""
+
+    @abstractmethod
+    def profile(self) -> DataProfile:
+        """Lengths and dedupe factors of the features, as the model is fed them.
+
+        Raises:
+            DataError: the data is missing or wrong.
+        """
+
+    @abstractmethod
+    def access(
+        self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
+    ) -> AccessProfile:
+        """How often each row of ``tables`` is read, the same on every rank.
+
+        Args:
+            tables: of the model.
+            rows: the first so many of the training split; None takes all of them.
+            deduplicated: count only what is sent of a table whose features the converter
+                deduplicates: the ids of the unique rows of batches, whose dedupe factor then stands
+                with the counts. False counts all rows of data.
+
+        Raises:
+            DataError: the data is missing or wrong.
+        """
+
+    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:  # noqa: ARG002
+        """The distinct ids that a batch has of ``tables``, by table name; none that are not known.
+
+        Raises:
+            DataError: the data is missing or wrong.
+        """
+        return {}
+
+
+@dataclass(frozen=True)
+class PlanContext:
+    """The ranks that a model is sharded for, and the data that they read.
+
+    Attributes:
+        world_size: ranks.
+        ranks_per_node: of them in a node; divides ``world_size``.
+        batch_size: rows of a rank.
+        optimizer: of the tables: ``sgd`` or ``rowwise_adagrad``.
+        device_type: of the tables: ``cpu`` or ``cuda``.
+        rates: how fast collectives of these ranks are.
+        data: what the model is trained on.
+        sections: of the topology, which packages of plugins declare, by name.
+        memory_bytes: of a rank, where tables are looked up; None where it is not known.
+        costs: seconds of what a step does, measured or else the least they can be; None where
+            nothing is known of the machines.
+        topology: the ranks as TorchRec's planner takes them; None for those of machines like this.
+        measured: whether ``costs`` were, so that a step that they predict can be believed.
+        wire_bytes: of a scalar of embeddings and their gradients between ranks (``training.wire``).
+    """
+
+    world_size: int
+    ranks_per_node: int
+    batch_size: int
+    optimizer: str
+    device_type: str
+    rates: CollectiveRates
+    data: TrainingData
+    sections: Mapping[str, BaseModel] = field(default_factory=dict)
+    memory_bytes: int | None = None
+    costs: StageCosts | None = None
+    topology: Topology | None = None
+    measured: bool = True
+    wire_bytes: float = 4.0
+
+    @property
+    def nodes(self) -> int:
+        """Nodes."""
+        return self.world_size // self.ranks_per_node
+
+
+class LookupKernels(ABC):
+    """Makes the kernels that look some tables up, in place of TorchRec's.
+
+    Attributes:
+        compute_kernel: TorchRec's name of the kernel that a plan gives these tables.
+    """
+
+    compute_kernel: str
+
+    @property
+    @abstractmethod
+    def tables(self) -> Collection[str]:
+        """Names of the tables. Those of other modules do no harm."""
+
+    @abstractmethod
+    def bags(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        sharding_type: ShardingType | None,
+    ) -> nn.Module:
+        """The kernel of a group of these tables, with pooling, as TorchRec would construct it."""
+
+    @abstractmethod
+    def sequences(
+        self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
+    ) -> nn.Module:
+        """The same without pooling."""
+
+    def as_planned(
+        self,
+        params: Mapping[str, ParameterSharding],  # noqa: ARG002
+        configs: Iterable[BaseEmbeddingConfig],  # noqa: ARG002
+    ) -> Self:
+        """The same for one module, with what the plan decided of its tables."""
+        return self
+
+    def prefetches(self, table: str) -> bool:  # noqa: ARG002
+        """Whether a table wants its rows fetched before the batch that needs them is computed."""
+        return False
 
 
 class RowMemory(NamedTuple):
@@ -198,3 +328,33 @@ class TableStrategy:
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:  # noqa: ARG003
         """What ``recd run`` reports of all parts of this class together."""
         return ()
+
+
+class RowUpdate(NamedTuple):
+    """The update of a table's rows in the backward pass, in the terms of TorchRec.
+
+    Attributes:
+        optimizer: a class that FBGEMM has a kernel of, of ``torchrec.optim`` or ``torch.optim``.
+        arguments: of it, as ``apply_optimizer_in_backward`` takes them: ``lr``, ``eps``, and others
+            that FBGEMM's kernels take. What is left out is as the ``training`` section says.
+    """
+
+    optimizer: type[torch.optim.Optimizer]
+    arguments: Mapping[str, Any]
+
+
+class Optimizer(Plugin, ABC):
+    """Trains the tables that its registry entry names; the others go by the ``training`` section.
+
+    The planner knows of each class whether it trains parts of a row as it trains whole rows, and
+    splits columns of its own accord only where it does.
+    """
+
+    kind: ClassVar[str] = "optimizer"
+
+    @abstractmethod
+    def update(self, table: Table) -> RowUpdate:
+        """How the rows of ``table`` are updated.
+
+        Every rank calls it by itself and must come to the same.
+        """
