@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import click
 
 from recd_plugin_ranking.metrics import RankingMetrics
+from recd_plugin_ranking.models import SasRec, TwoTower
 from recd_plugin_ranking.negatives import Negatives
-from recd_plugin_ranking.sasrec import SasRec
-from recd_plugin_ranking.two_tower import TwoTower
 from recd_plugins.api import Plugin, hookimpl
 
 REQUIRES_API = 5

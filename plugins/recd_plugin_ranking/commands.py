@@ -94,11 +94,5 @@ def rank_command(
     found = rank(registry, rules, chosen, vectors_to)
     for name, value in found.items():
         click.echo(f"{name:14} {value:.5f}" if isinstance(value, float) else f"{name:14} {value}")
-    among = min(found["num_items"], found["num_items"] if sampled is None else sampled + 1)
-    if beyond := [k for k in most if k >= among]:
-        click.echo(
-            f"-k {max(beyond)}: a row ranks {among} items at most, so all are among the first",
-            err=True,
-        )
     if json_path is not None:
         write_json(json_path, found)

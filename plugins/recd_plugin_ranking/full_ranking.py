@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from recd_plugin_ranking.items import Items, is_positive, item_of_rows, lists_of
-from recd_plugin_ranking.ranks import figures, means
+from recd_plugin_ranking.metrics import figures, means
 from recd_plugins.api import (
     DataError,
     ModelInput,
@@ -38,16 +38,7 @@ _QUERIES = 256
 
 @dataclass(frozen=True)
 class Rules:
-    """What is ranked.
-
-    Attributes:
-        item: feature of the item; empty for the one that the model says.
-        user: feature of the user: items of training rows with the same ids are left out.
-        seen: features that name items which the user had: they are left out as well.
-        most: k of figures.
-        sampled: items that are drawn for a row, besides its own; None ranks all.
-        seed: of the draws.
-    """
+    """What is ranked: the options of ``recd rank``, of the same names."""
 
     item: str
     user: str | None
@@ -63,16 +54,15 @@ def rank(
     """Means over the positive rows of the test split, ``num_queries`` and ``num_items``.
 
     Args:
-        registry: whose model has ``user_vectors``, ``item_vectors``, and ``item_feature`` where it
+        registry: a model with ``user_vectors`` and ``item_vectors``, and ``item_feature`` where it
             can rank by the items of one feature alone.
         rules: say what is ranked.
         checkpoint: of a run of it.
-        vectors_to: a folder that gets ``VECTORS``, in place of those that are there.
+        vectors_to: a folder that gets ``VECTORS``.
 
     Raises:
-        RecdError: the model cannot rank, or not by this feature, a feature is not there, the
-            checkpoint is damaged or of another model, or there is no test split, or none of its
-            rows is positive, or a score is NaN or infinite.
+        RecdError: the model cannot rank, a feature is unknown, the test split has no positive row,
+            or a score is not finite.
     """
     registry.dataset.prepare()
     schema = registry.dataset.schema()
@@ -126,8 +116,7 @@ def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None
         row, place = (int(each) for each in wrong[0])
         raise DataError(
             f"{rows.place_of(row)}: its score of item {items.ids[place]} is {scores[row, place]}, "
-            "which ranks nothing; numbers far from those of training, of the row or the item, "
-            "leave float32 in the layers: keep them between bounds by preprocessing"
+            "which ranks nothing; keep numbers between bounds by preprocessing"
         )
 
 

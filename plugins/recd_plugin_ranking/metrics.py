@@ -1,16 +1,149 @@
-"""``ranking.metrics``."""
+"""``ranking.metrics``: figures of rankings, as the mean over all orders of tied items.
+
+torchmetrics and torchrec.metrics break ties by row order, which flatters constant scores.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import lgamma
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from recd_plugins.api import DataError, Metric, PluginOptions, ScoredBatch
+from recd_plugins.api import DataError, Metric, PluginOptions, ScoredBatch, tie_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Floats = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Samples that tie, of one query each; queries follow one another, the best first.
+
+    Attributes:
+        query: int64 ``[blocks]``, from 0.
+        ahead: samples of the query that are better.
+        size, positives: samples, and positive ones.
+    """
+
+    query: Int64s
+    ahead: Int64s
+    size: Int64s
+    positives: Int64s
+
+    @classmethod
+    def of(cls, queries: Int64s, scores: Floats, labels: NDArray[np.bool_]) -> Blocks:
+        """Make the blocks of samples ``[N]`` in any order; ``tie_groups`` says which scores tie."""
+        groups = tie_groups(scores)
+        order = np.lexsort((-groups, queries))
+        query, group = queries[order], groups[order]
+        new_query = np.r_[True, query[1:] != query[:-1]][: len(query)]
+        starts = np.flatnonzero(new_query | np.r_[True, group[1:] != group[:-1]][: len(query)])
+        number = np.cumsum(new_query) - 1
+        begins = np.flatnonzero(new_query)[number[starts]]
+        size = np.diff(np.r_[starts, len(query)])
+        positives = np.add.reduceat(labels[order].astype(np.int64), starts)
+        return cls(number[starts], starts - begins, size, positives)
+
+    def sums(self, values: Floats | Int64s) -> Floats:
+        """By query."""
+        found: Floats = np.bincount(self.query, values).astype(np.float64)
+        return found
+
+
+def figures(
+    queries: Int64s, scores: Floats, labels: NDArray[np.bool_], most: Sequence[int]
+) -> dict[str, tuple[float, int]]:
+    """Sums over queries and how many queries count, by name; of those with a positive sample.
+
+    Args:
+        queries: of each sample, ``[N]``.
+        scores: likewise.
+        labels: likewise.
+        most: k of the figures that look at the first k.
+    """
+    found: dict[str, tuple[float, int]] = {}
+    if not len(queries):
+        return found
+    blocks = Blocks.of(queries, scores, labels)
+    wanted = blocks.sums(blocks.positives)
+    counts = wanted > 0
+
+    def add(name: str, values: Floats, of: NDArray[np.bool_] = counts) -> None:
+        found[name] = float(values[of].sum()), int(of.sum())
+
+    negatives = blocks.size - blocks.positives
+    behind = blocks.sums(negatives)[blocks.query] - _before(blocks, negatives) - negatives
+    both = counts & (blocks.sums(negatives) > 0)
+    pairs = np.where(both, wanted * blocks.sums(negatives), 1)
+    add("gauc", blocks.sums(blocks.positives * (behind + negatives / 2)) / pairs, both)
+    add("mrr", _reciprocal_rank(blocks))
+    share = blocks.positives / blocks.size
+    for k in most:
+        first, last = np.minimum(blocks.ahead, k), np.minimum(blocks.ahead + blocks.size, k)
+        gains = np.r_[0, np.cumsum(1 / np.log2(np.arange(k) + 2))]
+        ideal = gains[np.minimum(np.maximum(wanted, 1), k).astype(np.int64)]
+        add(f"ndcg_at_{k}", blocks.sums(share * (gains[last] - gains[first])) / ideal)
+        add(f"recall_at_{k}", blocks.sums(share * (last - first)) / np.maximum(wanted, 1))
+        add(f"hr_at_{k}", 1 - np.exp(blocks.sums(_log_misses(blocks, last - first))))
+    return found
+
+
+def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
+    """Means over the queries of all parts; NaN where none counts."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    sums = {name: [part[name] for part in parts if name in part] for name in names}
+    return {
+        name: sum(s for s, _ in each) / n if (n := sum(n for _, n in each)) else float("nan")
+        for name, each in sums.items()
+    }
+
+
+def _before(blocks: Blocks, values: Int64s) -> Int64s:
+    """The sum over better blocks of the same query."""
+    total = np.cumsum(values) - values
+    begins = np.flatnonzero(blocks.ahead == 0)
+    before: Int64s = total - total[begins][blocks.query]
+    return before
+
+
+def _log_misses(blocks: Blocks, slots: Int64s) -> Floats:
+    """The log of the probability that no positive sample is in the first ``slots`` of a block."""
+    misses = np.zeros(len(slots))
+    there = (blocks.positives > 0) & (slots > 0)
+    misses[there & (blocks.size - blocks.positives < slots)] = -np.inf
+    for i in np.flatnonzero(there & (blocks.size - blocks.positives >= slots)):
+        size, positives, taken = int(blocks.size[i]), int(blocks.positives[i]), int(slots[i])
+        misses[i] = _log_choose(size - positives, taken) - _log_choose(size, taken)
+    return misses
+
+
+def _reciprocal_rank(blocks: Blocks) -> Floats:
+    """Of the first positive sample of each query."""
+    found = np.zeros(int(blocks.query[-1]) + 1)
+    with_positive = np.flatnonzero(blocks.positives > 0)
+    _, first = np.unique(blocks.query[with_positive], return_index=True)
+    for i in with_positive[first]:
+        size, positives = int(blocks.size[i]), int(blocks.positives[i])
+        ranks = blocks.ahead[i] + 1 + np.arange(size - positives + 1)
+        # That the first one stands at each of these: none before it, one there.
+        stays = (size - positives - np.arange(len(ranks))) / (size - np.arange(len(ranks)))
+        before = np.r_[1.0, np.cumprod(stays)[:-1]]
+        found[blocks.query[i]] = (before * (1 - stays) / ranks).sum()
+    return found
+
+
+def _log_choose(n: int, k: int) -> float:
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
 
 #: Sessions, logits and labels of batches.
 State = list[tuple["Tensor", "Tensor", "Tensor"]]
@@ -51,10 +184,7 @@ class RankingMetrics(Metric):
 
     def results(self, states: Sequence[State]) -> Mapping[str, float]:
         """By name, with k behind those that have one."""
-        import numpy as np
         import torch
-
-        from recd_plugin_ranking.ranks import figures, means
 
         batches = [batch for state in states for batch in state]
         sessions, logits, labels = (torch.cat(each).numpy() for each in zip(*batches, strict=True))

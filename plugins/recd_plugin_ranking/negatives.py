@@ -1,28 +1,251 @@
-"""``ranking.negatives``."""
+"""``ranking.negatives``: negatives drawn among items, or among the rows of a session."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 
-from recd_plugin_ranking.drawn_items import DrawnItems
-from recd_plugin_ranking.items import Items, kept
-from recd_plugin_ranking.request_rows import RequestRows
+from recd_plugin_ranking.items import (
+    Int64s,
+    Items,
+    is_positive,
+    item_of_rows,
+    kept,
+    lists_of,
+    row_keys,
+    unit_floats,
+)
 from recd_plugins.api import (
     DataError,
+    Dataset,
     DatasetWrapper,
+    Piece,
     PlannedReader,
     PluginOptions,
     Reader,
+    ReadPlan,
     Rows,
+    RowTable,
+    SessionKeys,
     SetupError,
     Split,
+    Unit,
     digest,
+    rows_of_split,
 )
+
+# What is still not allowed after so many draws is drawn among what is allowed.
+_ATTEMPTS = 16
+
+
+class DrawnItems:
+    """Follows each row by copies with other items, drawn by ``weights`` ``[C]``."""
+
+    def __init__(
+        self,
+        items: Items,
+        item: str,
+        label: str,
+        *,
+        negatives: int,
+        weights: NDArray[np.float64],
+        never: Sequence[str],
+        seed: int,
+    ) -> None:
+        self._items, self._item, self._label = items, item, label
+        self._negatives, self._never, self._seed = negatives, never, seed
+        self._weights = weights
+        self._until = np.cumsum(weights) / weights.sum()
+
+    def __call__(self, rows: Rows, epoch: int) -> Rows:
+        """``rows`` with their negatives."""
+        self._check_positive(rows)
+        drawn = self._drawn(rows, epoch)
+        num_rows, copies = len(rows), self._negatives
+        columns = list(self._items.columns)
+        own = Rows(rows.data.select(columns), rows.origins)
+        others = self._items.rows.take(drawn.ravel(), {})
+        order = np.arange(num_rows)[:, None], num_rows + np.arange(drawn.size).reshape(drawn.shape)
+        mixed = RowTable([own, others]).take(np.concatenate(order, 1).ravel(), {})
+        whole = RowTable([rows]).take(np.repeat(np.arange(num_rows), copies + 1), rows.groups)
+        labels = np.arange(len(whole)) % (copies + 1) == 0
+        replaced = {name: mixed.data.column(name) for name in columns}
+        replaced[self._label] = pa.array(labels.astype(np.int8)).cast(
+            whole.data.schema.field(self._label).type
+        )
+        # Fields say how lists are stored.
+        fields = [
+            (mixed if field.name in columns else whole).data.schema.field(field.name)
+            for field in whole.data.schema
+        ]
+        arrays = [replaced.get(field.name, whole.data.column(field.name)) for field in fields]
+        data = pa.record_batch(arrays, schema=pa.schema(fields))
+        groups = {name: number * (copies + 1) for name, number in rows.groups.items()}
+        return Rows(data, whole.origins, groups)
+
+    def _drawn(self, rows: Rows, epoch: int) -> Int64s:
+        """Places of items, ``[num_rows, negatives]``."""
+        keys = row_keys(rows, self._seed, epoch)
+        forbidden = self._forbidden(rows)
+        row, number = np.divmod(np.arange(len(rows) * self._negatives), self._negatives)
+        drawn = np.zeros(len(row), np.int64)
+        left = np.arange(len(row))
+        for attempt in range(_ATTEMPTS):
+            floats = unit_floats(keys[row[left]], attempt * self._negatives + number[left])
+            drawn[left] = np.searchsorted(self._until, floats, "right")
+            left = left[_among(forbidden, row[left] * len(self._items) + drawn[left])]
+        for each in left.tolist():
+            drawn[each] = self._allowed(rows, forbidden, int(row[each]), keys, int(number[each]))
+        return drawn.reshape(len(rows), self._negatives)
+
+    def _allowed(
+        self, rows: Rows, forbidden: Int64s, row: int, keys: NDArray[np.uint64], number: int
+    ) -> int:
+        """One draw among the items that the row may have."""
+        size = len(self._items)
+        mine = forbidden[(forbidden >= row * size) & (forbidden < (row + 1) * size)] - row * size
+        weights = self._weights.copy()
+        weights[mine] = 0
+        if not weights.any():
+            raise DataError(
+                f"{rows.place_of(row)} names all {size} items of the training split, so that there "
+                "is no negative to draw; take features out of never, or leave such rows out"
+            )
+        at = number + _ATTEMPTS * self._negatives
+        drawn = unit_floats(keys[row : row + 1], np.array([at]))[0] * weights.sum()
+        return int(np.searchsorted(np.cumsum(weights), drawn, "right"))
+
+    def _forbidden(self, rows: Rows) -> Int64s:
+        """Row times items plus the item's place, ascending, of what may not be drawn."""
+        own = item_of_rows(rows, self._item), np.ones(len(rows), np.int64)
+        pairs = []
+        for ids, lengths in (own, *(lists_of(rows, name) for name in self._never)):
+            places = self._items.places(ids)
+            row = np.repeat(np.arange(len(rows)), lengths)
+            pairs.append((row * len(self._items) + places)[places >= 0])
+        return np.unique(np.concatenate(pairs))
+
+    def _check_positive(self, rows: Rows) -> None:
+        if len(wrong := np.flatnonzero(~is_positive(rows, self._label))):
+            row = int(wrong[0])
+            label = rows.data.column(self._label)[row].as_py()
+            raise DataError(
+                f"{rows.place_of(row)} has the label {label}, and negatives are drawn for positive "
+                "rows: leave the others out by the dataset's options, or set by: in_request, which "
+                "draws among them"
+            )
+
+
+def _among(ascending: Int64s, values: Int64s) -> NDArray[np.bool_]:
+    place = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    found: NDArray[np.bool_] = ascending[place] == values
+    return found
+
+
+_UNIT_ROWS = 2048
+
+
+class RequestRows:
+    """The training split in memory: its positive rows, each followed by unclicked ones.
+
+    Positive rows of sessions in which nothing is unclicked are left out. Where a session has fewer
+    unclicked rows than ``negatives``, they come again.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        keys: SessionKeys,
+        label: str,
+        columns: Sequence[str],
+        *,
+        negatives: int,
+        seed: int,
+    ) -> None:
+        parts, sessions, labels = [], [], []
+        for rows in rows_of_split(dataset, "train"):
+            sessions.append(_sessions(rows, keys.session))
+            labels.append(is_positive(rows, label))
+            parts.append(Rows(rows.data.select(list(columns)), rows.origins))
+        positive = np.concatenate(labels)
+        session = pa.concat_arrays(sessions).dictionary_encode().indices.to_numpy()
+        unclicked = np.flatnonzero(~positive)
+        self._unclicked = unclicked[np.argsort(session[unclicked], kind="stable")]
+        self._starts = np.r_[
+            0, np.cumsum(np.bincount(session[unclicked], minlength=session.max() + 1))
+        ]
+        clicked = np.flatnonzero(positive)
+        clicked = clicked[np.diff(self._starts)[session[clicked]] > 0]
+        if not len(clicked):
+            raise DataError(
+                f"{dataset.name}: no session has a positive row and one that is none, so there is "
+                "nothing to draw in_request; draw by: uniform or popularity"
+            )
+        self._clicked, self._session = clicked, session
+        self._table = RowTable(parts)
+        self._negatives, self._seed = negatives, seed
+
+    def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
+        """A reader of places of positive rows, in a column."""
+        units = tuple(
+            Unit(0, number, start, min(_UNIT_ROWS, len(self._clicked) - start))
+            for number, start in enumerate(range(0, len(self._clicked), _UNIT_ROWS))
+        )
+        return PlannedReader(
+            ReadPlan(units, batch_size),
+            self._read,
+            data=data,
+            what="positive rows with unclicked ones",
+            rank=rank,
+            world_size=world_size,
+            ahead=0,
+        )
+
+    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
+        for piece in pieces:
+            start = piece.unit.first_row + piece.skip
+            places = self._clicked[start : start + piece.num_rows]
+            origins = self._table.take(places, {}).origins
+            yield Rows(pa.record_batch([pa.array(places)], names=["place"]), origins)
+
+    def __call__(self, positives: Rows, epoch: int) -> Rows:
+        """Rows of what ``positives`` reads, each with its unclicked ones."""
+        places = positives.data.column("place").to_numpy()
+        chosen = self._chosen(places, row_keys(positives, self._seed, epoch))
+        return self._table.take(np.concatenate([places[:, None], chosen], 1).ravel(), {})
+
+    def _chosen(self, places: Int64s, keys: Any) -> Int64s:
+        """Unclicked rows of each place's session in random order, ``[rows, negatives]``."""
+        session = self._session[places]
+        starts, sizes = self._starts[session], np.diff(self._starts)[session]
+        row = np.repeat(np.arange(len(places)), sizes)
+        number = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        order = np.lexsort((unit_floats(keys[row], number), row))
+        shuffled = (starts[row] + number)[order]
+        first = np.cumsum(sizes) - sizes
+        picked = first[:, None] + np.arange(self._negatives) % sizes[:, None]
+        return self._unclicked[shuffled[picked]]
+
+
+def _sessions(rows: Rows, column: str) -> pa.Array:
+    """The session of each row, as it is: a float would make one of several large ids."""
+    sessions = rows.data.column(column)
+    if pt.is_dictionary(sessions.type):
+        sessions = sessions.dictionary_decode()
+    if (empty := sessions.is_null(nan_is_null=True).index(True).as_py()) >= 0:
+        raise DataError(
+            f"{rows.place_of(empty)} has no {column}, so by: in_request knows no rows to draw for "
+            "it; leave such rows out, or give each a session of its own"
+        )
+    return sessions
+
 
 #: From rows and the epoch to rows, several for each.
 Expand = Callable[[Rows, int], Rows]
@@ -80,11 +303,10 @@ class Negatives(DatasetWrapper):
         return 1 / self.rows_together
 
     def prepare(self) -> None:
-        """What the inner dataset does, and a look at its columns.
+        """Prepare the inner dataset, and check the options against its columns.
 
         Raises:
-            SetupError: an option names no feature, or the dataset knows no sessions, or has an
-                order that in_request does not keep.
+            SetupError: an option names no feature, or in_request does not suit the dataset.
         """
         super().prepare()
         options, schema = self.options, self.inner.schema()
@@ -111,24 +333,18 @@ class Negatives(DatasetWrapper):
             self._check_order()
 
     def _check_order(self) -> None:
-        """Refuse an order that in_request, which reads the rows of the log itself, does not keep.
-
-        Raises:
-            SetupError: the rows would come in another order than that of the log.
-        """
+        """Refuse an inner order, as in_request reads the log itself."""
         inner = self.inner
         if isinstance(inner, DatasetWrapper):
             raise SetupError(
                 f"{self.name}: by: in_request takes rows in the order of the log, so {inner.name} "
-                f"would do nothing; put it behind {self.name} in wrap, or leave it out"
+                f"would do nothing; put it behind {self.name} in wrap"
             )
         reader = inner.reader(rank=0, world_size=1, batch_size=1, split="train")
         if isinstance(reader, PlannedReader) and reader.shuffles:
             raise SetupError(
-                f"{self.name}: by: in_request takes rows in the order of the log, and "
-                f"{inner.name} is to shuffle them in each epoch (shuffle: true, or order: "
-                "shuffled), which would do nothing; leave that out, and store the log in an order "
-                "that suits training"
+                f"{self.name}: by: in_request takes rows in the order of the log, and {inner.name} "
+                "shuffles them (shuffle: true, or order: shuffled), which would do nothing"
             )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
@@ -196,13 +412,7 @@ class Negatives(DatasetWrapper):
 
 
 class NegativesReader(Reader):
-    """A batch of another reader, of which each row becomes several.
-
-    Args:
-        inner: its batches are smaller by so much.
-        expand: makes them whole.
-        said: of the draws, JSON values that states remember.
-    """
+    """Expands the batches of another reader; ``said`` identifies the draws in its state."""
 
     def __init__(self, inner: Reader, expand: Expand, said: dict[str, Any]) -> None:
         self._inner, self._expand, self._said = inner, expand, said

@@ -1,4 +1,4 @@
-"""What ``ranking.sasrec`` makes."""
+"""Modules of ``ranking.sasrec``: encoder, dropout that resumes, and losses."""
 
 from __future__ import annotations
 
@@ -11,23 +11,142 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_ranking.history_encoder import HistoryEncoder
-from recd_plugin_ranking.jagged_rows import expanded, only_ids, padded_last, row_sums
-from recd_plugin_ranking.softmax import (
+from recd_plugin_ranking.ops import (
     Candidates,
+    expanded,
     full_losses,
     log_of_presence,
     losses_among,
+    only_ids,
+    padded_last,
+    row_sums,
     weighted_mean,
 )
-from recd_plugin_ranking.steady_draws import SteadyDraws
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.sasrec_options import SasRecOptions
+    from recd_plugin_ranking.models import SasRecOptions
     from recd_plugins.api import ModelInput
+
+
+# Odd numbers, so that streams of steps, and the steps of seeds, lie far apart.
+_STRIDE, _SEED_STRIDE = 0x4F1BBCDCBFA53E0B, 0x1E3779B97F4A7C15
+
+
+class SteadyDraws(nn.Module):
+    """Generators of one place of a model, another one at each step.
+
+    The step is a buffer, so that checkpoints have it. It counts from a number of torch's seed, by
+    which the model is made. Every rank draws the same.
+
+    Args:
+        stream: a number of this place.
+    """
+
+    def __init__(self, stream: int) -> None:
+        super().__init__()
+        self._stream = stream
+        self.step: Tensor
+        first = torch.initial_seed() * _SEED_STRIDE % (1 << 62)
+        self.register_buffer("step", torch.tensor(first, dtype=torch.int64))
+
+    def next(self, device: torch.device) -> torch.Generator:
+        """The generator of the step that follows; evaluation does not count."""
+        generator = torch.Generator(device)
+        generator.manual_seed((int(self.step) * _STRIDE + self._stream) % (1 << 63))
+        if self.training:
+            self.step += 1
+        return generator
+
+
+class SteadyDropout(nn.Module):
+    """Dropout by such draws.
+
+    Args:
+        rate: share of values that become 0.
+        stream: a number of this place.
+    """
+
+    def __init__(self, rate: float, stream: int) -> None:
+        super().__init__()
+        self._rate = rate
+        self._draws = SteadyDraws(stream)
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not (self.training and self._rate):
+            return values
+        generator = self._draws.next(values.device)
+        drawn = torch.rand(values.shape, device=values.device, generator=generator)
+        return values * (drawn >= self._rate) / (1 - self._rate)
+
+
+class EncoderLayer(nn.Module):
+    """One layer, norm in front of each half."""
+
+    def __init__(self, dim: int, heads: int, dropout: float, stream: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(dim)
+        self.in_projection = nn.Linear(dim, 3 * dim)
+        self.out_projection = nn.Linear(dim, dim)
+        self.feed_forward_norm = nn.LayerNorm(dim)
+        self.expand = nn.Linear(dim, 4 * dim)
+        self.contract = nn.Linear(4 * dim, dim)
+        self.dropouts = nn.ModuleList(SteadyDropout(dropout, stream + i) for i in range(2))
+
+    def forward(self, places: Tensor) -> Tensor:
+        """``[rows, places, D]``, where a row is filled up at its end."""
+        rows, length, dim = places.shape
+        after_norm = self.in_projection(self.attention_norm(places))
+        shape = (rows, length, 3, self.heads, dim // self.heads)
+        query, key, value = (each.transpose(1, 2) for each in after_norm.view(shape).unbind(2))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = self.out_projection(attended.transpose(1, 2).reshape(rows, length, dim))
+        places = places + self.dropouts[0](attended)
+        hidden = F.gelu(self.expand(self.feed_forward_norm(places)))
+        return places + self.dropouts[1](self.contract(hidden))
+
+
+class HistoryEncoder(nn.Module):
+    """Vectors of what a user does next, after nothing, after the first item, and so on.
+
+    Args:
+        dim: of items and of results.
+        layers, heads: of the encoder.
+        most: places of a history, counted from its last item, that have a vector of their own.
+        dropout: share of values.
+    """
+
+    def __init__(self, dim: int, layers: int, heads: int, most: int, dropout: float) -> None:
+        super().__init__()
+        self.start = nn.Parameter(torch.zeros(dim))
+        self.places = nn.Parameter(torch.zeros(most + 1, dim))
+        nn.init.normal_(self.places, std=0.02)
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = SteadyDropout(dropout, 1000)
+        self.layers = nn.ModuleList(
+            EncoderLayer(dim, heads, dropout, 1001 + 2 * number) for number in range(layers)
+        )
+        self.last_norm = nn.LayerNorm(dim)
+
+    def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
+        """``[rows, L, D]``, of each row the first ``lengths``, to ``[rows, L + 1, D]``.
+
+        Results at a place see the items before it; behind ``lengths`` they mean nothing.
+        """
+        rows, longest, dim = items.shape
+        start = self.start.expand(rows, 1, dim)
+        places = torch.arange(longest + 1, device=items.device)
+        from_last = (lengths.unsqueeze(1) - places).clamp(min=0)
+        vectors = torch.cat([start, items], dim=1) + self.places[from_last]
+        vectors = self.dropout(self.norm(vectors))
+        for layer in self.layers:
+            vectors = layer(vectors)
+        encoded: Tensor = self.last_norm(vectors)
+        return encoded
+
 
 Embeddings = dict[str, JaggedTensor]
 Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]

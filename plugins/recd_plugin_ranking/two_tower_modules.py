@@ -1,4 +1,4 @@
-"""What ``ranking.two_tower`` makes."""
+"""Modules of ``ranking.two_tower``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from recd_plugin_ranking.jagged_rows import ids_of_rows
-from recd_plugin_ranking.softmax import weighted_mean
+from recd_plugin_ranking.ops import ids_of_rows, weighted_mean
 from recd_plugins.api import SequencePooling
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.two_tower_options import TwoTowerOptions
+    from recd_plugin_ranking.models import TwoTowerOptions
     from recd_plugins.api import ModelFeatures, ModelInput
 
 Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]

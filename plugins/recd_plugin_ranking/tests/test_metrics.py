@@ -10,9 +10,7 @@ import torch
 from torchmetrics.functional import retrieval
 from torchrec.metrics.gauc import compute_gauc_3d
 
-from recd_plugin_ranking.metrics import RankingMetrics
-from recd_plugin_ranking.ranks import figures, means
-from recd_plugins.errors import DataError
+from recd_plugin_ranking.metrics import RankingMetrics, figures, means
 from recd_plugins.interfaces import ScoredBatch
 from recd_plugins.testing.contracts import MetricContract
 
@@ -93,18 +91,3 @@ def test_scores_apart_by_rounding_tie():
     expected = means([figures(sessions, scores, labels, [1, 3])])
     found = means([figures(sessions, rounded.astype(np.float64), labels, [1, 3])])
     assert found == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_model_that_scores_all_alike_is_no_better_than_chance():
-    found = means(
-        [figures(np.arange(1000) // 100, np.zeros(1000), np.arange(1000) % 100 == 0, [10])]
-    )
-    assert found["hr_at_10"] == pytest.approx(0.1)
-    assert found["gauc"] == 0.5
-    assert found["mrr"] == pytest.approx((1 / np.arange(1, 101)).mean())
-
-
-def test_a_dataset_without_sessions_is_told():
-    plugin = RankingMetrics(RankingMetrics.Options())
-    with pytest.raises(DataError, match="does not say which rows are of one session"):
-        plugin.update(plugin.start(), ScoredBatch(torch.zeros(2), torch.zeros(2)))

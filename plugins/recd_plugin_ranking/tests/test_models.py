@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from recd_plugin_ranking.sasrec import SasRec
-from recd_plugin_ranking.softmax import Candidates, log_of_presence, losses_among, shares
-from recd_plugin_ranking.steady_draws import SteadyDraws, SteadyDropout
-from recd_plugin_ranking.two_tower import TwoTower
+from recd_plugin_ranking.models import SasRec, TwoTower
+from recd_plugin_ranking.ops import Candidates, log_of_presence, losses_among, shares
+from recd_plugin_ranking.sasrec_modules import SteadyDraws, SteadyDropout
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import ModelFeatures
 from recd_plugins.testing.contracts import ModelContract
@@ -150,7 +149,6 @@ def test_a_history_sees_nothing_behind_a_place():
     [
         ({"item": ["itm"]}, "item names itm, which is no sparse feature; there are: user, item"),
         ({"item": ["item"], "user": ["item"]}, "item is of the user and the item"),
-        ({"item": ["item"], "item_dense": [2]}, "names column 2, and there are 2 dense"),
         (
             {"item": ["item"], "tables": {"t_itme": 9}},
             r"tables names t_itme, which matches no table; did you mean t_item\?",

@@ -15,7 +15,7 @@ import pytest
 from recd_plugin_ranking.negatives import Negatives
 from recd_plugin_ranking.tests.click_cases import clicks
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.errors import DataError, RecdError, SetupError
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Reader, Rows
 from recd_plugins.testing.contracts import DatasetContract
 
@@ -71,11 +71,6 @@ def test_items_are_replaced_with_their_features_and_nothing_else(path):
             assert each["history"] == own["history"]
 
 
-def test_the_item_may_stand_among_its_features(path):
-    expected = read(wrapped(path, with_item=["colour"]))
-    assert read(wrapped(path, with_item=["item", "colour", "colour"])) == expected
-
-
 def test_popular_items_are_drawn_more_often(path):
     counts = Counter(row["item"][0] for row in read(wrapped(path))[0] if row["label"])
     shares = {}
@@ -128,24 +123,24 @@ def test_a_request_is_compared_with_what_it_showed(tmp_path):
     ("options", "size", "message"),
     [
         ({}, 8, "batch of 8 rows is no multiple of 5: set training.batch_size to 5"),
-        ({"item": "history"}, 5, r"row 0 \(from 0\) has 2 ids in history"),
+        ({"item": "history"}, 15, r"row 0 \(from 0\) has 2 ids in history"),
+        ({}, 15, r"log.parquet: row 1 \(from 0\) has the label 0.*in_request"),
+        ({"with_item": ["colours"]}, 15, r"with_item names colours.*there are: item, colour"),
     ],
 )
-def test_refuses_by_name_what_cannot_be(path, options, size, message):
-    with pytest.raises(DataError, match=message):
-        read(wrapped(path, **options), size)
-
-
-def test_refuses_rows_that_are_not_positive_and_options_of_nothing(path, tmp_path):
+def test_refuses(tmp_path, options, size, message):
     log = clicks(tmp_path / "log.parquet", clicked=False)
-    with pytest.raises(
-        DataError, match=r"log.parquet: row 1 \(from 0\) has the label 0.*in_request"
-    ):
-        read(wrapped(log))
-    with pytest.raises(SetupError, match=r"with_item names colours.*there are: item, colour"):
-        wrapped(path, with_item=["colours"])
+    with pytest.raises(RecdError, match=message):
+        read(wrapped(log, **options), size)
+
+
+def test_in_request_refuses(path, tmp_path):
     with pytest.raises(DataError, match="nothing to draw in_request"):
         read(wrapped(path, by="in_request"))
+    log = clicks(tmp_path / "log.parquet", clicked=False, rows=9)
+    for sessions in ([0, 0, 0, 1, 1, None, 2, None, 2], [0.0] * 5 + [np.nan] * 4):
+        with pytest.raises(DataError, match=r"log.parquet: row 5 \(from 0\) has no session_id"):
+            read(wrapped(with_sessions(log, pa.array(sessions)), by="in_request"))
 
 
 def test_a_row_that_knows_every_item_is_named(tmp_path):
@@ -175,13 +170,6 @@ def with_sessions(path: Path, sessions: pa.Array) -> Path:
     return path
 
 
-def test_in_request_refuses_a_row_without_session(tmp_path):
-    path = clicks(tmp_path / "log.parquet", clicked=False, rows=9)
-    for sessions in ([0, 0, 0, 1, 1, None, 2, None, 2], [0.0] * 5 + [np.nan] * 4):
-        with pytest.raises(DataError, match=r"log.parquet: row 5 \(from 0\) has no session_id"):
-            read(wrapped(with_sessions(path, pa.array(sessions)), by="in_request"))
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -202,7 +190,7 @@ def test_in_request_tells_sessions_of_any_type_apart(tmp_path, name):
 def test_in_request_refuses_an_order_that_it_would_not_keep(tmp_path):
     path = clicks(tmp_path / "log.parquet", clicked=False)
     shuffled = SessionParquet(SessionParquet.Options(path=path, shuffle=True))
-    with pytest.raises(SetupError, match=r"recd.session_parquet is to shuffle.*shuffle: true"):
+    with pytest.raises(SetupError, match=r"recd.session_parquet shuffles them.*shuffle: true"):
         around(shuffled, by="in_request")
     around(shuffled)
     with pytest.raises(SetupError, match=r"ranking.negatives would do nothing; put it behind"):
@@ -270,8 +258,9 @@ def test_it_goes_on_over_a_reader_whose_state_is_of_any_shape(path):
     assert [rows.data for rows in resumed] == expected[1:]
 
 
-@pytest.mark.parametrize("kind", [pa.bool_(), pa.float32(), pa.int8()])
-@pytest.mark.parametrize("by", ["in_request", "uniform"])
+@pytest.mark.parametrize(
+    ("kind", "by"), [(pa.bool_(), "in_request"), (pa.float32(), "uniform"), (pa.int8(), "uniform")]
+)
 def test_a_row_without_a_label_is_refused(tmp_path, kind, by):
     path = clicks(tmp_path / "log.parquet", rows=9)
     table = pq.read_table(path)

@@ -1,0 +1,158 @@
+"""Padding of jagged rows, and softmax over items with logQ correction.
+
+Uses ``shape[0]``: ``len`` would write the size of an example into a program of torch.export.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+if TYPE_CHECKING:
+    from recd_plugins.api import ModelInput
+
+
+def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Tensor]:
+    """The last values of each row, at most ``most``, filled up at its end.
+
+    Args:
+        rows: values ``[num_values, ...]``.
+        most: values of a row.
+        fill: what stands where a row has none, ``[1, ...]``.
+
+    Returns:
+        ``[rows, L, ...]``, L being the most that a row has, or ``most`` in a program of
+        torch.export, whose sizes do not depend on values; and how many each has, int64.
+    """
+    lengths = rows.lengths().long()
+    kept = lengths.clamp(max=most)
+    longest = most
+    if not torch.compiler.is_exporting():
+        longest = int(kept.max()) if len(kept) else 0
+    values = torch.cat([rows.values(), fill])
+    place = torch.arange(longest, device=lengths.device)
+    index = (lengths.cumsum(0) - kept).unsqueeze(1) + place
+    index = index.where(place < kept.unsqueeze(1), torch.full_like(index, rows.values().shape[0]))
+    padded = values.index_select(0, index.flatten())
+    return padded.view(*index.shape, *values.shape[1:]), kept
+
+
+def row_sums(rows: JaggedTensor) -> Tensor:
+    """The sum of each row's vectors, zeros for an empty one, ``[rows, D]``."""
+    lengths = rows.lengths().long()
+    values = rows.values()
+    of_value = torch.repeat_interleave(lengths, output_size=values.shape[0])
+    return values.new_zeros(lengths.shape[0], values.shape[1]).index_add(0, of_value, values)
+
+
+def only_ids(rows: JaggedTensor) -> Tensor:
+    """The id of each row that has one, -1 of all others, int64 ``[rows]``."""
+    lengths = rows.lengths().long()
+    values = torch.cat([rows.values(), rows.values().new_zeros(1)])
+    first = values[(lengths.cumsum(0) - lengths).clamp(max=values.shape[0] - 1)]
+    return first.where(lengths == 1, torch.full_like(first, -1))
+
+
+def expanded(unique: Tensor, inverse: Tensor | None) -> Tensor:
+    """Unique rows to all rows."""
+    return unique if inverse is None else unique.index_select(0, inverse)
+
+
+def ids_of_rows(batch: ModelInput, feature: str) -> Tensor:
+    """``only_ids`` of a feature, however the batch stores it, int64 ``[B]``."""
+    if (kjt := batch.sequence_features) is not None and feature in kjt.keys():  # noqa: SIM118
+        unique = only_ids(batch.unique_rows(feature, kjt[feature]))
+        return expanded(unique, batch.inverse_lookup.get(feature))
+    for kjt in (batch.sparse_features, batch.replicated_features):
+        if kjt is not None and feature in kjt.keys():  # noqa: SIM118
+            unique = only_ids(kjt[feature])
+            if (stored := kjt.inverse_indices_or_none()) is None:
+                return unique
+            names, inverse = stored
+            return unique.index_select(0, inverse[names.index(feature)])
+    raise KeyError(feature)
+
+
+def shares(counts: NDArray[Any]) -> NDArray[np.float32]:
+    """The probability that a positive row is of an item, ``[num_items]``.
+
+    An item of which there is no row counts as half a one.
+    """
+    smoothed = np.maximum(counts, 0.5)
+    return np.asarray(smoothed / smoothed.sum(), np.float32)
+
+
+def log_of_presence(share: Tensor, num_draws: Tensor) -> Tensor:
+    """The log of the probability that an item is among ``num_draws`` drawn ones."""
+    return (-torch.expm1(num_draws * torch.log1p(-share.double()))).log().float()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Items among which a positive one is to be found, each once.
+
+    Attributes:
+        ids: int64 ``[C]``.
+        vectors: ``[C, D]``.
+    """
+
+    ids: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(
+        cls, ids: Tensor, vectors: Tensor, most: int | None, generator: torch.Generator
+    ) -> Candidates:
+        """Of ids ``[N]`` and their vectors ``[N, D]``, drawn where they are more than ``most``."""
+        unique, which = torch.unique(ids, return_inverse=True)
+        places = torch.arange(len(ids), device=ids.device)
+        first = places.new_full((len(unique),), len(ids)).scatter_reduce(0, which, places, "amin")
+        if most is not None and len(unique) > most:
+            drawn = torch.randperm(len(unique), generator=generator, device=ids.device)[:most]
+            unique, first = unique[drawn], first[drawn]
+        return cls(unique, vectors.index_select(0, first))
+
+
+def losses_among(
+    candidates: Candidates,
+    queries: Tensor,
+    targets: Tensor,
+    target_vectors: Tensor,
+    correction: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """The cross-entropy of each query, ``[Q]``.
+
+    Args:
+        candidates: an item of them that is the query's target is not counted twice.
+        queries: ``[Q, D]``.
+        targets: ids, ``[Q]``.
+        target_vectors: ``[Q, D]``.
+        correction: to be taken from the logit of an item, by id; None for none.
+        temperature: of the logits.
+    """
+    logits = queries @ candidates.vectors.T / temperature
+    own = (queries * target_vectors).sum(1) / temperature
+    if correction is not None:
+        logits = logits - correction[candidates.ids]
+        own = own - correction[targets]
+    same = candidates.ids == targets.unsqueeze(1)
+    logits = logits.masked_fill(same, -torch.inf)
+    return torch.cat([own.unsqueeze(1), logits], 1).logsumexp(1) - own
+
+
+def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
+    """0, with gradients of 0, where nothing weighs."""
+    return (losses * weights).sum() / weights.sum().clamp(min=1e-12)
+
+
+def full_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy over all items ``[Q, num_items]``; 0 where a target is -1."""
+    return F.cross_entropy(logits, targets, ignore_index=-1, reduction="none")
