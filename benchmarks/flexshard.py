@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from benchmarks import _flexshard_paper as paper
 from benchmarks._flexshard_ranks import (
     FEATURE,
     STOCK,
@@ -41,7 +42,7 @@ from benchmarks._measure import (
     max_abs_diff,
     ratios,
 )
-from recd_plugin_flexshard.planning import TableDemand, TierPlan, paper, plan_tiers, traffic
+from recd_plugin_flexshard.planning import TableDemand, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.distributed.launch import Ranks

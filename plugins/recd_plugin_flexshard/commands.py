@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +30,6 @@ if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import TierPlan
     from recd_plugin_flexshard.planning.simulate import BatchIds
     from recd_plugins.api import RunConfig, ShardableModel, TopologySpec
-
-#: Time and memory grow with their square: so many took 3 minutes, with 3 tables on two cores.
-_MOST_RANKS = 16_384
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,7 @@ class TiersPlan(PlanMode):
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Read the data where no profile is named, and choose tiers."""
-        from recd_plugin_flexshard.plan_report import TiersReport, plot, render, study_entry
+        from recd_plugin_flexshard.plan_report import TiersReport, render, study_entry
         from recd_plugins.api import at_entry
 
         question.say("reading the data")
@@ -127,7 +122,7 @@ class TiersPlan(PlanMode):
         report = TiersReport(
             question.topology, question.spec, registry.training.batch_size, what_if, entries
         )
-        return PlanAnswer(render(report), report.as_json, partial(plot, report))
+        return PlanAnswer(render(report), report.as_json)
 
 
 @click.command()
@@ -185,18 +180,13 @@ def simulate(
         loaded = loaded.with_training({"batch_size": batch_size})
     topology = topology or loaded.training.topology or "machine"
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
-    if spec.world_size > _MOST_RANKS:
-        raise RecdError(
-            f"{spec.world_size:,} ranks: no more than {_MOST_RANKS:,} can be played; recd plan "
-            "plans for more"
-        )
     with error_console().status("planning tiers"):
         planned = planned_tiers(loaded, spec)
     entries = {}
     for field, plan in planned.plans.items():
         source = _source(planned.candidate, plan, data, profile_path)
-        with _bar(f"playing {field}", spec.world_size) as advance:
-            entries[field] = play(plan, source, steps, advance)
+        with error_console().status(f"playing {field}"):
+            entries[field] = play(plan, source, steps)
     if json_path is not None:
         write_json(json_path, as_json(topology, spec, entries))
     output_console().print(render(topology, spec, entries))
@@ -223,13 +213,3 @@ def _source(
         # A profile may know other features.
         demands.append(replace(demand, features=planned.features))
     return DrawnBatches(plan, demands=demands, name=str(profile_path))
-
-
-@contextmanager
-def _bar(what: str, ranks: int) -> Iterator[Callable[[], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("ranks"))
-    with Progress(*columns, console=error_console(), transient=True) as progress:
-        task = progress.add_task(what, total=ranks)
-        yield lambda: progress.advance(task)

@@ -27,11 +27,7 @@ _COLLECTIVES: dict[str, tuple[CollectiveKind, ...]] = {
 
 
 class TieredPart(TableStrategy):
-    """Copies of often read rows, laid over row-wise tables.
-
-    Args:
-        plan: which rows of which table.
-    """
+    """Copies of often read rows, laid over row-wise tables."""
 
     def __init__(self, plan: TierPlan) -> None:
         self.plan = plan

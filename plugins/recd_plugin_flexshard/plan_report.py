@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -18,33 +17,19 @@ from recd_plugin_flexshard.planning.plan import (
     Strategy,
     TableTiers,
     TierPlan,
-    four_points,
-    pareto_curve,
     plan_tiers,
     sync_bytes,
-    two_tier_curve,
 )
 from recd_plugin_flexshard.table_plan import memory_of
 from recd_plugins.api import (
     SetupError,
     TopologySpec,
-    plot_style,
     size_text,
     topology_line,
-    write_figure,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _STRATEGIES: tuple[Strategy, ...] = ("two_tier", "three_tier", "joint")
 _STRATEGY_NAMES = {"two_tier": "two tiers", "three_tier": "three tiers", "joint": "joint"}
-_POINT_NAMES = {
-    "least_memory": "least memory",
-    "memory_neutral": "zero extra memory",
-    "least_communication": "least communication",
-    "data_parallel": "all DP",
-}
 #: Fields of ``Collectives``.
 COLLECTIVE_NAMES = {
     "a2a_global": "all-to-all, all ranks",
@@ -93,25 +78,13 @@ class TierRows:
 
 @dataclass(frozen=True)
 class EntryTiers:
-    """One sharding entry.
-
-    Attributes:
-        field: ``sharding[0]`` and so on.
-        plugin: its name.
-        plan: the choice of the plugin.
-        alternatives: plans of the same tables by strategy.
-        problems: why a strategy has no plan.
-        points: FlexShard's four points, by name.
-        curves: by strategy, plans from few to many copies.
-    """
+    """The plan of one sharding entry, plans by other strategies, and why there are none."""
 
     field: str
     plugin: str
     plan: TierPlan
     alternatives: Mapping[Strategy, TierPlan]
     problems: Mapping[Strategy, str]
-    points: Mapping[str, TierPlan]
-    curves: Mapping[Strategy, Sequence[TierPlan]]
 
     @property
     def tables(self) -> list[TierRows]:
@@ -131,24 +104,12 @@ class EntryTiers:
             },
             "strategies": {name: _plan_json(plan) for name, plan in self.alternatives.items()},
             "problems": dict(self.problems),
-            "points": {name: _point_json(point) for name, point in self.points.items()},
-            "curves": {
-                name: [_point_json(point) for point in curve] for name, curve in self.curves.items()
-            },
         }
 
 
 @dataclass(frozen=True)
 class TiersReport:
-    """The tiers of all sharding entries that have some.
-
-    Attributes:
-        topology: its name.
-        spec: nodes and ranks.
-        batch_size: rows of a rank.
-        what_if: cost options in place of the entries' own.
-        entries: in the order of the registry.
-    """
+    """The tiers of all sharding entries that have some; ``what_if`` replaces cost options."""
 
     topology: str
     spec: TopologySpec
@@ -167,11 +128,7 @@ class TiersReport:
 
 
 def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]) -> EntryTiers:
-    """Return ``plan`` with other cost options, if any, and its alternatives.
-
-    Raises:
-        SetupError: these options allow no plan.
-    """
+    """Return ``plan`` with other cost options, if any, and its alternatives."""
     demands, cluster = plan.demands, plan.cluster
     options = replace(plan.options, **what_if)
     if "memory_ratio" in what_if:
@@ -187,20 +144,7 @@ def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]
             alternatives[strategy] = found
         except SetupError as error:
             problems[strategy] = str(error)
-    points = four_points(demands, cluster, options)
-    rows = sum(table.num_embeddings for table in demands)
-    hot = {0, *np.geomspace(1, rows, _TWO_TIER_PLANS).astype(int).tolist()}
-    hot |= {sum(table.hot for table in point.tables) for point in points.values()}
-    curves: dict[Strategy, Sequence[TierPlan]] = {
-        "two_tier": two_tier_curve(demands, cluster, options, sorted(hot))
-    }
-    if cluster.nodes > 1:
-        further: Strategy = "joint" if plan.strategy == "joint" else "three_tier"
-        least = points["least_memory"].memory_ratio * (1 + 1e-9)  # the sums are rounded
-        most = max(least, points["least_communication"].memory_ratio)
-        ratios = np.geomspace(least, most, _PLANS).tolist()
-        curves[further] = pareto_curve(demands, cluster, further, options, ratios)
-    return EntryTiers(field, plugin, plan, alternatives, problems, points, curves)
+    return EntryTiers(field, plugin, plan, alternatives, problems)
 
 
 def topology_json(name: str, spec: TopologySpec) -> dict[str, Any]:
@@ -230,16 +174,6 @@ def _plan_json(plan: TierPlan) -> dict[str, Any]:
             tier: {"chosen": getattr(plan.syncs, tier), "bytes": by_sync}
             for tier, by_sync in sync_bytes(plan).items()
         },
-    }
-
-
-def _point_json(plan: TierPlan) -> dict[str, Any]:
-    return {
-        "hot": sum(table.hot for table in plan.tables),
-        "flex": sum(table.flex for table in plan.tables),
-        "memory_bytes": plan.memory_bytes,
-        "a2a_reduction": plan.a2a_reduction,
-        "exposed_seconds": plan.seconds.exposed(plan.options.overlap),
     }
 
 
@@ -275,7 +209,6 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     yield _tables(entry)
     yield _strategies(entry)
     yield _times(entry)
-    yield _points(entry)
     if syncs := "; ".join(_syncs(plan)):
         yield Text(f"Gradients of copies, bytes of a rank: {syncs}")
     for strategy, problem in entry.problems.items():
@@ -370,18 +303,6 @@ def _times(entry: EntryTiers) -> Table:
     return table
 
 
-def _points(entry: EntryTiers) -> Table:
-    """FlexShard's four points."""
-    table = _new_table(
-        "Two tiers at any budget", "", *("DP", "a2a saved", "memory", "x RW", "ms exposed")
-    )
-    for name, plan in entry.points.items():
-        hot = f"{sum(each.hot for each in plan.tables):,}"
-        exposed = _milliseconds(plan.seconds.exposed(entry.plan.options.overlap))
-        table.add_row(_POINT_NAMES[name], hot, *_saved(plan), exposed)
-    return table
-
-
 def _new_table(title: str, first: str, *numbers: str) -> Table:
     # Narrow columns, so that in 80 characters lines break between words.
     table = Table(
@@ -400,65 +321,3 @@ def _marked(entry: EntryTiers, strategy: Strategy) -> str:
 def _milliseconds(seconds: float) -> str:
     milliseconds = seconds * 1e3
     return f"{milliseconds:,.{3 if milliseconds < 1 else 1}f}" if seconds else "-"
-
-
-@plot_style()
-def plot(report: TiersReport, path: Path) -> None:
-    """Draw what is left of the all-to-all, and time, against memory (FlexShard, figure 5).
-
-    Args:
-        report: a row of plots for each entry.
-        path: a file with the suffix of its format, as ``.png`` or ``.svg``.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 1 + 4 * len(report.entries)), layout="constrained")
-    rows = figure.subplots(len(report.entries), 2, squeeze=False)
-    for entry, (left, time) in zip(report.entries, rows, strict=True):
-        overlap = entry.plan.options.overlap
-
-        def exposed(plan: TierPlan, overlap: float = overlap) -> float:
-            return plan.seconds.exposed(overlap) * 1e3
-
-        _draw(entry, left, lambda plan: 100 * (1 - plan.a2a_reduction))
-        left.set(ylabel="all-to-all of all ranks left, %", ylim=(-3, 103))
-        _draw(entry, time, exposed)
-        # Not far more than row-wise and the plan take.
-        shown = max(entry.plan.row_wise_seconds.exposed(overlap) * 1e3, exposed(entry.plan))
-        drawn = max(exposed(plan) for curve in entry.curves.values() for plan in curve)
-        time.set(ylabel=f"collectives of a step at {overlap:.0%} overlap, ms")
-        time.set_ylim(0, 1.1 * min(max(shown, drawn), 3 * shown))
-        left.set_title(f"{entry.field}: {entry.plugin}")
-        time.legend(fontsize="small")
-    spec = report.spec
-    figure.suptitle(
-        f"{spec.nodes:,} x {spec.ranks_per_node:,} ranks of {report.topology}, "
-        f"{report.batch_size:,} rows a rank"
-    )
-    write_figure(path, figure, dpi=120)
-
-
-def _draw(entry: EntryTiers, axes: Axes, height: Callable[[TierPlan], float]) -> None:
-    two_tier, further = "tab:blue", "tab:orange"
-    for strategy, curve in entry.curves.items():
-        axes.plot(
-            [plan.memory_ratio for plan in curve],
-            [height(plan) for plan in curve],
-            color=two_tier if strategy == "two_tier" else further,
-            label=_STRATEGY_NAMES[strategy],
-        )
-    row_wise = entry.curves["two_tier"][0]
-    axes.plot(row_wise.memory_ratio, height(row_wise), "ko", label="row-wise")
-    for (name, plan), marker in zip(entry.points.items(), "vs^D", strict=True):
-        axes.plot(
-            plan.memory_ratio,
-            height(plan),
-            marker,
-            color=two_tier,
-            markerfacecolor="white",
-            label=_POINT_NAMES[name],
-        )
-    axes.plot(entry.plan.memory_ratio, height(entry.plan), "r*", markersize=14, label="the plan")
-    axes.axvline(1, color="gray", linestyle=":", linewidth=1)
-    axes.set(xscale="log", xlabel="memory of a rank, over that of row-wise")
-    axes.grid(alpha=0.3)

@@ -95,14 +95,7 @@ class TierReport(Section):
         others: OtherTables = OtherTables(),
         retierings: Sequence[RetierReport] = (),
     ) -> TierReport:
-        """Return the report of a run.
-
-        Args:
-            plans: of the sharding entries that have tiers; at least one.
-            observed: bytes of all ranks in one step by tier; None where nothing was counted.
-            others: the other tables.
-            retierings: of all collections.
-        """
+        """Return the report of a run."""
         tiers = []
         for tier in TIERS:
             parts = [traffic(plan)[tier] for plan in plans]

@@ -32,11 +32,7 @@ _MULTIPLE = re.compile(r"(\d+(?:\.\d+)?)\s*[xX]")
 
 
 def read_budget(budget: Any) -> dict[str, float]:
-    """Return a budget as ``memory_ratio`` or ``memory_bytes`` of ``CostOptions``.
-
-    Raises:
-        ValueError: names the accepted forms.
-    """
+    """Return a budget as ``memory_ratio`` or ``memory_bytes`` of ``CostOptions``."""
     if budget == "memory_neutral":
         return {"memory_ratio": 1.0}
     if isinstance(budget, str) and (multiple := _MULTIPLE.fullmatch(budget.strip())):
@@ -155,11 +151,7 @@ class TieredSharding(Sharding):
         return self.options.coalesce
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
-        """Put TieredEmbeddingCollections with the tiers of ``tables`` into ``model``.
-
-        Raises:
-            SetupError: see ``part``.
-        """
+        """Put TieredEmbeddingCollections with the tiers of ``tables`` into ``model``."""
         from recd_plugin_flexshard.runtime.collection import RowTiers, with_tiers
 
         plan = self._plan(tables, setting)
@@ -169,13 +161,7 @@ class TieredSharding(Sharding):
         return with_tiers(model, rows, self.options.retier_every, plan.syncs.sparse)
 
     def part(self, tables: Sequence[Table], setting: PlanContext) -> TieredPart | None:
-        """Return the tiers of ``tables``, planned together.
-
-        Raises:
-            SetupError: a table is pooled, or there is no such plan: a flex tier on one node, or a
-                budget that cannot be kept.
-            DataError: the data cannot be read, or the access profile is not of these tables.
-        """
+        """Return the tiers of ``tables``, planned together."""
         from recd_plugin_flexshard.part import TieredPart
 
         plan = self._plan(tables, setting)

@@ -25,13 +25,7 @@ _NAMES: dict[Tier, str] = {
 
 
 def as_json(topology: str, spec: TopologySpec, entries: Mapping[str, Simulation]) -> dict[str, Any]:
-    """Return JSON values; bytes are those of a step.
-
-    Args:
-        topology: its name.
-        spec: the ranks.
-        entries: by sharding entry, as ``sharding[0]``.
-    """
+    """Return JSON values; bytes are those of a step."""
     return {
         "topology": topology_json(topology, spec),
         "entries": {field: _entry_json(played) for field, played in entries.items()},

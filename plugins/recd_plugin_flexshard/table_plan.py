@@ -78,12 +78,7 @@ def cluster_of(setting: PlanContext) -> ClusterShape:
 def plan_tables(
     strategy: Strategy, options: TierOptions, tables: Sequence[Table], setting: PlanContext
 ) -> TierPlan:
-    """Plan the tiers of ``tables`` together.
-
-    Raises:
-        DataError: the data cannot be read, or the access profile is not of these tables.
-        SetupError: there is no such plan.
-    """
+    """Plan the tiers of ``tables`` together."""
     from recd_plugins.api import gradients_sent_once
 
     here, other = cluster_of(setting), options.plan_for

@@ -51,19 +51,7 @@ class Rules:
 def rank(
     registry: RunConfig, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
-    """Means over the positive rows of the test split, ``num_queries`` and ``num_items``.
-
-    Args:
-        registry: a model with ``user_vectors`` and ``item_vectors``, and ``item_feature`` where it
-            can rank by the items of one feature alone.
-        rules: say what is ranked.
-        checkpoint: of a run of it.
-        vectors_to: a folder that gets ``VECTORS``.
-
-    Raises:
-        RecdError: the model cannot rank, a feature is unknown, the test split has no positive row,
-            or a score is not finite.
-    """
+    """Means over the positive rows of the test split, ``num_queries`` and ``num_items``."""
     registry.dataset.prepare()
     schema = registry.dataset.schema()
     prepared = whole_model(registry, checkpoint)

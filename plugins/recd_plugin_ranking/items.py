@@ -48,11 +48,7 @@ def lists_of(rows: Rows, feature: str) -> tuple[Int64s, Int64s]:
 
 
 def item_of_rows(rows: Rows, feature: str) -> Int64s:
-    """The one id of each row, ``[num_rows]``.
-
-    Raises:
-        DataError: a row has none or several; says which.
-    """
+    """The one id of each row, ``[num_rows]``."""
     ids, lengths = lists_of(rows, feature)
     if len(wrong := np.flatnonzero(lengths != 1)):
         place = rows.place_of(int(wrong[0]))
@@ -64,11 +60,7 @@ def item_of_rows(rows: Rows, feature: str) -> Int64s:
 
 
 def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
-    """Which rows have a label above one half, ``[num_rows]``.
-
-    Raises:
-        DataError: a row has none; says which.
-    """
+    """Which rows have a label above one half, ``[num_rows]``."""
     labels = rows.data.column(label)
     if (empty := labels.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(

@@ -303,11 +303,7 @@ class Negatives(DatasetWrapper):
         return 1 / self.rows_together
 
     def prepare(self) -> None:
-        """Prepare the inner dataset, and check the options against its columns.
-
-        Raises:
-            SetupError: an option names no feature, or in_request does not suit the dataset.
-        """
+        """Prepare the inner dataset, and check the options against its columns."""
         super().prepare()
         options, schema = self.options, self.inner.schema()
         numbers = schema.dense if options.by != "in_request" else ()

@@ -40,9 +40,6 @@ class SteadyDraws(nn.Module):
 
     The step is a buffer, so that checkpoints have it. It counts from a number of torch's seed, by
     which the model is made. Every rank draws the same.
-
-    Args:
-        stream: a number of this place.
     """
 
     def __init__(self, stream: int) -> None:
@@ -62,12 +59,7 @@ class SteadyDraws(nn.Module):
 
 
 class SteadyDropout(nn.Module):
-    """Dropout by such draws.
-
-    Args:
-        rate: share of values that become 0.
-        stream: a number of this place.
-    """
+    """Dropout by such draws."""
 
     def __init__(self, rate: float, stream: int) -> None:
         super().__init__()
@@ -110,14 +102,7 @@ class EncoderLayer(nn.Module):
 
 
 class HistoryEncoder(nn.Module):
-    """Vectors of what a user does next, after nothing, after the first item, and so on.
-
-    Args:
-        dim: of items and of results.
-        layers, heads: of the encoder.
-        most: places of a history, counted from its last item, that have a vector of their own.
-        dropout: share of values.
-    """
+    """Vectors of what a user does next, after nothing, after the first item, and so on."""
 
     def __init__(self, dim: int, layers: int, heads: int, most: int, dropout: float) -> None:
         super().__init__()
@@ -153,12 +138,7 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 
 
 class SasRecModule(nn.Module):
-    """One table for items and histories, and what is computed of its rows.
-
-    Args:
-        options: of the plugin.
-        share: of each item in positive rows, for sampled softmax with a correction.
-    """
+    """One table for items and histories, and what is computed of its rows."""
 
     def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
         super().__init__()

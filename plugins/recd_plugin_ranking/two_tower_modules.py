@@ -26,14 +26,7 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 
 
 class TwoTowerModule(nn.Module):
-    """A table for each feature, and a tower over those of the user and over those of the item.
-
-    Args:
-        options: of the plugin.
-        features: of the user and of the item.
-        made_from: what the model is fed.
-        share: of each item in positive rows, for in-batch softmax with a correction.
-    """
+    """A table for each feature, and a tower over those of the user and over those of the item."""
 
     def __init__(
         self,

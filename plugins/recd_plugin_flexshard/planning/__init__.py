@@ -18,12 +18,9 @@ from recd_plugin_flexshard.planning.plan import (
     Tier,
     TierPlan,
     TierTraffic,
-    four_points,
     on_cluster,
-    pareto_curve,
     plan_tiers,
     traffic,
-    two_tier_curve,
 )
 
 __all__ = [
@@ -42,10 +39,7 @@ __all__ = [
     "TierPlan",
     "TierTraffic",
     "breakpoints",
-    "four_points",
     "on_cluster",
-    "pareto_curve",
     "plan_tiers",
     "traffic",
-    "two_tier_curve",
 ]

@@ -85,11 +85,7 @@ class MemoryPoint:
 def calibrate_tiers(
     registry: RunConfig, plans: Iterable[TierPlan], spec: TopologySpec, path: Path
 ) -> tuple[TopologySpec, TextTable]:
-    """Measure as many ranks as ``spec`` has, write the topology, and return it with a table.
-
-    Raises:
-        RecdError: the file exists, or this machine is not that topology.
-    """
+    """Measure as many ranks as ``spec`` has, write the topology, and return it with a table."""
     refuse_existing(path)
     if spec.device == "cuda" and torch.cuda.device_count() < spec.world_size:
         raise SetupError(

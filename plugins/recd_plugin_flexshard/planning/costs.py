@@ -151,12 +151,7 @@ class CostOptions:
         return max(1e-9, 0.0 if self.minimise == "bytes" else 1.0 - self.overlap)
 
     def activation_bytes(self, lookups: float, sent: float) -> float:
-        """Return the memory of row-wise embeddings: where they are read, and where they arrive.
-
-        Args:
-            lookups: elements that a batch of a rank looks up.
-            sent: elements that are sent for them; coalesced, fewer.
-        """
+        """Return the memory of row-wise embeddings: where they are read, and where they arrive."""
         return SCALAR_BYTES * (2 * sent + (lookups if self.coalesce else 0.0))
 
 

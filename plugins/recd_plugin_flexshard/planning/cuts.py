@@ -60,12 +60,6 @@ class Ranking:
 
     Rows are in bins of equal ``w`` (``costs.rows_sent``): one a row, or more where a demand says
     so.
-
-    Args:
-        tables: with the rows.
-        batch_size: samples of a rank.
-        coalesce: each row of a batch is sent once.
-        groups: ranks that hold hot and flex copies; None where all syncs are dense.
     """
 
     def __init__(
@@ -167,10 +161,7 @@ class Ranking:
 
 
 def _repeats(tables: Sequence[TableDemand], batch_size: int, keys: Sequence[Floats]) -> float:
-    """Return how many accesses of a row come together, by the counted distinct ids.
-
-    One number for all tables, as there is one order of their rows.
-    """
+    """Return how many accesses of a row come together, by the counted distinct ids."""
     known = [
         (table, w, table.bins()[1])
         for table, w in zip(tables, keys, strict=True)
@@ -356,11 +347,7 @@ class CutModel:
 
     @cached_property
     def hot_that_fit(self) -> tuple[Prefix, Prefix]:
-        """The fewest and the most hot rows that memory allows beside cold ones.
-
-        Raises:
-            SetupError: memory allows none.
-        """
+        """The fewest and the most hot rows that memory allows beside cold ones."""
         least = self.hot_in_memory(self.costs.row_wise_static)
         if not self.fits(least):
             needed = self.memory(Cuts(least, least))
@@ -411,9 +398,6 @@ class CutModel:
 
         As many flex rows as memory allows, ``[c B cum_p(K) - K (M - a)] / (M/W - a)`` in the
         memory-neutral plan, but none that take more time than they save.
-
-        Raises:
-            SetupError: the cluster has one node.
         """
         if self.cluster.nodes == 1:
             raise SetupError(
@@ -464,11 +448,7 @@ class CutModel:
                 yield Cuts(_clip(hot, beside_flex), everything)
 
     def _best_hot(self, last: Prefix) -> Prefix:
-        """Return the hot rows that are best with all flex rows that memory allows, to ``last``.
-
-        Their saving is concave in their number: each further row saves less, and takes memory
-        whose worth is the saving of the flex rows that have no room. Bisection finds the end.
-        """
+        """Return the hot rows that are best with all flex rows that memory allows, to ``last``."""
         costs, ranking = self.costs, self.ranking
         fewest, most = self.hot_that_fit
 

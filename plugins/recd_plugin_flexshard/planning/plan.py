@@ -145,73 +145,12 @@ def plan_tiers(
 
 
 def on_cluster(plan: TierPlan, cluster: ClusterShape, gradient_share: float = 1.0) -> TierPlan:
-    """Return the tiers of ``plan`` with their cost on another cluster.
-
-    Args:
-        plan: with the tiers.
-        cluster: the other ranks.
-        gradient_share: of ``CostOptions`` there.
-    """
+    """Return the tiers of ``plan`` with their cost on another cluster."""
     tables, options = plan.demands, replace(plan.options, gradient_share=gradient_share)
     model = _model(tables, cluster, options)
     hot, both = sum(t.hot for t in plan.tables), sum(t.hot + t.flex for t in plan.tables)
     cuts = Cuts(model.ranking.first(hot), model.ranking.first(both))
     return _plan(tables, model, plan.strategy, cuts)
-
-
-def pareto_curve(
-    tables: Sequence[TableDemand],
-    cluster: ClusterShape,
-    strategy: Strategy,
-    options: CostOptions,
-    memory_ratios: Sequence[float],
-) -> list[TierPlan]:
-    """Return plans at budgets of ``memory_ratios`` of plain row-wise sharding's memory."""
-    first = _model(tables, cluster, options)
-    plans = []
-    for ratio in memory_ratios:
-        budget = replace(options, memory_ratio=ratio, memory_bytes=None)
-        model = CutModel(first.ranking, cluster, budget)
-        plans.append(_plan(tables, model, strategy, _cuts(model, strategy)))
-    return plans
-
-
-def two_tier_curve(
-    tables: Sequence[TableDemand],
-    cluster: ClusterShape,
-    options: CostOptions,
-    hot_rows: Sequence[int],
-) -> list[TierPlan]:
-    """Return plans with the ``hot_rows`` most accessed rows hot, whatever memory they take."""
-    model = _model(tables, cluster, options)
-    ends = [model.ranking.first(num_rows) for num_rows in hot_rows]
-    return [_plan(tables, model, "two_tier", Cuts(end, end)) for end in ends]
-
-
-#: The points of FlexShard's figure 5, in the order of their hot rows.
-POINTS = ("least_memory", "memory_neutral", "least_communication", "data_parallel")
-
-
-def four_points(
-    tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions
-) -> dict[str, TierPlan]:
-    """Return the two-tier plans by name of ``POINTS`` (FlexShard, figure 5).
-
-    ``memory_neutral`` has the most hot rows that take no more memory than plain row-wise sharding,
-    ``least_communication`` those that take less time there, with dense syncs where these are
-    allowed.
-    """
-    model = _model(tables, cluster, replace(options, memory_ratio=1.0, memory_bytes=None))
-    ends = (
-        model.hot_in_memory(model.costs.row_wise_static),
-        model.hot_that_fit[1],
-        model.with_each_syncs[0].hot_in_time(),
-        model.ranking.everything,
-    )
-    return {
-        name: _plan(tables, model, "two_tier", Cuts(end, end))
-        for name, end in zip(POINTS, ends, strict=True)
-    }
 
 
 def _model(tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions) -> CutModel:

@@ -42,12 +42,6 @@ class TableRoute:
     Counts by place are arrays ``[2 + ranks_per_node, world_size]``. Lines are the tiers: hot, flex
     rows by rank of a node, cold. Columns are the ranks that hold the row in the table itself, which
     TorchRec's row-wise sharding cuts into blocks of ``ceil(E / U)`` rows.
-
-    Args:
-        tiers: of the table.
-        cluster: U ranks.
-        first_flex: flex rows of the tables before this one; a node's ranks take turns over all.
-        coalesced: each id is sent once a batch.
     """
 
     def __init__(
@@ -227,16 +221,10 @@ def imbalance(by_rank: Counts) -> float:
     return float(ratios.mean()) if len(ratios) else 1.0
 
 
-def simulate(
-    plan: TierPlan, source: BatchIds, steps: int, progress: Callable[[], None] = lambda: None
-) -> Simulation:
+def simulate(plan: TierPlan, source: BatchIds, steps: int) -> Simulation:
     """Play ``steps`` batches of every rank of the plan's cluster through ``plan``.
 
-    Args:
-        plan: its tables count as those of one EmbeddingCollection.
-        source: of batches.
-        steps: at least 1.
-        progress: called after each rank.
+    Its tables count as those of one EmbeddingCollection.
     """
     routes = routes_of(plan)
     tiered, stock = _Side(plan, routes, steps), _Side(plan, routes, steps)
@@ -244,7 +232,6 @@ def simulate(
         for step, (mine, plain) in enumerate(source.read(routes, rank, steps)):
             tiered.add(step, rank, mine)
             stock.add(step, rank, _all_cold(plain))
-        progress()
     untiered = tuple(replace(table, hot=0, flex=0) for table in plan.tables)
     plain_plan = replace(plan, tables=untiered, options=plan.options.plain)
     return Simulation(plan, source.name, steps, tiered.played(plan), stock.played(plain_plan))
@@ -365,10 +352,7 @@ class _Side:
     def _gradients(
         self, plan: TierPlan, tier: Literal["hot", "flex_gradients"], held: Floats
     ) -> PlayedTier:
-        """Return the sum of gradients of the scalars that each rank of a node holds.
-
-        A sparse sync is that of the plan: which rows batches share is not played.
-        """
+        """Return the sum of gradients of the scalars that each rank of a node holds."""
         predicted = traffic(plan)[tier]
         steps = len(self._hot_ids)
         ranks = plan.cluster.world_size if tier == "hot" else plan.cluster.nodes

@@ -25,12 +25,6 @@ class DrawnBatches:
     So is the sum over the rows of a place, and only these sums are drawn. Of a coalesced plan the
     rows of a place that a batch has are drawn from the binomial distribution with their mean and
     variance.
-
-    Args:
-        plan: with the batch size.
-        seed: the same draws for the same seed, step and rank.
-        demands: accesses of the plan's tables; None: those that it was made for.
-        name: of the source of ``demands``.
     """
 
     def __init__(
@@ -96,10 +90,6 @@ class RegistryBatches:
     """The first batches of the training split, as the registry's converter gives them.
 
     Each rank reads its own share. The plain batches beside them have the same rows.
-
-    Args:
-        prepared: a model that looks up ``tables`` in an EmbeddingCollection.
-        tables: of the plan, in its order.
     """
 
     def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
@@ -117,11 +107,7 @@ class RegistryBatches:
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
     ) -> Iterator[tuple[StepLookups, StepLookups]]:
-        """See ``simulate.BatchIds``.
-
-        Raises:
-            DataError: the training split has too few batches.
-        """
+        """See ``simulate.BatchIds``."""
         world_size, batch_size = routes[0].shape[1], self._registry.training.batch_size
         reader = self._dataset.reader(
             rank=rank, world_size=world_size, batch_size=batch_size, split="train"

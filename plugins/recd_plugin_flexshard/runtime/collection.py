@@ -34,9 +34,6 @@ class RowTiers:
         hot: rows with a copy on every rank, ``[num_hot]`` int64, most read first.
         flex: rows with a copy in every node, dealt to its ranks in turns, ``[num_flex]`` int64,
             most read first. All other rows are cold.
-
-    Raises:
-        SetupError: a row is there twice, or negative.
     """
 
     hot: NDArray[np.int64]
@@ -140,13 +137,6 @@ def overlay_bytes(
 
     That is copies with their optimizer state, and the index of ids (8 bytes a chosen row are in
     host memory). The gradient of a step, as large as the copies, is not in it.
-
-    Args:
-        num_hot: hot rows of the tables of one collection.
-        num_flex: flex rows of them.
-        embedding_dim: scalars of a row.
-        ranks_per_node: ranks that share a node's flex rows.
-        optimizer: ``"sgd"`` or ``"rowwise_adagrad"``, which has one scalar a row.
     """
     scalars = embedding_dim + (optimizer == "rowwise_adagrad")
     held = num_hot + -(-num_flex // ranks_per_node)

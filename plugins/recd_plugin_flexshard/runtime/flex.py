@@ -35,10 +35,6 @@ class FlexSizes:
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
     """Sends the sizes; what it waits for sends the ids.
 
-    Args:
-        split: of the batch.
-        group: the ranks of the node.
-
     Attributes:
         sizes: there after ``wait``.
     """
@@ -81,16 +77,7 @@ class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
 
 
 class FlexLookup:
-    """Embeddings of flex ids: looked up at their owners, and on their way back.
-
-    Args:
-        overlay: this rank's part of the node's flex rows.
-        positions: that the ranks of the node want of it, rank by rank.
-        sizes: how many those are, and how many this rank wants.
-        group: the ranks of the node.
-        wire: how they travel.
-        ahead: as ``Overlay.looked_up`` has it.
-    """
+    """Embeddings of flex ids: looked up at their owners, and on their way back."""
 
     def __init__(
         self,

@@ -41,16 +41,7 @@ class Rates(NamedTuple):
 
 
 class UpdateRule:
-    """The update of one fused kernel.
-
-    Args:
-        kernel: FBGEMM's.
-        tables: names of its tables, for errors.
-
-    Raises:
-        ExactnessError: its optimizer is neither SGD nor row-wise Adagrad, or has options that
-            change the update, or its embeddings are no 32-bit floats.
-    """
+    """The update of one fused kernel."""
 
     def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
         require_attributes(
@@ -102,9 +93,6 @@ class UpdateRule:
             state: sums of squares, ``[n]``; None where there are none.
             gradient: ``[n, embedding_dim]``.
             rates: of the lookup.
-
-        Raises:
-            ExactnessError: the kernel got an option since that changes the update.
         """
         self._check_options()
         rate, eps = rates
@@ -121,11 +109,7 @@ class UpdateRule:
 
 
 def update_rules(lookups: Iterable[nn.Module], tiered: Container[str]) -> dict[str, UpdateRule]:
-    """Return the rule of each tiered table that this rank has; tables of one kernel share one.
-
-    Raises:
-        ExactnessError: see ``UpdateRule``.
-    """
+    """Return the rule of each tiered table that this rank has; tables of one kernel share one."""
     rules: dict[str, UpdateRule] = {}
     for module in (module for lookup in lookups for module in lookup.modules()):
         if isinstance(module, BatchedFusedEmbedding):
@@ -156,15 +140,6 @@ class Overlay:
 
     A position is a row of the matrix. The positions of a table follow each other, table by table.
     It is no parameter: no optimizer sees it, and the tables' state dict has its rows.
-
-    Args:
-        rows: which row of the table each of its positions holds, by table, int64.
-        embedding_dim: width of the rows.
-        rules: by table, how its rows are updated.
-        group: ranks that hold the same rows and sum their gradients.
-        device: of the copies.
-        sparse: sum gradients of the rows alone that some rank looked up, not of all.
-        codec: of such gradients; those of all rows are reduced in 32 bits.
 
     Attributes:
         weights: ``[num_rows, embedding_dim]`` float32; zeros until they are set.
@@ -250,9 +225,6 @@ class Overlay:
             looked_up: of the forward pass.
             positions: of it.
             gradients: ``[n, embedding_dim]``, of the losses of the ranks, not of their mean.
-
-        Raises:
-            ExactnessError: rows have moved since the forward pass.
         """
         if looked_up.rows is not self.rows:
             raise ExactnessError(

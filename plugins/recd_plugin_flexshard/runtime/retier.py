@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +23,6 @@ from recd_plugins.api import add_counts, keep_most_read
 
 _logger = logging.getLogger(__name__)
 _TIERS = ("cold", "hot", "flex")
-HOT, FLEX, COLD = range(3)
-# Counts from here on are one class where the least count of a chosen row is sought.
-_LARGEST_COUNT = 1 << 16
 
 Keys = NDArray[np.int64]
 
@@ -34,9 +32,6 @@ class RecentAccesses:
 
     Exact while at most ``bound`` rows were read; beyond it the heaviest are kept, and a count is
     too low by less than a share ``1 / bound`` of all accesses.
-
-    Args:
-        bound: rows that are counted, and ids that are kept until they are counted.
     """
 
     def __init__(self, bound: int = 1 << 20) -> None:
@@ -95,130 +90,30 @@ class Chosen:
 
 
 def choose_rows(
-    read: tuple[Keys, NDArray[np.float64]],
-    hot: Keys,
-    flex: Keys,
-    device: torch.device,
-    group: dist.ProcessGroup,
+    read: tuple[Keys, NDArray[np.float64]], hot: Keys, flex: Keys, group: dist.ProcessGroup
 ) -> Chosen:
     """The most read rows become hot, the next ones flex, as many of each as now.
 
     Of rows that were read equally often those that are hot stay before those that are flex, and
     these before others: nothing moves without a reason. A collective call, and the result is the
     same on all ranks.
-
-    Args:
-        read: the rows that this rank read, distinct, and how often.
-        hot: keys that are hot now.
-        flex: keys that are flex now.
-        device: for the collectives.
-        group: all ranks.
     """
-    counted = _counts_of_this_rank(*read, device, group)
-    candidates = _with_tiers(*counted, *(_of_this_rank(keys, group) for keys in (hot, flex)))
-    covered = candidates.counts[candidates.tiers != COLD].sum()
-    sums = torch.tensor([candidates.counts.sum(), covered], dtype=torch.float64, device=device)
-    dist.all_reduce(sums, group=group)
-    size = len(hot) + len(flex)
-    best = _gather(_best(candidates, size, device, group), device, group).first(size)
-    return Chosen(
-        best.keys[: len(hot)],
-        best.keys[len(hot) :],
-        float(sums[0]),
-        float(sums[1]),
-        float(best.counts.sum()),
-    )
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """Rows by count, the most read first; of equal ones hot, then flex, then cold ones."""
-
-    keys: Keys
-    counts: NDArray[np.float64]
-    tiers: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        order = np.lexsort((self.keys, self.tiers, -self.counts))
-        for name in ("keys", "counts", "tiers"):
-            object.__setattr__(self, name, getattr(self, name)[order])
-
-    def first(self, num_rows: int) -> _Candidates:
-        return _Candidates(self.keys[:num_rows], self.counts[:num_rows], self.tiers[:num_rows])
-
-
-def _rank_of(keys: Keys, world_size: int) -> NDArray[np.int64]:
-    """The rank that adds a row's counts up. Mixed, as often read rows may have a common factor."""
-    mixed = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
-    return (mixed % np.uint64(world_size)).astype(np.int64)
-
-
-def _of_this_rank(keys: Keys, group: dist.ProcessGroup) -> Keys:
-    return keys[_rank_of(keys, group.size()) == group.rank()]
-
-
-def _counts_of_this_rank(
-    keys: Keys, counts: NDArray[np.float64], device: torch.device, group: dist.ProcessGroup
-) -> tuple[Keys, NDArray[np.float64]]:
-    """Over all ranks, the counts of the rows that this one adds up."""
-    ranks = _rank_of(keys, group.size())
-    order = np.argsort(ranks, kind="stable")
-    sent = torch.from_numpy(np.stack([keys[order], counts[order].astype(np.int64)], axis=1))
-    num_sent = torch.from_numpy(np.bincount(ranks, minlength=group.size())).to(device)
-    num_received = torch.empty_like(num_sent)
-    dist.all_to_all_single(num_received, num_sent, group=group)
-    received = torch.empty((int(num_received.sum()), 2), dtype=torch.int64, device=device)
-    dist.all_to_all_single(
-        received, sent.to(device), num_received.tolist(), num_sent.tolist(), group=group
-    )
-    rows, times = received.cpu().numpy().T
-    return add_counts([rows], [times.astype(np.float64)])
-
-
-def _with_tiers(keys: Keys, counts: NDArray[np.float64], hot: Keys, flex: Keys) -> _Candidates:
-    """The rows that were read, and those that are hot or flex, read or not."""
+    of_ranks: list[Any] = [None] * group.size()
+    dist.all_gather_object(of_ranks, read, group=group)
     chosen = np.concatenate([hot, flex])
-    every, counts = add_counts([keys, chosen], [counts, np.zeros(len(chosen))])
-    tiers = np.full(len(every), COLD)
-    tiers[np.searchsorted(every, hot)] = HOT
-    tiers[np.searchsorted(every, flex)] = FLEX
-    return _Candidates(every, counts, tiers)
-
-
-def _best(
-    candidates: _Candidates, size: int, device: torch.device, group: dist.ProcessGroup
-) -> _Candidates:
-    """Those of this rank that can be among the ``size`` best of all ranks."""
-    classes = np.minimum(candidates.counts, _LARGEST_COUNT).astype(np.int64)
-    histogram = torch.from_numpy(np.bincount(classes, minlength=_LARGEST_COUNT + 1)).to(device)
-    dist.all_reduce(histogram, group=group)
-    at_least = histogram.cpu().numpy()[::-1].cumsum()[::-1]
-    # The last class of which some are chosen: of more read rows all are.
-    least = int(np.flatnonzero(at_least >= size)[-1])
-    num_above = int(at_least[least + 1]) if least < _LARGEST_COUNT else 0
-    above = int((classes > least).sum())
-    return candidates.first(min(above + size - num_above, int((classes >= least).sum())))
-
-
-def _gather(candidates: _Candidates, device: torch.device, group: dist.ProcessGroup) -> _Candidates:
-    """Those of all ranks."""
-    mine = torch.from_numpy(
-        np.stack([candidates.keys, candidates.counts.astype(np.int64), candidates.tiers])
-    ).to(device)
-    sizes = torch.zeros(group.size(), dtype=torch.int64, device=device)
-    sizes[group.rank()] = mine.shape[1]
-    dist.all_reduce(sizes, group=group)
-    num_rows: list[int] = sizes.tolist()
-    padded = mine.new_zeros((3, max(num_rows)))
-    padded[:, : mine.shape[1]] = mine
-    parts = [torch.empty_like(padded) for _ in num_rows]
-    dist.all_gather(parts, padded, group=group)
-    keys, counts, tiers = (
-        torch.cat([part[:, :rows] for part, rows in zip(parts, num_rows, strict=True)], dim=1)
-        .cpu()
-        .numpy()
+    every, times = zip(*of_ranks, (chosen, np.zeros(len(chosen))), strict=True)
+    keys, counts = add_counts(list(every), list(times))
+    tiers = np.full(len(keys), 2)
+    tiers[np.searchsorted(keys, hot)] = 0
+    tiers[np.searchsorted(keys, flex)] = 1
+    best = np.lexsort((keys, tiers, -counts))[: len(chosen)]
+    return Chosen(
+        keys[best[: len(hot)]],
+        keys[best[len(hot) :]],
+        float(counts.sum()),
+        float(counts[tiers < 2].sum()),
+        float(counts[best].sum()),
     )
-    return _Candidates(keys, counts.astype(np.float64), tiers)
 
 
 @dataclass(frozen=True)
@@ -253,9 +148,6 @@ class Retiering:
     Sizes of the tiers, over all tables together, stay: the most read rows become hot, the next
     ones flex. A table may gain rows that another one loses.
 
-    Args:
-        every: batches that are distributed in training mode.
-
     Attributes:
         reports: one for each choice.
     """
@@ -278,7 +170,7 @@ class Retiering:
         if not self._steps or self._steps % self._every:
             return index
         old = index.chosen_keys()
-        chosen = choose_rows(self._recent.take(), *old, index.device, self._group)
+        chosen = choose_rows(self._recent.take(), *old, self._group)
         moved = _moves(old, (chosen.hot, chosen.flex))
         self._report(moved, chosen)
         return replace(index, tiers=_tiers(index, chosen)) if moved else index

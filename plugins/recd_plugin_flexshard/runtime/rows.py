@@ -39,11 +39,7 @@ class RowBlocks:
 
     @classmethod
     def of(cls, table: str, metadata: ShardedTensorMetadata) -> RowBlocks:
-        """Read the blocks from the metadata of a ShardedTensor.
-
-        Raises:
-            SetupError: the table is not split by rows with one block a rank.
-        """
+        """Read the blocks from the metadata of a ShardedTensor."""
         blocks = sorted(
             (shard.shard_offsets[0], _rank(shard.placement), tuple(shard.shard_sizes[1:]))
             for shard in metadata.shards_metadata
@@ -72,14 +68,16 @@ class Slots:
     Attributes:
         tables: index of the table.
         rows: of the table.
-        holders: the rank within its node that holds the copy; None where all ranks do.
+        holders: the rank within its node that holds the copy.
         slots: the copy's row in the overlay's matrix on the ranks that hold it.
+        ranks_per_node: that hold each copy once; 1 for hot rows, which every rank holds.
     """
 
     tables: Tensor
     rows: Tensor
-    holders: Tensor | None
+    holders: Tensor
     slots: Tensor
+    ranks_per_node: int
 
     def __len__(self) -> int:
         return self.rows.numel()
@@ -143,44 +141,9 @@ class ColdRows:
                 shard.data.index_copy_(0, local[here].to(shard.device), source)
 
 
-def refresh_hot(hot: Tensor, slots: Slots, cold: ColdRows, group: dist.ProcessGroup) -> None:
-    """Overwrite the hot rows ``[hot rows, ...]``, on every rank, with the cold ones."""
-    rank = dist.get_rank()
-    for piece in slots.pieces(cold.row_bytes):
-        owners, local = cold.locate(slots, piece)
-        mine = (owners == rank).nonzero().squeeze(1)
-        values = hot.new_zeros((owners.numel(), *hot.shape[1:]))
-        values.index_copy_(
-            0, mine.to(hot.device), cold.read(slots.tables[piece][mine], local[mine])
-        )
-        # Each row is zero but on its owner. A sum of bytes keeps -0.0 and the payload of a NaN.
-        dist.all_reduce(values.view(-1).view(torch.uint8), group=group)
-        hot.index_copy_(0, slots.slots[piece].to(hot.device), values)
-
-
-def fold_hot(hot: Tensor, slots: Slots, cold: ColdRows) -> None:
-    """Overwrite the cold rows that this rank owns with their hot copies. Nothing is sent."""
-    rank = dist.get_rank()
-    for piece in slots.pieces(cold.row_bytes):
-        owners, local = cold.locate(slots, piece)
-        mine = (owners == rank).nonzero().squeeze(1)
-        values = hot.index_select(0, slots.slots[piece][mine].to(hot.device))
-        cold.write(slots.tables[piece][mine], local[mine], values)
-
-
-def refresh_flex(
-    flex: Tensor, slots: Slots, cold: ColdRows, group: dist.ProcessGroup, ranks_per_node: int
-) -> None:
-    """Overwrite this rank's flex rows with the cold ones of their owners, on all nodes.
-
-    Args:
-        flex: ``[flex rows of this rank, ...]`` as ``cold``.
-        slots: the flex rows of all ranks of a node; the same on every node.
-        cold: of this rank.
-        group: all ranks, node by node.
-        ranks_per_node: of each node.
-    """
-    assert slots.holders is not None
+def refresh(copies: Tensor, slots: Slots, cold: ColdRows, world: dist.ProcessGroup) -> None:
+    """Overwrite the copies ``[rows of this rank, ...]`` with the rows of their owners."""
+    ranks_per_node = slots.ranks_per_node
     rank, world_size = dist.get_rank(), dist.get_world_size()
     num_nodes = world_size // ranks_per_node
     for piece in slots.pieces(cold.row_bytes * num_nodes):
@@ -190,19 +153,16 @@ def refresh_flex(
         from_owner, num_received = _grouped(owners, holders == rank % ranks_per_node, world_size)
         to_all = to_node.repeat(num_nodes)
         rows = cold.read(slots.tables[piece][to_all], local[to_all])
-        received = _exchange(rows, num_sent * num_nodes, num_received, group)
-        flex.index_copy_(0, slots.slots[piece][from_owner].to(flex.device), received)
+        received = _exchange(rows, num_sent * num_nodes, num_received, world)
+        copies.index_copy_(0, slots.slots[piece][from_owner].to(copies.device), received)
 
 
-def fold_flex(
-    flex: Tensor, slots: Slots, cold: ColdRows, group: dist.ProcessGroup, ranks_per_node: int
-) -> None:
-    """Overwrite the cold rows that this rank owns with the flex copies of its own node.
+def fold(copies: Tensor, slots: Slots, cold: ColdRows, node: dist.ProcessGroup) -> None:
+    """Overwrite the rows that this rank owns with their copies in ``slots.ranks_per_node`` ranks.
 
-    Arguments as ``refresh_flex``, but ``group`` is the ranks of this node.
+    Where all ranks hold all copies, nothing is sent.
     """
-    assert slots.holders is not None
-    rank = dist.get_rank()
+    rank, ranks_per_node = dist.get_rank(), slots.ranks_per_node
     for piece in slots.pieces(cold.row_bytes):
         owners, local = cold.locate(slots, piece)
         holders = slots.holders[piece]
@@ -211,9 +171,10 @@ def fold_flex(
             owners % ranks_per_node, in_node & (holders == rank % ranks_per_node), ranks_per_node
         )
         from_holder, num_received = _grouped(holders, owners == rank, ranks_per_node)
-        rows = flex.index_select(0, slots.slots[piece][to_owner].to(flex.device))
-        received = _exchange(rows, num_sent, num_received, group)
-        cold.write(slots.tables[piece][from_holder], local[from_holder], received)
+        rows = copies.index_select(0, slots.slots[piece][to_owner].to(copies.device))
+        if ranks_per_node > 1:
+            rows = _exchange(rows, num_sent, num_received, node)
+        cold.write(slots.tables[piece][from_holder], local[from_holder], rows)
 
 
 def _grouped(keys: Tensor, chosen: Tensor, num_keys: int) -> tuple[Tensor, list[int]]:
@@ -236,14 +197,6 @@ class CopiedRows:
     """Moves weights and optimizer state between the tables and the overlays.
 
     Every method but ``ask`` and ``take_back`` is a collective call.
-
-    Args:
-        weights: by table, the sharded collection's state dict.
-        optimizer: of the sharded collection; has the tables' optimizer state.
-        hot: holds the hot rows of ``index``.
-        flex: holds this rank's flex rows of ``index``.
-        index: which rows those are.
-        groups: of the tiers.
 
     Attributes:
         index: which rows the overlays hold now.
@@ -281,11 +234,9 @@ class CopiedRows:
         """Write the copies into the tables, unless they have not learned since the last time."""
         if self._folded == self._num_updates:
             return
-        hot_slots, flex_slots = _slots(self.index)
-        node = self._groups.flex
-        for cold, (hot, flex) in zip(self._cold, self._copies, strict=True):
-            fold_hot(hot, hot_slots, cold)
-            fold_flex(flex, flex_slots, cold, node, node.size())
+        for cold, of_tiers in zip(self._cold, self._copies, strict=True):
+            for copies, slots in zip(of_tiers, _slots(self.index), strict=True):
+                fold(copies, slots, cold, self._groups.flex)
         self._folded = self._num_updates
 
     def lend(self) -> None:
@@ -301,11 +252,7 @@ class CopiedRows:
         self._is_out = self._was_asked = False
 
     def ask(self) -> None:
-        """Note that tensors of a state dict are read or written, perhaps on this rank alone.
-
-        Raises:
-            ExactnessError: the copies have learned since; to fold takes all ranks.
-        """
+        """Note that tensors of a state dict are read or written, perhaps on this rank alone."""
         if self._folded != self._num_updates:
             raise ExactnessError(
                 "tensors of a state dict were asked for that was taken before the last backward "
@@ -318,13 +265,12 @@ class CopiedRows:
     @torch.no_grad()
     def refresh(self) -> None:
         """Set the copies from the tables."""
-        hot_slots, flex_slots = _slots(self.index)
         # Not the tiers' groups, whose traffic is that of steps.
         world = dist.group.WORLD
         assert world is not None
-        for cold, (hot, flex) in zip(self._cold, self._copies, strict=True):
-            refresh_hot(hot, hot_slots, cold, world)
-            refresh_flex(flex, flex_slots, cold, world, self._groups.flex.size())
+        for cold, of_tiers in zip(self._cold, self._copies, strict=True):
+            for copies, slots in zip(of_tiers, _slots(self.index), strict=True):
+                refresh(copies, slots, cold, world)
         self._folded = self._num_updates
         self._was_asked = False
 
@@ -356,11 +302,6 @@ class FoldingOptimizer(CombinedOptimizer):
 
     Names, shapes and types are TorchRec's. All ranks read ``state`` together, as ``state_dict`` and
     ``load_state_dict`` of it and of any optimizer around it do.
-
-    Args:
-        optimizer: of the sharded collection.
-        lend: called before the state is read, or written in place.
-        refresh: called after a state was loaded.
     """
 
     def __init__(
@@ -388,9 +329,10 @@ def _slots(index: TierIndex) -> tuple[Slots, Slots]:
     hot = [torch.from_numpy(tiers.hot.copy()) for tiers in index.tiers.values()]
     flex = [torch.from_numpy(tiers.flex.copy()) for tiers in index.tiers.values()]
     places, node = torch.arange(index.num_flex), index.ranks_per_node
+    every = torch.arange(index.num_hot)
     return (
-        Slots(_tables(hot), torch.cat(hot), None, torch.arange(index.num_hot)),
-        Slots(_tables(flex), torch.cat(flex), places % node, places // node),
+        Slots(_tables(hot), torch.cat(hot), torch.zeros_like(every), every, 1),
+        Slots(_tables(flex), torch.cat(flex), places % node, places // node, node),
     )
 
 

@@ -143,21 +143,12 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             self._copies.take_back()
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
-        """As the base class, without tiers.
-
-        Raises:
-            SetupError: there are tiers. TorchRec's trackers take rows for those of this rank's
-                shard, and copies learn on other ranks than the one whose shard has the row.
-        """
+        """As the base class, without tiers."""
         self._refuse_tracker()
         super().register_post_lookup_tracker_fn(record_fn)
 
     def register_post_odist_tracker_fn(self, record_fn: Any) -> None:
-        """As the base class, without tiers.
-
-        Raises:
-            SetupError: there are tiers.
-        """
+        """As the base class, without tiers."""
         self._refuse_tracker()
         super().register_post_odist_tracker_fn(record_fn)
 
@@ -176,11 +167,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """As the base class; ids that have copies stay on the rank, or in the node.
-
-        Raises:
-            ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor.
-        """
+        """As the base class; ids that have copies stay on the rank, or in the node."""
         if not self._has_tiers:
             return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)

@@ -103,14 +103,6 @@ class TierIndex:
 
     A row's key is its place as if the tiered tables stood one below the other.
 
-    Args:
-        configs: all tables of a collection.
-        tiers: of the tiered ones, in the order of ``configs``.
-        ranks_per_node: that deal the flex rows out: the one at place p of all of them is at
-            position ``p // ranks_per_node`` of the node's rank ``p % ranks_per_node``.
-        num_ranks: that hold the tables' shards.
-        device: of the ids.
-
     Attributes:
         features: of tiered tables, table by table.
         first_keys: key of the first row of each tiered table, ``[num_tables]`` int64.
@@ -237,12 +229,7 @@ class TierIndex:
         return keys
 
     def _row_read_instead(self, ids: Tensor, num_rows: Tensor) -> Tensor:
-        """Return the rows that TorchRec and FBGEMM read for ids outside of their table.
-
-        Ids beyond the shards, and negative ones taken as unsigned, go to the ranks in turns
-        (fbgemm.block_bucketize_sparse_features). There they are outside of the shard, of which
-        FBGEMM takes the first row, and warns.
-        """
+        """Return the rows that TorchRec and FBGEMM read for ids outside of their table."""
         block = (num_rows + self.num_ranks - 1) // self.num_ranks
         wrapped = 2 ** (8 * ids.element_size()) % self.num_ranks
         rank = (ids.remainder(self.num_ranks) + wrapped * (ids < 0)).remainder(self.num_ranks)

@@ -25,16 +25,9 @@ _FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 class Wire:
     """Codecs of copies' rows and gradients: those of TorchRec's all-to-alls of sequences.
 
-    Args:
-        codecs: TorchRec's ``qcomm_codecs_registry``; None leaves all as it is.
-        embedding_dim: of the rows.
-
     Attributes:
         rows: codec of embeddings.
         gradients: codec of their gradients.
-
-    Raises:
-        SetupError: a codec sends several rows as one.
     """
 
     def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None, embedding_dim: int) -> None:
@@ -126,12 +119,6 @@ class TouchedRows:
     """Which positions of an overlay each rank of a group looked up: a bit a position and rank.
 
     The bits are on their way from here on; all ranks make it together.
-
-    Args:
-        positions: that this rank looked up, repeated ones too.
-        num_positions: of the overlay.
-        group: that holds the same rows.
-        codec: of gradients.
     """
 
     def __init__(

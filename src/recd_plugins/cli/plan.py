@@ -161,7 +161,9 @@ def plan(
     if json_path is not None:
         with part_call(mode, "as_json of the answer"):
             write_json(json_path, answer.as_json())
-    if plot_path is not None:
+    if plot_path is not None and answer.plot is None:
+        raise click.UsageError(f"--plot: there is no picture of {mode.flag}")
+    if plot_path is not None and answer.plot is not None:
         with part_call(mode, "plot of the answer"):
             answer.plot(plot_path)
     console.print(answer.text, markup=False)

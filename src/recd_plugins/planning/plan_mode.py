@@ -53,12 +53,12 @@ class PlanAnswer:
     Attributes:
         text: for the terminal.
         as_json: makes the values of ``--json``.
-        plot: draws ``--plot``'s picture; its suffix is the format.
+        plot: draws ``--plot``'s picture; its suffix is the format. None: there is none.
     """
 
     text: RenderableType
     as_json: Callable[[], Mapping[str, Any]]
-    plot: Callable[[Path], None]
+    plot: Callable[[Path], None] | None = None
 
 
 class PlanMode(ABC):

@@ -68,7 +68,7 @@ def test_a_wire_of_half_the_bytes_is_planned_for(folder: Path) -> None:
 def test_tiers_for_a_cluster(folder: Path) -> None:
     result = plan(
         *("--topology", "zionex-a100-40g", "--batch-size", "128", "--overlap", "0.5"),
-        *("--json", "tiers.json", "--plot", "plots/tiers.png"),
+        *("--json", "tiers.json"),
     )
     assert result.exit_code == 0, result.output
     shown = words(result)
@@ -82,7 +82,6 @@ def test_tiers_for_a_cluster(folder: Path) -> None:
     (entry,) = report["entries"]
     assert (entry["plugin"], entry["strategy"]) == ("flexshard.three_tier", "three_tier")
     assert all(table["rows"] == 2000 for table in entry["tables"])
-    assert (folder / "plots" / "tiers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(measurement() is None, reason="nothing that is there measures machines")
@@ -115,7 +114,7 @@ def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
         ),
         (["--budget", "0"], "0.0 is not in the range x>0"),
         (["--overlap", "1.5"], "1.5 is not in the range 0<=x<=1"),
-        (["--plot", "tiers.txt"], "--plot tiers.txt ends in none of .png, .svg, .pdf"),
+        (["--plot", "tiers.png"], "--plot: there is no picture of --tiers"),
         (["--nodes", "1"], "registry.yaml:16 sharding[0]: three tiers need several nodes"),
         (["--budget", "0.01"], "registry.yaml:16 sharding[0]: the tables take at least"),
         (

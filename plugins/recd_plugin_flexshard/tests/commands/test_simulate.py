@@ -95,10 +95,6 @@ def test_accesses_that_have_changed(folder: Path) -> None:
     [
         (["--data", "--profile", "p"], "--data plays real batches"),
         (["--topology", "dgx-h10"], "did you mean dgx-h100?"),
-        (
-            ["--topology", "dgx-h100", "--nodes", "2049"],
-            "16,392 ranks: no more than 16,384 can be played",
-        ),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:

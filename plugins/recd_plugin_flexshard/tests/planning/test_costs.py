@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks._flexshard_paper import CLUSTER
 
 from recd_plugin_flexshard.planning import (
     PAPER,
@@ -18,7 +19,6 @@ from recd_plugin_flexshard.planning import (
     breakpoints,
 )
 from recd_plugin_flexshard.planning.costs import rows_sent
-from recd_plugin_flexshard.planning.paper import CLUSTER
 from recd_plugin_flexshard.tests.planning.test_cuts import FLAT, STEEP
 from recd_plugins.access.table_access import TableAccess
 
@@ -89,7 +89,7 @@ def test_a_profile_becomes_a_demand() -> None:
 def test_tiers_are_planned_without_torch() -> None:
     code = (
         "import sys; from recd_plugin_flexshard.planning import *; "
-        "from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS; "
+        "from benchmarks._flexshard_paper import CLUSTER, MODELS; "
         "plan = plan_tiers([MODELS['RM-3'].fitted()], CLUSTER, 'joint'); traffic(plan); "
         "print(sorted({'torch', 'torchrec', 'pandas'} & set(sys.modules)))"
     )

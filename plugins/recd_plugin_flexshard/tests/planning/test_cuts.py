@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks._flexshard_paper import CLUSTER, MODELS, OPTIONS
 
 from recd_plugin_flexshard.planning import (
     PAPER_FLAT,
     ClusterShape,
     CostOptions,
     TableDemand,
-    four_points,
-    pareto_curve,
     plan_tiers,
-    two_tier_curve,
 )
-from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
+from recd_plugin_flexshard.planning.cuts import Cuts
+from recd_plugin_flexshard.planning.plan import _model
 from recd_plugins.errors import SetupError
 from recd_plugins.values.data_profile import DistinctIds
 
@@ -39,30 +38,23 @@ FLAT = capped_zipf(10**6, 0.8, 50)
 STEEP = capped_zipf(10**6, 1.2, 5)
 
 
-@pytest.mark.parametrize(
-    ("demand", "expected"),
-    [
-        (FLAT, [(2122, 0.24999), (13279, 0.38702), (341275, 0.79505), (10**6, 1.0)]),
-        (STEEP, [(220, 0.73771), (2979, 0.86844), (6532, 0.89625), (10**6, 1.0)]),
-    ],
-)
-def test_the_four_points(demand, expected):
-    points = four_points([demand], CLUSTER, TIME)
-    assert list(points) == [
-        "least_memory",
-        "memory_neutral",
-        "least_communication",
-        "data_parallel",
-    ]
-    for plan, (rows, covered) in zip(points.values(), expected, strict=True):
-        (table,) = plan.tables
-        assert table.hot == pytest.approx(rows, abs=1)
-        assert table.hot_share == pytest.approx(covered, abs=1e-4)
-        assert plan.a2a_reduction == pytest.approx(covered, abs=1e-4)
-    memory = [plan.memory_bytes for plan in points.values()]
-    assert memory == sorted(memory)
-    assert memory[1] == pytest.approx(points["memory_neutral"].row_wise_memory_bytes, rel=1e-4)
-    assert memory[1] <= points["memory_neutral"].row_wise_memory_bytes
+@pytest.mark.parametrize(("demand", "hot"), [(FLAT, 13279), (STEEP, 2979)])
+def test_two_tiers_take_the_memory_of_row_wise_tables(demand, hot):
+    plan = plan_tiers([demand], CLUSTER, "two_tier", TIME)
+    assert plan.tables[0].hot == pytest.approx(hot, abs=1)
+    assert plan.a2a_reduction == pytest.approx(plan.tables[0].hot_share, abs=1e-9)
+    assert plan.memory_bytes == pytest.approx(plan.row_wise_memory_bytes, rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["two_tier", "three_tier", "joint"])
+def test_a_budget_below_row_wise_sharding(strategy):
+    model = _model([FLAT], CLUSTER, TIME)
+    hot = model.hot_in_memory(model.costs.row_wise_static)
+    least = model.memory(Cuts(hot, hot))
+    plan = plan_tiers([FLAT], CLUSTER, strategy, CostOptions(memory_bytes=least))
+    assert plan.memory_bytes == pytest.approx(least)
+    with pytest.raises(SetupError, match=f"{least:,.0f} bytes of each rank"):
+        plan_tiers([FLAT], CLUSTER, strategy, CostOptions(memory_bytes=least * 0.999))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +104,9 @@ def test_tables_are_cut_as_their_merged_rows_would_be():
         merged += [(row / factor, index) for row in p]
     merged.sort(key=lambda each: (-each[0], each[1]))
     cluster = ClusterShape(2, 4, 300, PAPER_FLAT)
-    for plan in two_tier_curve(tables, cluster, TIME, [0, 1, 17, 500, 3003]):
+    for ratio in (0.98, 1.0, 2.0, 9.0):
+        options = CostOptions(minimise="bytes", memory_ratio=ratio)
+        plan = plan_tiers(tables, cluster, "two_tier", options)
         rows = sum(table.hot for table in plan.tables)
         expected = [sum(index == of for _, of in merged[:rows]) for index in range(3)]
         assert [table.hot for table in plan.tables] == expected
@@ -147,14 +141,15 @@ def test_bins_and_tails_are_cut_in_rows():
             plans = [plan_tiers([t], cluster, strategy, options) for t in (one_by_one, binned)]
             first, second = ((p.tables[0].hot, p.tables[0].flex, p.a2a_reduction) for p in plans)
             assert first == pytest.approx(second)
-    (neutral,) = two_tier_curve([binned], cluster, TIME, [23])
-    assert (neutral.tables[0].hot, neutral.tables[0].hot_sent) == (23, 64 * (9 + 13 * 0.2))
 
 
 def test_more_memory_never_sends_more():
     ratios = [0.95, 1.0, 1.5, 3.0, 10.0, 100.0]
     for strategy in ("two_tier", "three_tier", "joint"):
-        plans = pareto_curve([FLAT], CLUSTER, strategy, OPTIONS, ratios)
+        plans = [
+            plan_tiers([FLAT], CLUSTER, strategy, replace(OPTIONS, memory_ratio=ratio))
+            for ratio in ratios
+        ]
         left = [1 - plan.a2a_reduction for plan in plans]
         assert left == sorted(left, reverse=True)
         assert left[-1] < 1e-9
@@ -163,20 +158,6 @@ def test_more_memory_never_sends_more():
         in_bytes = replace(OPTIONS, memory_bytes=1.5 * plans[0].row_wise_memory_bytes)
         same = plan_tiers([FLAT], CLUSTER, strategy, in_bytes)
         assert same.a2a_reduction == plans[2].a2a_reduction
-
-
-def test_a_budget_below_row_wise_sharding_is_kept_with_data_parallel_rows():
-    (least, _, _, _) = four_points([FLAT], CLUSTER, TIME).values()
-    plain = least.row_wise_memory_bytes
-    for strategy in ("two_tier", "three_tier", "joint"):
-        exact = CostOptions(memory_bytes=least.memory_bytes)
-        plan = plan_tiers([FLAT], CLUSTER, strategy, exact)
-        assert plan.memory_bytes == pytest.approx(least.memory_bytes)
-        too_little = CostOptions(memory_bytes=least.memory_bytes * 0.999)
-        with pytest.raises(SetupError) as error:
-            plan_tiers([FLAT], CLUSTER, strategy, too_little)
-        for figure in (least.memory_bytes, too_little.memory_bytes, plain):
-            assert f"{figure:,.0f}" in str(error.value)
 
 
 def test_one_node_has_no_three_tiers():

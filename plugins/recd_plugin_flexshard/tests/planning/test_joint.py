@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from benchmarks._flexshard_paper import CLUSTER, MODELS, OPTIONS
 
 from recd_plugin_flexshard.planning import (
     PAPER,
@@ -20,7 +21,6 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
 )
 from recd_plugin_flexshard.planning.costs import rows_sent
-from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
 from recd_plugins.errors import SetupError
 
 

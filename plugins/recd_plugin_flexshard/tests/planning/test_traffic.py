@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks._flexshard_paper import CLUSTER, MODELS, OPTIONS
 
 from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import (
@@ -22,7 +23,6 @@ from recd_plugin_flexshard.planning import (
     traffic,
 )
 from recd_plugin_flexshard.planning.costs import Syncs
-from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
 from recd_plugin_flexshard.tests.planning import traffic_cases as cases
 from recd_plugins import load_registry
 from recd_plugins.planning.study import with_plugins

@@ -63,9 +63,8 @@ def exchange_rows(
     assert world is not None
     wrong = []
 
-    exchange.refresh_hot(hot, hot_slots, cold, world)
-    exchange.refresh_flex(flex, flex_slots, cold, world, ranks_per_node)
-    assert flex_slots.holders is not None
+    exchange.refresh(hot, hot_slots, cold, world)
+    exchange.refresh(flex, flex_slots, cold, world)
     mine = flex_slots.holders == rank % ranks_per_node
     if not _same(hot[hot_slots.slots], _rows(whole, hot_slots)):
         wrong.append("refreshed hot rows")
@@ -76,8 +75,8 @@ def exchange_rows(
     new = [_values(tuple(table.shape), case.dtype, random) for table in whole]
     hot[hot_slots.slots] = _rows(new, hot_slots).to(device)
     flex[flex_slots.slots[mine]] = _rows(new, flex_slots)[mine].to(device)
-    exchange.fold_hot(hot, hot_slots, cold)
-    exchange.fold_flex(flex, flex_slots, cold, node, ranks_per_node)
+    exchange.fold(hot, hot_slots, cold, node)
+    exchange.fold(flex, flex_slots, cold, node)
     for slots in (hot_slots, flex_slots):
         for table, row in zip(slots.tables.tolist(), slots.rows.tolist(), strict=True):
             whole[table][row] = new[table][row]
@@ -93,10 +92,11 @@ def _choose(case: Case, ranks_per_node: int, random: torch.Generator) -> tuple[S
     order = torch.randperm(len(every), generator=random)[: case.num_hot + case.num_flex]
     chosen = torch.tensor([every[i] for i in order], dtype=torch.int64).view(-1, 2)
     hot, flex = chosen.split([case.num_hot, case.num_flex])
-    positions = torch.arange(case.num_flex)
+    places, node = torch.arange(case.num_flex), ranks_per_node
+    in_any_order = torch.randperm(case.num_hot, generator=random)
     return (
-        Slots(hot[:, 0], hot[:, 1], None, torch.randperm(case.num_hot, generator=random)),
-        Slots(flex[:, 0], flex[:, 1], positions % ranks_per_node, positions // ranks_per_node),
+        Slots(hot[:, 0], hot[:, 1], torch.zeros_like(in_any_order), in_any_order, 1),
+        Slots(flex[:, 0], flex[:, 1], places % node, places // node, node),
     )
 
 

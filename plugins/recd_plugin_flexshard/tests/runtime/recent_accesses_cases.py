@@ -48,7 +48,7 @@ def choose(rank: int, world_size: int, case: Case, seed: int) -> Chosen:
     group = dist.group.WORLD
     assert group is not None
     assert world_size == group.size()
-    chosen = choose_rows(recent.take(), *current(case, seed), torch.device("cpu"), group)
+    chosen = choose_rows(recent.take(), *current(case, seed), group)
     assert len(recent.take()[0]) == 0
     return chosen
 

@@ -27,12 +27,9 @@ EMBEDDING_DIM = 256
 
 @dataclass(frozen=True)
 class PaperModel:
-    """One of the paper's models: ``num_embeddings`` rows in a table, and its plans.
+    """A model of table 5: its rows by plan and tier, and their shares of accesses.
 
-    ``two_tier_rows``, ``hot_rows`` and ``flex_rows`` are the data-parallel rows of the two-tier
-    plan and the data-parallel and flex ones of the three-tier plan, ``..._covered`` their shares of
-    accesses (table 5); ``..._reduction`` the measured shares of the all-to-all saved, and
-    ``..._seconds`` the sum of the measured collectives (table 6).
+    ``..._seconds`` is the sum of the measured collectives (table 6).
     """
 
     name: str
@@ -43,26 +40,17 @@ class PaperModel:
     hot_covered: float
     flex_rows: int
     flex_covered: float
-    two_tier_reduction: float
-    three_tier_reduction: float
     two_tier_seconds: float
     three_tier_seconds: float
 
     @property
     def length(self) -> float:
-        """L: accesses of a sample, with which the two-tier plan takes no extra memory.
-
-        The paper has 1000 (RM-1, RM-2) and 500 as the longest lists, and no mean.
-        """
+        """L: accesses of a sample, with which the two-tier plan takes no extra memory."""
         of_row = breakpoints(CLUSTER, OPTIONS)["mem_dp_rw"]
         return of_row * self.two_tier_rows / self.two_tier_covered
 
     def fitted(self, dedupe_factor: float = 1.0) -> TableDemand:
-        """The table with accesses that have the three coverages of table 5.
-
-        Between the rows that it names they follow power laws, which meet; where the data-parallel
-        rows of the three-tier plan end, a row takes as much memory as in the flex tier.
-        """
+        """The table with accesses by power laws that have the three coverages of table 5."""
         knots = [self.hot_rows, self.two_tier_rows, self.hot_rows + self.flex_rows]
         covered = [self.hot_covered, self.two_tier_covered, self.hot_covered + self.flex_covered]
         known = breakpoints(CLUSTER, OPTIONS)["mem_dp_flex"]
@@ -70,18 +58,13 @@ class PaperModel:
             [*knots, self.num_embeddings], np.diff([0.0, *covered, 1.0]) * self.length, known
         )
         edges = _edges(self.num_embeddings, knots)
-        return self._demand(edges, np.diff(_accesses(laws, edges)), dedupe_factor)
-
-    def _demand(
-        self, edges: NDArray[np.int64], accesses: NDArray[np.float64], dedupe_factor: float = 1.0
-    ) -> TableDemand:
-        """Rows in bins between ``edges``, with the ``accesses`` of each by a sample."""
         rows = np.diff(edges)
         return TableDemand(
             self.name,
             self.num_embeddings,
             EMBEDDING_DIM,
-            np.minimum.accumulate(accesses / rows),  # Rounding apart, they never increase.
+            # Rounding apart, they never increase.
+            np.minimum.accumulate(np.diff(_accesses(laws, edges)) / rows),
             repeats=rows,
             dedupe_factor=dedupe_factor,
         )
@@ -156,23 +139,11 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 
 MODELS = {
-    model.name: model
-    for model in (
-        PaperModel(
-            *("RM-1", 30_000_000, 346_144, 0.525, 100_064, 0.368, 1_184_544, 0.306),
-            *(0.537, 0.694, 0.152, 0.146),
-        ),
-        PaperModel(
-            *("RM-2", 30_000_000, 507_072, 0.770, 128_736, 0.639, 2_397_216, 0.217),
-            *(0.770, 0.856, 0.086, 0.100),
-        ),
-        PaperModel(
-            *("RM-3", 10_000_000, 115_296, 0.349, 36_704, 0.227, 318_560, 0.259),
-            *(0.333, 0.473, 0.105, 0.105),
-        ),
-        PaperModel(
-            *("RM-4", 10_000_000, 184_864, 0.570, 55_040, 0.390, 592_992, 0.360),
-            *(0.574, 0.748, 0.077, 0.075),
-        ),
+    values[0]: PaperModel(*values)
+    for values in (
+        ("RM-1", 30_000_000, 346_144, 0.525, 100_064, 0.368, 1_184_544, 0.306, 0.152, 0.146),
+        ("RM-2", 30_000_000, 507_072, 0.770, 128_736, 0.639, 2_397_216, 0.217, 0.086, 0.100),
+        ("RM-3", 10_000_000, 115_296, 0.349, 36_704, 0.227, 318_560, 0.259, 0.105, 0.105),
+        ("RM-4", 10_000_000, 184_864, 0.570, 55_040, 0.390, 592_992, 0.360, 0.077, 0.075),
     )
 }
