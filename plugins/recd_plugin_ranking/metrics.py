@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 
-from recd_plugins.api import DataError, Metric, PluginOptions, ScoredBatch, tie_groups
+from recd_plugins.api import DataError, Metric, PluginOptions, ScoredBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,8 @@ class Blocks:
     @classmethod
     def of(cls, queries: Int64s, scores: Floats, labels: NDArray[np.bool_]) -> Blocks:
         """Make the blocks of samples ``[N]`` in any order; ``tie_groups`` says which scores tie."""
+        from recd_plugins.api import tie_groups
+
         groups = tie_groups(scores)
         order = np.lexsort((-groups, queries))
         query, group = queries[order], groups[order]
