@@ -23,7 +23,7 @@ def timeouts(rank: int, world_size: int) -> set[timedelta]:
     assert late is not None
     groups = [tiers.cold, tiers.hot, tiers.flex, tiers.flex_gradients, late._group]
     with node_groups() as nodes:
-        groups += [nodes.everyone, nodes.beside, nodes.node, nodes.across]
+        groups += [nodes.everyone, nodes.node, nodes.across]
         backends = [group._get_backend(torch.device("cpu")) for group in groups]
         return {backend.options._timeout for backend in backends}
 
