@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from tests.planning.test_planner import prepared, profile, registry
 from torch import Tensor, nn
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
-from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
-from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
-from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
     construct_module_sharding_plan,
-    get_default_sharders,
     row_wise,
 )
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
@@ -42,14 +33,11 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins import RunConfig
 from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.sharding.pipeline import build_train_pipeline
-from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.weights import copy_weights
-from recd_plugins.values.batch import ModelInput
 
 FEATURES = ["a", "b"]
 ROWS = 128
@@ -108,117 +96,6 @@ class Model(nn.Module):
         return self.top(self.rows(features)).square().mean()
 
 
-Form = Literal["plain", "deduplicated", "deduplicated first", "plain first"]
-#: Batches of one form and of the other.
-IN_TURN: list[Form] = ["deduplicated first", "plain first"]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """One rank's.
-
-    Attributes:
-        losses: of the steps.
-        parameters: those outside the tables, at the end.
-        rows: of NUM_RAW_IDS raw ids, the same on each rank.
-        sharded_as: name of the type of the sharded module.
-    """
-
-    losses: list[float]
-    parameters: dict[str, Tensor]
-    rows: Tensor
-    sharded_as: str
-
-
-def train(rank: int, world_size: int, kind: str, form: Form, stock: bool) -> Trained:
-    """A few steps; both sides have the same plan, which is ours."""
-    torch.manual_seed(0)
-    model = Model(kind)
-    before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
-    reg = registry()
-    ready = prepared(reg, model)
-    sharders = ready.sharders(own_sharders(kind))
-    plan = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE).plan(
-        model, sharders
-    )
-    dmp = _shard(model, plan, stock_sharders(reg) if stock else sharders)
-    state = dmp.state_dict()
-    copy_weights({name: state[name] for name in before}, before)
-    others = {n: p for n, p in dmp.named_parameters() if not hasattr(p, "_in_backward_optimizers")}
-    optimizer = torch.optim.SGD(others.values(), lr=0.02)
-    losses = []
-    for step in range(NUM_STEPS):
-        optimizer.zero_grad()
-        loss = dmp(batch(rank, step, is_deduplicated(form, step)).to(DEVICE))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    dmp.eval()
-    with torch.no_grad():
-        rows = dmp.module.rows(raw_ids(is_deduplicated(form, NUM_STEPS)).to(DEVICE)).cpu()
-    parameters = {name: p.detach().clone().cpu() for name, p in others.items()}
-    return Trained(losses, parameters, rows, type(dmp.module.sparse).__name__)
-
-
-def own_sharders(kind: str) -> list[Any]:
-    """What a trainer adds to the default sharders of TorchRec 1.8."""
-    if kind != "prioritized sequences":
-        return []
-    from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
-
-    mine: Any = PECEmbeddingCollectionSharder()
-    default = {sharder.module_type for sharder in get_default_sharders()}
-    return [] if mine.module_type in default else [mine]
-
-
-def is_deduplicated(form: Form, step: int) -> bool:
-    return form == "deduplicated" or (form in IN_TURN and step % 2 == IN_TURN.index(form))
-
-
-def both_sides(rank: int, world_size: int, kind: str, form: Form) -> tuple[Trained, Trained]:
-    """With these sharders, and the same rows as plain batches with TorchRec's."""
-    ours = train(rank, world_size, kind, form, stock=False)
-    return ours, train(rank, world_size, kind, "plain", stock=True)
-
-
-class Pipelined(Model):
-    """As a train pipeline takes it."""
-
-    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        loss = _loss(self.top, self.sparse(batch.sparse_features))
-        return loss, loss.detach()
-
-
-@torch.fx.wrap
-def _loss(top: nn.Module, found: Any) -> Tensor:
-    found = found[0] if isinstance(found, tuple) else found
-    return top(torch.cat([found[feature] for feature in FEATURES], dim=1)).square().mean()
-
-
-def pipelined(rank: int, world_size: int, kind: str, deduplicated: bool) -> list[float]:
-    """Losses of ``train`` under this package's train pipeline."""
-    torch.manual_seed(0)
-    reg, model = registry(), Pipelined(kind)
-    before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
-    ready = prepared(reg, model)
-    sharders = ready.sharders()
-    plan = build_planner(ready, world_size=world_size, profile=profile(), device=DEVICE).plan(
-        model, sharders
-    )
-    dmp = _shard(model, plan, sharders)
-    state = dmp.state_dict()
-    copy_weights({name: state[name] for name in before}, before)
-    others = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
-    pipeline = build_train_pipeline(dmp, torch.optim.SGD(others, lr=0.02), DEVICE)
-    steps = iter(
-        [
-            ModelInput(torch.zeros(6, 1), batch(rank, step, deduplicated), torch.zeros(6))
-            for step in range(NUM_STEPS)
-        ]
-    )
-    return [float(pipeline.progress(steps)) for _ in range(NUM_STEPS)]
-
-
 def sharded_inside(rank: int, world_size: int, kind: str) -> tuple[int, str]:
     """Raw ids whose rows differ between ranks without a sharder of the module, and the refusal."""
     torch.manual_seed(0)
@@ -264,26 +141,6 @@ def weights_after_processors(rank: int, world_size: int) -> tuple[bool, bool]:
     dmp(features)
     (sent,), _ = dmp.module.sparse.preprocess_input([features], {})  # as train pipelines do
     return features.weights_or_none() is not None, sent.weights_or_none() is not None
-
-
-def stock_sharders(reg: RunConfig) -> list[ModuleSharder[nn.Module]]:
-    """TorchRec's, with the registry's optimizer."""
-    params = fused_params(reg.training)
-    bags = EmbeddingBagCollectionSharder(dict(params))
-    prioritized = []
-    if find_spec("torchrec.distributed.pec_embedding"):
-        from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
-
-        prioritized = [PECEmbeddingCollectionSharder(EmbeddingCollectionSharder(dict(params)))]
-    return [
-        *prioritized,
-        bags,
-        EmbeddingCollectionSharder(dict(params)),
-        FeatureProcessedEmbeddingBagCollectionSharder(bags),
-        FusedEmbeddingBagCollectionSharder(),
-        ManagedCollisionEmbeddingBagCollectionSharder(fused_params=dict(params)),
-        ManagedCollisionEmbeddingCollectionSharder(fused_params=dict(params)),
-    ]
 
 
 def batch(rank: int, step: int, deduplicated: bool) -> KeyedJaggedTensor:

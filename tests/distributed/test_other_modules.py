@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +66,6 @@ def name_of(module_type: type[nn.Module]) -> str:
 
 
 DEFAULT = {sharder.module_type: sharder for sharder in get_default_sharders()}
-KINDS = [kind for module_type in DEFAULT if (kind := DECIDED.get(name_of(module_type)))]
 
 
 def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
@@ -78,48 +77,12 @@ def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
         assert type(sharder).__name__ == EXACT.get(name, name)
 
 
-@pytest.mark.parametrize("form", get_args(cases.Form))
-@pytest.mark.parametrize("kind", [*KINDS, "processed by a dict"])
-def test_modules_train_as_with_torchrecs_sharders(kind: str, form: cases.Form) -> None:
-    check_alike(kind, form)
-
-
 @pytest.mark.skipif(
     find_spec("torchrec.distributed.pec_embedding") is None, reason="TorchRec 1.8 has it"
 )
-def test_sequences_around_those_of_a_trainers_sharder_learn() -> None:
-    check_alike("prioritized sequences", "deduplicated")
+def test_prioritized_sequences_are_looked_up_as_they_come() -> None:
     model = cases.Model("prioritized sequences")
     assert PooledFeatures.of(model).others.keys() == {"a", "b"}
-
-
-@pytest.mark.parametrize("deduplicated", [False, True], ids=["plain", "deduplicated"])
-@pytest.mark.parametrize("kind", ["processed", "managed bags"])
-def test_modules_are_pipelined_as_wholes(kind: str, deduplicated: bool) -> None:
-    pipelined = run_on_ranks(cases.pipelined, 2, kind, deduplicated)
-    form = "deduplicated" if deduplicated else "plain"
-    for rank, (ours, _) in enumerate(run_on_ranks(cases.both_sides, 2, kind, form)):
-        assert pipelined[rank] == pytest.approx(ours.losses, abs=1e-7)
-
-
-def check_alike(kind: str, form: cases.Form) -> None:
-    ours, stock = zip(*run_on_ranks(cases.both_sides, 2, kind, form), strict=True)
-    for rank in range(2):
-        assert ours[rank].losses == pytest.approx(stock[rank].losses, abs=1e-7)
-        assert ours[rank].sharded_as.removeprefix("Exact") == stock[rank].sharded_as
-        torch.testing.assert_close(ours[rank].rows, stock[rank].rows, atol=1e-6, rtol=0)
-        for name, value in stock[rank].parameters.items():
-            torch.testing.assert_close(ours[rank].parameters[name], value, atol=1e-7, rtol=0)
-    # A raw id reads the same row on both ranks.
-    torch.testing.assert_close(ours[0].rows, ours[1].rows, atol=0, rtol=0)
-    assert len(ours[0].rows.unique(dim=0)) > 1
-    moved = [
-        (value - 1).abs().max()
-        for name, value in ours[0].parameters.items()
-        if "position_weight" in name
-    ]
-    assert len(moved) == (2 if "processed" in kind else 0)
-    assert all(distance > 1e-5 for distance in moved)
 
 
 def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:

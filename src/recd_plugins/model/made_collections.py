@@ -1,13 +1,13 @@
-"""A say in how TorchRec's collections are made, whoever makes them, while a context lasts."""
+"""Replaces how TorchRec's collections are made while a context lasts; TorchRec has no hook."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from functools import wraps
-from threading import Lock
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from threading import get_ident
 from typing import Any
+from unittest import mock
 
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -17,61 +17,32 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 #: module that is made the first of them.
 Maker = Callable[..., None]
 
-# Of this thread: others make collections as ever, whatever goes on here.
-_makers: ContextVar[tuple[Maker, ...]] = ContextVar("makers", default=())
-_lock = Lock()
-_installed = False
-
 
 @contextmanager
 def collections_made_by(maker: Maker) -> Iterator[None]:
-    """A context in which ``maker`` makes EmbeddingBagCollections and EmbeddingCollections.
+    """Have ``maker`` make EmbeddingBagCollections and EmbeddingCollections of this thread.
 
-    It makes the modules of managed collision around them as well.
-    It is called as ``maker(collection, init, module, *arguments, **options)``, of subclasses too,
-    and calls ``init`` where the plain ``__init__`` would do. A context inside of another comes
-    first, and its ``init`` is the outer one's maker. TorchRec has no hook for it: from the first
-    context on the ``__init__`` of the three classes asks for makers of its thread, and without any
-    does what it did.
+    It makes the modules of managed collision around them as well, and is called as
+    ``maker(collection, init, module, *arguments, **options)``, where ``init`` is the ``__init__``
+    to call. A context inside of another comes first, and its ``init`` is the outer one's maker.
     """
-    _install()
-    token = _makers.set((*_makers.get(), maker))
-    try:
+    with ExitStack() as stack:
+        for collection in (
+            EmbeddingBagCollection,
+            EmbeddingCollection,
+            BaseManagedCollisionEmbeddingCollection,
+        ):
+            init = _made_by(maker, collection, get_ident())
+            stack.enter_context(mock.patch.object(collection, "__init__", init))
         yield
-    finally:
-        _makers.reset(token)
 
 
-def _install() -> None:
-    global _installed
-    with _lock:
-        if not _installed:
-            for collection in (
-                EmbeddingBagCollection,
-                EmbeddingCollection,
-                BaseManagedCollisionEmbeddingCollection,
-            ):
-                _ask_makers(collection)
-            _installed = True
+def _made_by(maker: Maker, collection: type[nn.Module], thread: int) -> Callable[..., None]:
+    before: Callable[..., None] = collection.__init__
 
-
-def _ask_makers(collection: type[nn.Module]) -> None:
-    plain: Callable[..., None] = collection.__init__
-
-    @wraps(plain)
+    @wraps(before)
     def init(module: nn.Module, *arguments: Any, **options: Any) -> None:
-        _make(_makers.get(), module, *arguments, **options)
+        make = partial(maker, collection, before) if get_ident() == thread else before
+        make(module, *arguments, **options)
 
-    def _make(makers: tuple[Maker, ...], module: nn.Module, *args: Any, **options: Any) -> None:
-        if not makers:
-            plain(module, *args, **options)
-            return
-        *outer, inner = makers
-
-        @wraps(plain)
-        def outside(module: nn.Module, *args: Any, **options: Any) -> None:
-            _make(tuple(outer), module, *args, **options)
-
-        inner(collection, outside, module, *args, **options)
-
-    collection.__init__ = init  # type: ignore[method-assign, assignment]
+    return init
