@@ -18,7 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.errors import SetupError
 from recd_plugins.model import deferred_tables as module
 from recd_plugins.model.deferred_tables import FirstValues, Window, deferred_tables
-from recd_plugins.model.one_row import one_row_tables
+from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.training.weights import copy_weights, first_weights
 
 

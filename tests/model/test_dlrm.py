@@ -16,7 +16,7 @@ from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.registry import ModelSpec
 from recd_plugins.values.batch import Batch, Placement
 

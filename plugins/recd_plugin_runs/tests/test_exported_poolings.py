@@ -12,7 +12,7 @@ from recd_plugin_runs.serving_model import ServingModel, with_plain_tables
 from recd_plugins import load_registry
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
-from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model.sequence_pooling import put_poolings
 
 POOLED = ("attended", "encoded", "before", "after", "asked", "weighed")
 SCHEMA = FeatureSchema(("item", *POOLED), ("price",), "label")

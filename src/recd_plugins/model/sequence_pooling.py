@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,11 +11,16 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Pooling, TargetPooling
+from recd_plugins.model_tables import rows_by_feature, tables_of
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import RunConfig, at_entry
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
 from recd_plugins.values.batch import ModelInput
+from recd_plugins.words import did_you_mean, shortened
+
+logger = logging.getLogger(__name__)
 
 PoolRows = Literal["unique", "all"]
 
@@ -209,3 +215,50 @@ def _described(groups: list[_Group]) -> str:
 
 def _key(feature: str) -> str:
     return f"of_{feature}"
+
+
+def put_poolings(registry: RunConfig, model: nn.Module) -> None:
+    """Fill the SequencePooling modules of ``model``.
+
+    Raises:
+        RecdError: a sequence feature has no pooling, or its plugin makes none.
+        RegistryError: a pooling does not suit the model, or its target is no feature of it.
+    """
+    modules = [m for m in model.modules() if isinstance(m, SequencePooling)]
+    claims = registry.claim("pooling", [f for module in modules for f in module.features])
+    for module in modules:
+        for feature in module.features:
+            entry = claims.get(feature)
+            if entry is not None:
+                with at_entry(registry.path, entry):
+                    module.put(feature, entry.plugin)
+                logger.info("%s pools %s", entry.plugin.name, feature)
+            elif feature not in module.pooled_by:
+                raise RecdError(
+                    f"{registry.path}: nothing pools the sequence feature {feature}; "
+                    "name it in a pooling: entry"
+                )
+    _check_targets(registry, model, modules)
+
+
+def _check_targets(
+    registry: RunConfig, model: nn.Module, modules: Sequence[SequencePooling]
+) -> None:
+    features = list(rows_by_feature(tables_of(model)))
+    unknown = {t for module in modules for t in module.targets if t not in features}
+    problems = [
+        Problem(
+            str(registry.path),
+            entry.line,
+            f"{entry.field}.options.target",
+            f"{entry.plugin.target} is no feature that the model looks up"
+            + (
+                did_you_mean(entry.plugin.target, features)
+                or f"; the features: {shortened(features)}"
+            ),
+        )
+        for entry in registry.pooling
+        if isinstance(entry.plugin, TargetPooling) and entry.plugin.target in unknown
+    ]
+    if problems:
+        raise RegistryError(problems)

@@ -22,9 +22,8 @@ from recd_plugins.data.wrapped_dataset import first_rows, smallest_batch, wrappe
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.model.build import build_model, model_code
-from recd_plugins.model.one_row import one_row_tables
-from recd_plugins.model.poolings import put_poolings
-from recd_plugins.model.sequence_pooling import SequencePooling
+from recd_plugins.model.made_collections import one_row_tables
+from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings
 from recd_plugins.registry import RunConfig
 from recd_plugins.values.batch import ModelInput, Placement
 from recd_plugins.values.stages import stage_of

@@ -14,7 +14,7 @@ from recd_plugins.data.fitted_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
 from recd_plugins.errors import Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, PlanContext, Sharding, Table, TableStrategy
-from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.model_tables import (
     EmbeddingModule,
     embedding_modules,

@@ -22,7 +22,7 @@ from recd_plugins.data.wrapped_dataset import smallest_batch, wrapped_dataset
 from recd_plugins.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
-from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.model_tables import all_tables_of, names_of_several, rows_by_feature, tables_of
 from recd_plugins.planning.compute import NO_COMPUTE, Compute, KeptActivations, measure_compute
 from recd_plugins.planning.estimates import (

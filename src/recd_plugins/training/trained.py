@@ -31,7 +31,7 @@ from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import Dataset, FeatureSchema
 from recd_plugins.model.build import build_model
-from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepared import Prepared

@@ -20,7 +20,7 @@ from recd_plugins.data.placement import placement_of
 from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling, Sharding
 from recd_plugins.model.build import model_of
-from recd_plugins.model.one_row import one_row_tables
+from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import tables_of
 from recd_plugins.sparse import InverseKeyedJaggedTensor
