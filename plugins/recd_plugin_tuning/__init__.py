@@ -33,6 +33,6 @@ def register_commands(cli: click.Group) -> None:
 
 @hookimpl
 def register_measurements() -> Sequence[type[Measurement]]:
-    from recd_plugin_tuning.measurement import Calibrated
+    from recd_plugin_tuning.plan_modes import Calibrated
 
     return [Calibrated]

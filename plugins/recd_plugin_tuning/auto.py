@@ -1,36 +1,518 @@
-"""``auto``: what takes the shortest predicted step, of all that other shardings offer."""
+"""``use: auto``: search the candidates of other shardings for the shortest estimated step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cache
+from glob import escape
+from math import floor, log
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from recd_plugins.api import Choice, Chooser, SearchContext, Sharding, hookimpl
+from recd_plugins.api import (
+    Candidate,
+    Choice,
+    Chooser,
+    DataProfile,
+    Evaluation,
+    Offered,
+    SearchContext,
+    Sharding,
+    StageCosts,
+    StageTimes,
+    StepCost,
+    Table,
+    hookimpl,
+)
 
-REQUIRES_API = 4
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table as TextTable
+
+REQUIRES_API = 5
+
+#: The candidate of each group; None leaves its tables to the planner.
+Choices = tuple[Candidate | None, ...]
+
+_PLANNER = "the planner"
+# Tables are alike if their rows, and ids of a row of the batch, are within these factors.
+_ROWS, _IDS = 10.0, 4.0
+# Smaller savings are within the error of estimates.
+_LEAST_GAIN = 0.03
+# Likewise for pooled tables: on shaped links coalescing was estimated to save more than 6 % of a
+# step, and took 13 to 17 % more.
+_LEAST_GAIN_POOLED = 0.1
+# Choices this much slower on a sample of the data are evaluated on all of it, this many at once.
+_NEAR, _AT_ONCE = 0.15, 2
+# A group that was chosen for with all of its kind hardly saves more than this share alone.
+_SAVED_ALONE = 0.5
+# Where the time of a stage goes.
+_LINKS = {
+    "bytes_across_nodes": "links between nodes",
+    "bytes_in_node": "links in nodes",
+    "collectives": "latency of collectives",
+}
+_STAGES = {
+    "lookup": "lookups in memory",
+    "gemm": "compute",
+    "all_reduce": "reducing gradients",
+    "other": "compute",
+}
 
 
 class Auto(Chooser):
-    """Of what installed plugins offer, by tables, what takes the shortest predicted step."""
+    """Give each table the candidate with the shortest estimated step."""
 
     name = "auto"
 
     def choose(self, question: SearchContext) -> Choice:
         """Search from all tables left to the planner."""
-        from recd_plugin_tuning.chosen import chosen
-        from recd_plugin_tuning.groups import groups_of
-        from recd_plugin_tuning.search import best_choices
-        from recd_plugin_tuning.trials import Evaluations
-
         groups = groups_of(question)
-        trials = Evaluations(question, groups)
-        best = best_choices(trials, groups)
-        if trials(best).seconds is None:
-            error = trials((None,) * len(groups)).error
+        evaluations = Evaluations(question, groups)
+        best = best_choices(evaluations, groups)
+        if evaluations(best).seconds is None:
+            error = evaluations((None,) * len(groups)).error
             assert error is not None, "the search starts there"
             raise error
-        return chosen(trials, groups, best, question)
+        return _chosen(evaluations, groups, best, question)
 
 
 @hookimpl
 def register_shardings() -> Sequence[type[Sharding]]:
     return [Auto]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Similar tables, which get one choice.
+
+    Attributes:
+        tables: in the order of the model.
+        offers: candidates of plugins, by name; the planner alone, None, is always one more.
+    """
+
+    tables: tuple[Table, ...]
+    offers: tuple[Candidate, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tables."""
+        return tuple(table.name for table in self.tables)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether they are looked up in bags."""
+        return self.tables[0].pooled
+
+    @property
+    def least_gain(self) -> float:
+        """The share of a step that another choice has to save."""
+        return _LEAST_GAIN_POOLED if self.pooled else _LEAST_GAIN
+
+
+def groups_of(question: SearchContext) -> list[Group]:
+    """Group the tables to choose for, in the order of their first tables."""
+    alike: dict[tuple[Any, ...], list[Table]] = {}
+    profile = question.setting.data.profile()
+    for table in question.tables:
+        alike.setdefault(_key(table, profile), []).append(table)
+    return [Group(tuple(some), tuple(question.offers(some))) for some in alike.values()]
+
+
+def _key(table: Table, profile: DataProfile) -> tuple[Any, ...]:
+    features = [profile.of(name) for name in table.features]
+    ids = sum(feature.length for feature in features)
+    return (
+        table.pooled,
+        table.embedding_dim,
+        any(feature.deduplicated for feature in features),
+        floor(log(table.num_embeddings, _ROWS)),
+        floor(log(ids, _IDS)) if ids else None,
+    )
+
+
+class Evaluations:
+    """Evaluations of choices, each made once."""
+
+    def __init__(self, question: SearchContext, groups: Sequence[Group]) -> None:
+        self._question = question
+        self._groups = groups
+        self._made: dict[Choices, Evaluation] = {}
+        self._settled: set[Choices] = set()
+
+    @property
+    def made(self) -> Mapping[Choices, Evaluation]:
+        """The evaluations so far."""
+        return self._made
+
+    def __call__(self, choices: Choices) -> Evaluation:
+        """Return the evaluation of one candidate a group, on a sample of the data."""
+        if choices not in self._made:
+            self._made[choices] = self._evaluation(choices, fast=True)
+        return self._made[choices]
+
+    def settle(self, choices: Choices) -> bool:
+        """Evaluate the plan that training makes; return whether that was done before."""
+        if settled := choices in self._settled:
+            return settled
+        self._settled.add(choices)
+        self._made[choices] = self._evaluation(choices, fast=False)
+        return settled
+
+    def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
+        """Return the seconds of the step without the tables of some groups."""
+        left_out = frozenset(name for number in numbers for name in self._groups[number].names)
+        return self(choices).without(left_out).total
+
+    def _evaluation(self, choices: Choices, *, fast: bool) -> Evaluation:
+        names = (group.names for group in self._groups)
+        found = self._question.evaluate(_offered(zip(names, choices, strict=True)), fast=fast)
+        without = cache(found.without)  # the search asks for the same tables again and again
+        return replace(found, without=lambda names: without(frozenset(names)))
+
+
+def _offered(chosen: Iterable[tuple[Sequence[str], Candidate | None]]) -> Offered:
+    """Each candidate once, with all of its tables."""
+    names: dict[str, tuple[Candidate, list[str]]] = {}
+    for tables, candidate in chosen:
+        if candidate is not None:
+            names.setdefault(candidate.key, (candidate, []))[1].extend(tables)
+    return list(names.values())
+
+
+def best_choices(evaluations: Evaluations, groups: Sequence[Group]) -> Choices:
+    """Return choices that no change of one group, or of all groups of a kind, makes better.
+
+    The search starts with all tables left to the planner and compares fast evaluations. The best
+    choices, and those near them, are then evaluated as training plans them, and the search starts
+    again until nothing is left to evaluate.
+    """
+    start: Choices = (None,) * len(groups)
+    if not any(group.offers for group in groups):
+        evaluations.settle(start)
+        return start
+    while True:
+        best = _search(evaluations, groups, start)
+        if all(evaluations.settle(each) for each in (best, *_near(evaluations, best))):
+            return best
+
+
+def _near(evaluations: Evaluations, best: Choices) -> list[Choices]:
+    most = evaluations(best).total * (1 + _NEAR)
+    made = evaluations.made
+    others = [each for each, found in made.items() if each != best and found.total < most]
+    return sorted(others, key=lambda each: made[each].total)[:_AT_ONCE]
+
+
+def _search(evaluations: Evaluations, groups: Sequence[Group], best: Choices) -> Choices:
+    while True:
+        before = best
+        of_kind: list[Choices] = []
+        for pooled in (False, True):
+            kind = [number for number, group in enumerate(groups) if group.pooled == pooled]
+            for other in _changed(best, groups, kind):
+                of_kind.append(other)
+                best = _better(evaluations, groups, other, best)
+        for number in range(len(groups)):
+            if not _matters(evaluations, groups, best, number):
+                continue
+            for other in _changed(best, groups, (number,)):
+                if _may_be_better(evaluations, other, best, of_kind):
+                    best = _better(evaluations, groups, other, best)
+        if best == before:
+            return best
+
+
+def _better(
+    evaluations: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
+) -> Choices:
+    """The choices if they save enough over the best so far: simpler ones come first."""
+    least = max(g.least_gain for g, a, b in zip(groups, choices, best, strict=True) if a != b)
+    return choices if evaluations(choices).total < evaluations(best).total * (1 - least) else best
+
+
+def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, number: int) -> bool:
+    """Whether another choice for one group may save enough."""
+    whole = evaluations(best).total
+    if whole == float("inf"):
+        return True
+    alone = whole - evaluations.seconds_without(best, (number,))
+    return alone * _SAVED_ALONE > whole * groups[number].least_gain
+
+
+def _may_be_better(
+    evaluations: Evaluations, choices: Choices, best: Choices, tried: Sequence[Choices]
+) -> bool:
+    """Whether choices would be better if the groups that differ from a tried one cost nothing."""
+    for other in tried:
+        differing = [n for n, (a, b) in enumerate(zip(choices, other, strict=True)) if a != b]
+        if evaluations(other).seconds is None:
+            continue
+        least = evaluations.seconds_without(other, differing)
+        if least > evaluations(best).total * (1 - _LEAST_GAIN):
+            return False
+    return True
+
+
+def _changed(
+    choices: Choices, groups: Sequence[Group], numbers: Sequence[int]
+) -> Iterator[Choices]:
+    """The choices with one candidate for all of some groups, if it is offered for each."""
+    offered = {offer.key: offer for number in numbers for offer in groups[number].offers}
+    for offer in (None, *offered.values()) if numbers else ():
+        other = tuple(
+            offer
+            if number in numbers and (offer is None or offer in groups[number].offers)
+            else before
+            for number, before in enumerate(choices)
+        )
+        if other != choices:
+            yield other
+
+
+@dataclass(frozen=True)
+class GroupChoice:
+    """The choice for one group of tables.
+
+    Attributes:
+        tables: their names.
+        pooled: whether they are looked up in bags.
+        offer: the candidate that was chosen; None leaves them to the planner.
+        others: other choices, and seconds of the shortest step found with each, shortest first.
+        refused: candidates that have no plan, with the reason.
+    """
+
+    tables: tuple[str, ...]
+    pooled: bool
+    offer: Candidate | None
+    others: tuple[tuple[Candidate | None, float], ...]
+    refused: tuple[tuple[Candidate, str], ...]
+
+
+@dataclass(frozen=True)
+class Chosen(Choice):
+    """The choice of ``auto``, with its report.
+
+    Attributes:
+        offered: see ``Choice``.
+        groups: a choice each.
+        others: names of tables that other entries claim.
+        seconds: of a step with the choice, without what the model computes.
+        busiest: the cost of the rank that sends most.
+        planner: seconds of a step with everything left to the planner; None without a plan.
+        costs: seconds of each unit of work.
+        num_trials: plans that were made.
+        compute: seconds of what the model computes, if known.
+        measured: whether costs were. A terminal shows no milliseconds of others, which order
+            choices and predict no step.
+    """
+
+    name: ClassVar[str] = "auto"
+
+    groups: tuple[GroupChoice, ...]
+    others: tuple[str, ...]
+    seconds: StageTimes
+    busiest: StepCost
+    planner: float | None
+    costs: StageCosts
+    num_trials: int
+    compute: StageTimes | None = None
+    measured: bool = True
+
+    def __str__(self) -> str:
+        chosen: dict[str, list[str]] = {}
+        for each in self.groups:
+            chosen.setdefault(str(each.offer or _PLANNER), []).extend(each.tables)
+        words = ", ".join(f"{offer} for {_named(names)}" for offer, names in chosen.items())
+        return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
+
+    def with_compute(self, compute: StageTimes) -> Chosen:
+        """Return a copy with the seconds of a step that do not depend on the tables."""
+        return replace(self, compute=compute)
+
+    def milliseconds(self, seconds: float) -> float:
+        """Return milliseconds of a step from its seconds without compute."""
+        return 1000 * (seconds + (0.0 if self.compute is None else self.compute.total))
+
+    def limits(self) -> dict[str, float]:
+        """Return milliseconds of the step by what they are spent on, the most first."""
+        found = dict.fromkeys((*_LINKS.values(), *_STAGES.values()), 0.0)
+        for name, words in _LINKS.items():
+            found[words] += getattr(self.costs.all_to_all, name) * getattr(self.busiest, name)
+        waited = self.seconds.all_to_all - sum(found.values())
+        found["waiting for the rank with the most to do"] = max(0.0, waited)
+        # If negative, links carry it while ranks compute.
+        across = _LINKS["bytes_across_nodes"]
+        found[across] = max(0.0, found[across] + min(0.0, waited))
+        for times in (self.seconds, self.compute):
+            for stage, words in _STAGES.items():
+                found[words] += 0.0 if times is None else getattr(times, stage)
+        return dict(
+            sorted(((k, 1000 * s) for k, s in found.items() if s), key=lambda each: -each[1])
+        )
+
+    def lines(self) -> str:
+        """Return the section of a registry file, or the lines that replace the entry."""
+        every = [*self.others, *(name for each in self.groups for name in each.tables)]
+        lines = [
+            entry_line(offer, patterns_of(names, [n for n in every if n not in set(names)]))
+            for offer, names in self.offered
+        ]
+        if not self.others:
+            return "\n".join(["sharding:", *lines]) if lines else "sharding: []"
+        instead = "in place of its entry" if lines else "its entry is left out"
+        return "\n".join([f"# sharding: {instead}", *lines])
+
+    def as_json(self) -> Any:
+        """Return JSON values."""
+        return {
+            "milliseconds": self.milliseconds(self.seconds.total),
+            "milliseconds_of_the_planner": self.planner and self.milliseconds(self.planner),
+            "with_compute": self.compute is not None,
+            "measured": self.measured,
+            "groups": [
+                {
+                    "tables": list(each.tables),
+                    "pooled": each.pooled,
+                    "chosen": _json(each.offer),
+                    "others": [
+                        {"chosen": _json(offer), "milliseconds": self.milliseconds(seconds)}
+                        for offer, seconds in each.others
+                    ],
+                    "refused": [{**offer.as_json(), "why": why} for offer, why in each.refused],
+                }
+                for each in self.groups
+            ],
+            "limits": self.limits(),
+            "plans_tried": self.num_trials,
+            "registry": self.lines(),
+        }
+
+    def shown(self, run: str) -> Sequence[RenderableType]:
+        """Return what the terminal shows."""
+        from rich.text import Text
+
+        return [
+            self._table(run),
+            Text("\n".join(self._words())),
+            Text(f"the same without auto:\n{self.lines()}"),
+        ]
+
+    def _table(self, run: str) -> TextTable:
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table as TextTable
+
+        side = "" if run == self.name else run
+        table = TextTable(
+            title=f"{side} auto: what was chosen, for tables that are alike".strip(),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        others = "others, and ms of a step with them" if self.measured else "others, the best first"
+        for column in ("tables", "chosen", others):
+            table.add_column(column, overflow="fold")
+        for each in self.groups:
+            table.add_row(
+                _named(each.tables) + ("" if each.pooled else ", sequences"),
+                str(each.offer or _PLANNER),
+                "\n".join(
+                    f"{offer or _PLANNER}"
+                    + (f": {self.milliseconds(seconds):.1f}" if self.measured else "")
+                    for offer, seconds in each.others
+                ),
+            )
+        return table
+
+    def _words(self) -> Iterator[str]:
+        tried = f"{self.num_trials} plans were tried"
+        if self.measured:
+            yield f"{self._predicted()} ({tried})"
+            limits = self.limits().items()
+            yield "it is spent on " + ", ".join(f"{words} {ms:.1f}" for words, ms in limits)
+        else:
+            yield f"{tried}, by bandwidths; recd calibrate measures what predicts a step"
+        for each in self.groups:
+            for offer, why in each.refused:
+                yield f"not for {_named(each.tables)}: {offer}: {why}"
+
+    def _predicted(self) -> str:
+        step = "a step" if self.compute is not None else "the tables' part of a step"
+        beside = "no plan fits"
+        if self.planner is not None:
+            beside = f"{self.milliseconds(self.planner):.1f} ms"
+        return (
+            f"predicted: {self.milliseconds(self.seconds.total):.1f} ms for {step}; with all of "
+            f"them left to the planner: {beside}"
+        )
+
+
+def _chosen(
+    evaluations: Evaluations, groups: Sequence[Group], best: Choices, question: SearchContext
+) -> Chosen:
+    """The report of the best choices next to all that was tried."""
+    found, start = evaluations(best), evaluations((None,) * len(groups))
+    assert found.seconds is not None, "it is the best"
+    made = evaluations.made
+    choices = []
+    for number, (group, offer) in enumerate(zip(groups, best, strict=True)):
+        tried = [(other[number], each) for other, each in made.items() if other[number] != offer]
+        # The shortest step with each comes last, and stays.
+        longest_first = sorted(tried, key=lambda each: -each[1].total)
+        possible = {o: each.total for o, each in longest_first if each.seconds is not None}
+        refused = {o: each.why for o, each in tried if o and each.error and o not in possible}
+        others = sorted(possible.items(), key=lambda each: each[1])
+        choices.append(
+            GroupChoice(group.names, group.pooled, offer, tuple(others), tuple(refused.items()))
+        )
+    return Chosen(
+        _offered((each.tables, each.offer) for each in choices),
+        tuple(choices),
+        tuple(question.others),
+        found.seconds,
+        max(found.works, key=question.costs.all_to_all.seconds),
+        None if start.seconds is None else start.total,
+        question.costs,
+        len(made),
+        measured=question.setting.measured,
+    )
+
+
+def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:
+    """Return few patterns that match ``names`` and none of ``others``, in their order.
+
+    A pattern is the shortest prefix of a name, up to a ``_``, that no other name has.
+    """
+    found: list[str] = []
+    for name in names:
+        if not any(fnmatchcase(name, pattern) for pattern in found):
+            found.append(_pattern(name, names, others))
+    return found
+
+
+def _pattern(name: str, names: Sequence[str], others: Collection[str]) -> str:
+    for end, letter in enumerate(name[:-1], start=1):
+        prefix = name[:end]
+        if letter != "_" or any(other.startswith(prefix) for other in others):
+            continue
+        if sum(each.startswith(prefix) for each in names) > 1:
+            return f"{escape(prefix)}*"
+    return escape(name)
+
+
+def entry_line(offer: Candidate, patterns: Sequence[str]) -> str:
+    """Return an item of the section ``sharding``."""
+    options = f", options: {offer.written}" if offer.options else ""
+    tables = json.dumps(list(patterns), ensure_ascii=False)  # YAML has no pairs for an emoji
+    return f"  - {{use: {offer.use}, tables: {tables}{options}}}"
+
+
+def _named(tables: Sequence[str]) -> str:
+    return tables[0] if len(tables) == 1 else f"{tables[0]} ... {tables[-1]} ({len(tables)})"
+
+
+def _json(offer: Candidate | None) -> dict[str, Any] | None:
+    return None if offer is None else offer.as_json()

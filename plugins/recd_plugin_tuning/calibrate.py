@@ -26,7 +26,7 @@ from recd_plugins.api import (
 )
 
 if TYPE_CHECKING:
-    from recd_plugin_tuning.cluster.measure import MeasuredCluster
+    from recd_plugin_tuning.cluster import MeasuredCluster
 
 # More ranks than that say no more of one machine.
 _MOST_RANKS = 8
@@ -169,8 +169,8 @@ def _kind(device: str, ranks: int) -> str:
 
 
 def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredCluster:  # noqa: ARG001
-    from recd_plugin_tuning.cluster.measure import measure_cluster
-    from recd_plugin_tuning.cluster.timing import FULL, QUICK
+    from recd_plugin_tuning.cluster import measure_cluster
+    from recd_plugin_tuning.rank_work import FULL, QUICK
     from recd_plugins.api import device_of_rank, doing
 
     silence_upstream()
@@ -198,7 +198,7 @@ def _tell(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    from recd_plugin_tuning.cluster.report import far_apart, plot, render
+    from recd_plugin_tuning.cluster_report import far_apart, plot, render
     from recd_plugins.api import write_topology
 
     spec = found.spec

@@ -1,4 +1,4 @@
-"""``recd plan --auto`` and ``recd plan --scaling``."""
+"""``recd plan --auto`` and ``--scaling``, and the measurements of runs and of ``--calibrate``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion, TablesPlan, load_registry
+from recd_plugins.api import (
+    Measurement,
+    PlanAnswer,
+    PlanMode,
+    PlanQuestion,
+    TablesPlan,
+    load_registry,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import RenderableType
+
+    from recd_plugins.api import TopologySpec
+
 
 _GLOBAL_BATCH = 65_536
 
@@ -67,8 +82,7 @@ class ScalingPlan(PlanMode):
                 f"--global-batch {question.options['global_batch']}: no row for each of {ranks:,} "
                 "ranks"
             )
-        from recd_plugin_tuning.scaling import STOCK, study_scaling
-        from recd_plugin_tuning.scaling_report import plot, render
+        from recd_plugin_tuning.scaling import STOCK, plot, render, study_scaling
 
         first = question.registry.path
         if first.stem == STOCK:
@@ -93,3 +107,36 @@ class ScalingPlan(PlanMode):
             question.say,
         )
         return PlanAnswer(render(report), report.as_json, partial(plot, report))
+
+
+class Calibrated(Measurement):
+    """Links, collectives and works as ``recd calibrate --quick``; steps of the registry's model."""
+
+    def cluster(self, device: torch.device) -> TopologySpec:
+        """10 to 20 seconds of all ranks, where nothing else runs."""
+        import torch.distributed as dist
+
+        from recd_plugin_tuning.cluster import measure_cluster
+        from recd_plugin_tuning.cluster_report import far_apart
+        from recd_plugin_tuning.rank_work import QUICK
+
+        found = measure_cluster(device, QUICK, lambda _: None)
+        if dist.get_rank() == 0 and (apart := far_apart(found)):
+            click.echo(
+                f"{apart}: plans are made for these too; recd calibrate measures longer", err=True
+            )
+        return found.spec
+
+    def steps(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
+        """Training steps on as many ranks as ``question.spec`` has."""
+        from recd_plugin_tuning.steps import calibrate
+        from recd_plugins.api import calibration_job, write_topology
+
+        registry, job = calibration_job(
+            question.registry, question.plugins_dir, question.spec, path, question.batch_size
+        )
+        found = calibrate(registry, job, question.spec)
+        measured = question.spec.model_copy(update={"costs": found.costs})
+        comment = f"Measured by recd plan {registry.path} --calibrate {path}."
+        write_topology(path, measured, comment)
+        return measured, found.table()

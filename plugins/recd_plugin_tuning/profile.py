@@ -1,41 +1,109 @@
-"""``recd profile``: how often each row of a table is read, from data or from a distribution."""
+"""``recd profile``: how often each row of a table is read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from recd_plugin_tuning.profile_output import (
-    finish,
-    in_memory,
-    of_distribution,
-    seed_of,
-    show,
-    shown,
-    written,
-)
 from recd_plugins.api import (
     ABOVE_0,
     AT_LEAST_1,
+    COUNT_FROM_0,
+    OUTPUT,
     DataError,
     FiniteFloat,
     RecdError,
     Table,
     check_output,
     did_you_mean,
+    error_console,
     load_registry,
+    output_console,
+    plot_style,
+    report_options,
     row_progress,
     shortened,
     silence_upstream,
     table_kind,
+    write_figure,
+    write_json,
 )
 
 if TYPE_CHECKING:
-    from recd_plugins.api import AccessProfile, RunConfig
+    import numpy as np
+    from rich.console import RenderableType
+
+    from recd_plugins.api import AccessProfile, RunConfig, TableAccess
+
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+shown = report_options(
+    "Write the figures here.", "Write a picture of the share of accesses by rows here"
+)
+
+
+def written(command: _Command) -> _Command:
+    """Where the profile goes."""
+    for option in (
+        click.option("--force", is_flag=True, help="Replace FILE where it is there."),
+        click.option(
+            "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Write it here."
+        ),
+    ):
+        command = option(command)
+    return shown(command)
+
+
+def of_distribution(command: _Command) -> _Command:
+    """The table of a profile that comes from no data."""
+    for option in (
+        click.option(
+            "--in-order",
+            is_flag=True,
+            help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
+        ),
+        click.option(
+            "--seed",
+            type=COUNT_FROM_0,
+            help="Shuffles rows; 0 without it.",
+        ),
+        click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
+    ):
+        command = option(command)
+    return command
+
+
+def seed_of(seed: int | None, in_order: bool) -> int | None:
+    """What rows are shuffled by; None where they are not."""
+    if in_order and seed is not None:
+        raise click.UsageError("--seed shuffles rows, and --in-order leaves them; take one of them")
+    return None if in_order else seed or 0
+
+
+def finish(
+    made: AccessProfile, output: Path, json_path: Path | None, plot_path: Path | None
+) -> None:
+    """Write a profile and show it."""
+    with error_console().status(f"writing {output}"):
+        made.save(output)
+    show(made, json_path, plot_path)
+
+
+def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
+    """Print what a profile says of its tables, and write it as JSON and as a picture."""
+
+    if json_path is not None:
+        write_json(json_path, as_json(made))
+    if plot_path is not None:
+        plot(made, plot_path)
+    output_console().print(render(made))
+
 
 _AT_LEAST_0 = FiniteFloat(min=0)
 _PROFILE = table_kind("access profile", "table", "row", "accesses")
@@ -179,12 +247,11 @@ def distribution_command(
     exponent = 1.0 if exponent is None else exponent
     drawn = seed_of(seed, in_order)
     check_output(output, force, _PROFILE)
-    with in_memory(rows):
-        if scale is None:
-            made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
-        else:
-            make = exponential if form == "exponential" else half_normal
-            made = make(table, rows, length, scale, cap=cap, seed=drawn)
+    if scale is None:
+        made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
+    else:
+        make = exponential if form == "exponential" else half_normal
+        made = make(table, rows, length, scale, cap=cap, seed=drawn)
     parameters = f"scale {scale:g}" if scale is not None else f"exponent {exponent:g}"
     if shift:
         parameters += f", shift {shift:g}"
@@ -232,15 +299,9 @@ def reuse_command(
             + ("choose a histogram with --name" if name is None else f"no histogram {name}")
             + f"; there are {', '.join(found)}"
         )
-    with in_memory(max(rows or 0, read_rows or found[name].unique_rows)):
-        made = from_reuse_histogram(
-            table,
-            found[name],
-            num_embeddings=rows,
-            read_rows=read_rows,
-            length=length,
-            seed=drawn,
-        )
+    made = from_reuse_histogram(
+        table, found[name], num_embeddings=rows, read_rows=read_rows, length=length, seed=drawn
+    )
     source = f"{name} of {histograms}"
     finish(AccessProfile({table: made}, source), output, json_path, plot_path)
 
@@ -264,10 +325,7 @@ def merge_command(
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)
-        try:
-            made = part if made is None else made.merge(part)
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from error
+        made = part if made is None else made.merge(part)
         if bound is not None:
             made = made.bounded(bound)
     assert made is not None, "click wants one at least"
@@ -287,16 +345,12 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
 def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
     """Those of the command line, else those of the registry's model."""
     if own:
-        tables = [
+        return [
             Table(
                 name, tuple(map(str.strip, names.split(","))), rows, embedding_dim=0, pooled=False
             )
             for name, rows, names in own
         ]
-        _check_distinct("tables", [table.name for table in tables])
-        for table in tables:
-            _check_distinct(f"features of {table.name}", table.features)
-        return tables
     if not registry.has_model:
         raise RecdError(
             f"{registry.path}: no model: section says the tables; add one, or name the tables of "
@@ -310,12 +364,6 @@ def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Ta
         return tables_of(build_model(registry, registry.dataset.schema()))
 
 
-def _check_distinct(what: str, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise click.UsageError(f"--table: {name} is twice among the {what}")
-
-
 def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
     names = [table.name for table in tables]
     for pattern in patterns:
@@ -325,3 +373,117 @@ def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
     if not patterns:
         return tables
     return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]
+
+
+_TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
+_MOST_CURVES = 12
+_POINTS = 200
+
+
+def as_json(profile: AccessProfile) -> dict[str, Any]:
+    """What ``render`` shows and more, as JSON values."""
+    return {
+        "source": profile.source,
+        "tables": {name: _figures(table) for name, table in profile.tables.items()},
+    }
+
+
+def render(profile: AccessProfile) -> RenderableType:
+    """A line a table: its rows, what a sample reads, and how much the most read rows have."""
+    from rich.box import SIMPLE
+    from rich.console import Group
+    from rich.table import Table as TextTable
+
+    lines = TextTable(box=SIMPLE, padding=(0, 1, 0, 0))
+    lines.add_column("table", overflow="fold")
+    deduplicated = {
+        table.counted for table in profile.tables.values() if table.batch_size is not None
+    }
+    factor = ("f",) if deduplicated else ()
+    for name in ("rows", "unread", "samples", "L", *factor, *_TOPS, "error"):
+        lines.add_column(name, justify="right", no_wrap=True)
+    for name, table in profile.tables.items():
+        figures = _figures(table)
+        unread = figures["unread_rows"]
+        lines.add_row(
+            name,
+            f"{table.num_embeddings:,}",
+            "-" if unread is None else f"{unread:,}",
+            f"{table.samples:,}",
+            f"{table.length:.4g}",
+            *([f"{table.dedupe_factor:.4g}"] if factor else ()),
+            *(f"{100 * share:.1f} %" for share in figures["share_of_accesses"].values()),
+            f"{table.error:.4g}" if table.error else "exact",
+        )
+    legend = (
+        "rows: of the table; unread: of them never read; L: accesses of a sample; "
+        f"{', '.join(_TOPS)}: share of accesses that the most read so many rows have."
+    )
+    if deduplicated:
+        legend += (
+            f" Counted are {' and '.join(sorted(deduplicated))}, which alone are sent (L is of all "
+            "rows); f: accesses of all rows over these, 1 where nothing is deduplicated."
+        )
+    if any(table.error for table in profile.tables.values()):
+        legend += (
+            " error: a count may be so much too low, as more rows are read than were counted one "
+            "by one; --bound raises their number."
+        )
+    return Group(f"Access profile of {profile.source}", lines, legend)
+
+
+def _figures(table: TableAccess) -> dict[str, Any]:
+    import numpy as np
+
+    read = int(np.count_nonzero(table.accesses))
+    return {
+        "features": list(table.features),
+        "num_embeddings": table.num_embeddings,
+        "samples": table.samples,
+        "accesses": table.total,
+        "length": table.length,
+        "known_rows": len(table.rows),
+        "unread_rows": None if table.error else table.num_embeddings - read,
+        "share_of_accesses": {
+            name: table.covered(max(1, round(share * table.num_embeddings)))
+            for name, share in _TOPS.items()
+        },
+        "error": table.error,
+        "dedupe_factor": table.dedupe_factor,
+        "batch_size": table.batch_size,
+    }
+
+
+@plot_style()
+def plot(profile: AccessProfile, path: Path) -> None:
+    """Plot the share of accesses over the share of a table's rows, of the most read tables."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.5), layout="constrained")
+    axes = figure.subplots()
+    tables = sorted(profile.tables.values(), key=lambda table: -table.length)
+    for table in tables[:_MOST_CURVES]:
+        shares, covered = coverage(table)
+        axes.plot(100 * shares, 100 * covered, label=f"{table.table} (L {table.length:.3g})")
+    axes.set(
+        xscale="log",
+        xlabel="rows of the table, most read first (%)",
+        ylabel="share of accesses (%)",
+        ylim=(0, 101),
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    write_figure(path, figure)
+
+
+def coverage(table: TableAccess) -> tuple[np.ndarray, np.ndarray]:
+    """Points of the curve: shares of the table's rows, and the share of accesses they have."""
+    import numpy as np
+
+    rows = np.unique(np.geomspace(1, table.num_embeddings, _POINTS).round().astype(np.int64))
+    sums = np.concatenate([[0.0], np.cumsum(table.accesses)])
+    known = np.minimum(rows, len(table.rows))
+    covered = sums[known]
+    if table.tail_rows:
+        covered += table.tail_accesses * (rows - known) / table.tail_rows
+    return rows / table.num_embeddings, covered / max(table.total, np.finfo(float).tiny)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from recd_plugins.api import (
+    GREY,
     Compute,
     RecdError,
     RunConfig,
@@ -17,9 +24,12 @@ from recd_plugins.api import (
     collective_seconds,
     data_of_model,
     measure_compute,
+    plot_style,
     report_side,
+    topology_line,
     with_plugins,
     wrapped_dataset,
+    write_figure,
 )
 
 #: Each rank has as many rows whatever the ranks, or all of them together.
@@ -116,18 +126,11 @@ def study_scaling(
     global_batch: int,
     say: Callable[[str], None],
 ) -> ScalingReport:
-    """Plan each registry, and plain TorchRec, on 1, 2, 4 ... nodes, up to those of ``spec``.
+    """Plan each registry, and plain TorchRec, on 1, 2, 4 ... nodes up to those of ``spec``.
 
-    Args:
-        registries: by the name of their line. Plain TorchRec trains the first one's model.
-        topology: name of ``spec``.
-        spec: the nodes.
-        global_batch: rows of all ranks where scaling is strong. Where it is weak each rank has
-            ``training.batch_size`` of the first registry.
-        say: told what is being done, in words.
-
-    Raises:
-        RecdError: registry, data and model do not go together.
+    Plain TorchRec trains the first registry's model. Under weak scaling each rank has
+    ``training.batch_size`` rows of the first registry, under strong scaling its part of
+    ``global_batch``.
     """
     sides = _sides(registries, say)
     batch_size = next(iter(registries.values())).training.batch_size
@@ -213,3 +216,81 @@ def _costs(spec: TopologySpec) -> StageCosts:
     # Where a rank has little left to do, that is most of a step.
     waiting = {"collectives": collective_seconds(spec.device)}
     return costs.model_copy(update={"all_to_all": costs.all_to_all.model_copy(update=waiting)})
+
+
+def render(report: ScalingReport) -> RenderableType:
+    """The topology, and milliseconds of a step of every side, by ranks."""
+    measured = "costs measured" if report.spec.costs else "least times, and a wait a collective"
+    return Group(
+        topology_line(report.topology, report.spec),
+        f"predicted ms of a step; {measured}",
+        "",
+        *(_table(report, kind) for kind in report.points),
+        *_problems(report),
+        *(
+            Text(
+                f"{name} has other features or tables than the first: its step is of another model"
+            )
+            for name in report.other_models
+        ),
+    )
+
+
+def _problems(report: ScalingReport) -> Iterator[Text]:
+    """Why a side has no plan, the first time that it has none."""
+    for kind, sides in report.points.items():
+        for name, points in sides.items():
+            for point in points:
+                if point.problem is not None:
+                    said = f"{name}, {kind}, {point.ranks:,} ranks: {point.problem}"
+                    if kind == "strong":
+                        said += f" (of --global-batch {report.global_batch:,})"
+                    yield Text(said)
+                    break
+
+
+def _words(report: ScalingReport, kind: Scaling) -> str:
+    if kind == "weak":
+        return f"weak: {report.batch_size:,} rows a rank"
+    return f"strong: {report.global_batch:,} rows of all ranks"
+
+
+def _table(report: ScalingReport, kind: Scaling) -> Table:
+    table = Table(title=_words(report, kind), title_justify="left", box=SIMPLE_HEAD)
+    sides = report.points[kind]
+    for heading in ("ranks", "rows a rank", *sides):
+        table.add_column(heading, justify="right", overflow="fold")
+    for points in zip(*sides.values(), strict=True):
+        times = (point.milliseconds for point in points)
+        table.add_row(
+            f"{points[0].ranks:,}",
+            f"{points[0].batch_size:,}",
+            *("no plan" if each is None else f"{each:,.2f}" for each in times),
+        )
+    return table
+
+
+@plot_style()
+def plot(report: ScalingReport, path: Path) -> None:
+    """Plot milliseconds of a step over ranks, of both kinds of scaling."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    for axes, (kind, sides) in zip(figure.subplots(1, 2), report.points.items(), strict=True):
+        for name, points in sides.items():
+            shown = [(each.ranks, ms) for each in points if (ms := each.milliseconds) is not None]
+            color = {"color": GREY} if name == STOCK else {}
+            axes.plot(*zip(*shown, strict=True), marker="o", markersize=4, label=name, **color)
+        ranks = [each.ranks for each in next(iter(sides.values()))]
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(ranks, [f"{each:,}" for each in ranks], fontsize="small", rotation=45)
+        axes.set(title=_words(report, kind), xlabel="ranks", ylabel="ms of a step")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_locator(NullLocator())
+    axes.legend()
+    figure.suptitle(f"{report.topology}, predicted")
+    write_figure(path, figure)

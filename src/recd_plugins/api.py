@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recd_plugins.access import AccessProfile, TableAccess
-    from recd_plugins.access.counts import add_counts, keep_most_read
-    from recd_plugins.access.distributions import exponential, half_normal, zipf
-    from recd_plugins.access.reuse import from_reuse_histogram, read_reuse_histograms
+    from recd_plugins.access.distributions import (
+        exponential,
+        from_reuse_histogram,
+        half_normal,
+        read_reuse_histograms,
+        zipf,
+    )
+    from recd_plugins.access.table_access import add_counts, keep_most_read
     from recd_plugins.activity import doing
     from recd_plugins.byte_sizes import bytes_text, read_bytes
     from recd_plugins.cli.options import (

@@ -10,11 +10,10 @@ from itertools import cycle
 import torch
 
 from recd_plugin_tuning import calibrate as commands
-from recd_plugin_tuning.cluster import measure as module
-from recd_plugin_tuning.cluster.measure import MeasuredCluster, measure_cluster
-from recd_plugin_tuning.cluster.timing import Effort
-from recd_plugin_tuning.cluster.work_rates import of_all_ranks
-from recd_plugin_tuning.measurement import Calibrated
+from recd_plugin_tuning import cluster as module
+from recd_plugin_tuning.cluster import MeasuredCluster, measure_cluster
+from recd_plugin_tuning.plan_modes import Calibrated
+from recd_plugin_tuning.rank_work import Effort, of_all_ranks
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.registry import TrainingSpec
@@ -48,20 +47,6 @@ def goes_on_until_all_are_done(rank: int, world_size: int) -> int:
 
     of_all_ranks(run, torch.device("cpu"), 0.0)
     return times
-
-
-def a_rank_has_ended(rank: int, world_size: int) -> str:
-    def ended(*_: object) -> None:
-        raise RuntimeError("Connection closed by peer\nmore")
-
-    kept, module.measure_work = module.measure_work, ended  # type: ignore[assignment]
-    try:
-        measure_cluster(torch.device("cpu"), TINY, lambda _: None)
-    except SetupError as error:
-        return str(error)
-    finally:
-        module.measure_work = kept
-    return ""
 
 
 def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec | None], int]:

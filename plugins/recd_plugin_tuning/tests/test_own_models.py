@@ -12,7 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
-from recd_plugin_tuning.chosen import Chosen
+from recd_plugin_tuning.auto import Chosen
 from recd_plugins import prepare
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.prepared import Prepared

@@ -120,11 +120,10 @@ def test_merged(folder: Path) -> None:
     assert "a is one of the profiles too; name another file" in refused.output
     other = [*made[:5], "51", *made[6:]]
     assert profile(*other, "-o", "d").exit_code == 0
-    assert "d: table t: its num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output
+    assert "table t: its num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output
     assert not (folder / "e").exists()
 
 
-TABLE = ["--table", "t", "900"]
 ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
 
 
@@ -134,14 +133,6 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
         (["registry", "registry.yaml", "-o", "p", "--tables", "t_use_0"], "did you mean t_usr_0"),
         (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml exists already"),
         (["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"], "mean usr_0?"),
-        (
-            ["registry", "registry.yaml", "-o", "p", *TABLE, "seq_0_0, seq_0_0"],
-            "seq_0_0 is twice among the features of t",
-        ),
-        (
-            ["registry", "registry.yaml", "-o", "p", *TABLE, "usr_0", *TABLE, "item_0"],
-            "--table: t is twice among the tables",
-        ),
         ([*ZIPF, "-o", "p", "--scale", "3"], "--scale is for exponential and half-normal"),
         ([*ZIPF, "-o", "p", "--in-order", "--seed=1"], "--in-order leaves them; take one of them"),
         ([*ZIPF, "-o", "p", "--shift", "3"], "--shift is for zipf-mandelbrot"),

@@ -1,7 +1,11 @@
-"""How often each row of one table is read."""
+"""How often each row of one table is read: counts, their sketch, and what they say.
+
+Counts are pairs of arrays: distinct row ids, and how often each was read.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -9,8 +13,57 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.access.counts import add_counts, keep_most_read, most_read_first
 from recd_plugins.errors import DataError
+
+Rows = NDArray[np.int64]
+Counts = NDArray[np.float64]
+
+_PENDING_IDS = 1 << 16
+
+
+def count_ids(ids: Rows) -> tuple[Rows, Counts]:
+    """The distinct ids, ascending, and how often each is there."""
+    rows, counts = np.unique(ids, return_counts=True)
+    return rows, counts.astype(np.float64)
+
+
+def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Counts]:
+    """All rows of several pairs, ascending, and the sums of their counts."""
+    every = np.concatenate(rows)
+    # Stable is a merge sort, which is quick where the parts are sorted already.
+    order = np.argsort(every, kind="stable")
+    every = every[order]
+    first = np.empty(len(every), bool)
+    first[:1] = True
+    np.not_equal(every[1:], every[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    if not len(starts):
+        return every, np.empty(0, np.float64)
+    return every[starts], np.add.reduceat(np.concatenate(counts)[order], starts)
+
+
+def most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
+    """Distinct rows by falling count; of equal counts the smaller row is first."""
+    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+        order = np.argsort(rows)
+        rows, counts = rows[order], counts[order]
+    order = np.argsort(-counts, kind="stable")
+    return rows[order], counts[order]
+
+
+def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
+    """The most read rows, at most ``bound``, with counts that are the third value too low at most.
+
+    Misra-Gries' step: the count of the most read row that must go is taken off all counts, and
+    rows that keep one stay. More than ``bound`` rows lose that much, so over any number of such
+    steps the error is below ``total / (bound + 1)`` (Agarwal et al., Mergeable Summaries, PODS
+    2012, section 2).
+    """
+    if len(rows) <= bound:
+        return rows, counts, 0.0
+    error = float(np.partition(counts, len(counts) - bound - 1)[len(counts) - bound - 1])
+    keep = counts > error
+    return rows[keep], counts[keep] - error, error
 
 
 # Arrays have no one truth value, so profiles are compared by identity.
@@ -18,9 +71,8 @@ from recd_plugins.errors import DataError
 class TableAccess:
     """How often the rows of one table are read.
 
-    Where data is deduplicated, reads may be counted of the unique rows of batches alone, as they
-    are sent; the probabilities are still those of all rows of data, spread over the table's rows as
-    what is sent is, so that they over ``dedupe_factor`` are exact for every row.
+    With deduplicated data only the unique rows of batches may be counted, as they are sent. The
+    probabilities are then still those of all rows of data.
 
     Attributes:
         table: its name.
@@ -119,11 +171,10 @@ class TableAccess:
         return accesses / self.total if self.total else 0.0
 
     def merge(self, other: TableAccess) -> TableAccess:
-        """What both have seen together. Of sketches the errors add up.
+        """Return the sum of both; errors of sketches add up.
 
         Raises:
-            DataError: the tables have other names, features or numbers of rows; or one counts all
-                rows of data and the other unique ones, or those of batches of another size.
+            DataError: the tables differ, or their rows were counted in different ways.
         """
         for what in ("table", "features", "num_embeddings"):
             mine, theirs = getattr(self, what), getattr(other, what)
@@ -170,3 +221,62 @@ class TableAccess:
             return self
         rows, accesses, error = keep_most_read(self.rows, self.accesses, bound)
         return replace(self, rows=rows, accesses=accesses, error=self.error + error)
+
+
+class TableCounter:
+    """Exact counts of up to ``bound`` distinct rows; beyond it Misra-Gries' sketch of so many.
+
+    A sketch knows the rows that are read most. Their counts are too low, by ``error`` at most,
+    which is what was really taken off them and never above ``total / (bound + 1)``. What it holds
+    depends on the order of the ids, and on nothing else.
+
+    Args:
+        bound: distinct rows to keep; each takes 16 bytes, and up to four times as much for a moment
+            while counts are added up.
+
+    Attributes:
+        total: ids that were added.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self.total = 0
+        self._bound = bound
+        self._rows: Rows = np.empty(0, np.int64)
+        self._counts: Counts = np.empty(0, np.float64)
+        self._error = 0.0
+        self._pending: list[Rows] = []
+        self._num_pending = 0
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """Count ids, int64 ``[num_ids]``; they are copied."""
+        self._pending.append(ids.copy())
+        self._num_pending += len(ids)
+        self.total += len(ids)
+        # So that adding up costs a constant number of operations an id.
+        if self._num_pending >= max(_PENDING_IDS, len(self._rows) // 2):
+            self._add_up()
+
+    def access(
+        self, table: str, features: tuple[str, ...], num_embeddings: int, samples: int
+    ) -> TableAccess:
+        """What was counted, as the profile of a table of which ``samples`` were seen."""
+        self._add_up()
+        return TableAccess.from_counts(
+            table,
+            features,
+            num_embeddings,
+            samples=samples,
+            rows=self._rows,
+            accesses=self._counts,
+            total=float(self.total),
+            error=self._error,
+        )
+
+    def _add_up(self) -> None:
+        if not self._pending:
+            return
+        rows, counts = count_ids(np.concatenate(self._pending))
+        self._pending, self._num_pending = [], 0
+        rows, counts = add_counts([self._rows, rows], [self._counts, counts])
+        self._rows, self._counts, error = keep_most_read(rows, counts, self._bound)
+        self._error += error

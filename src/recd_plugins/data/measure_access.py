@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictInt
 
-from recd_plugins.access.counting import TableCounter
 from recd_plugins.access.profile import AccessProfile
+from recd_plugins.access.table_access import TableCounter
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import PlanContext, PluginOptions, Table
 

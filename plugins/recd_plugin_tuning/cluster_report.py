@@ -1,4 +1,4 @@
-"""A measured cluster in words and as a picture."""
+"""A measured cluster as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from recd_plugin_tuning.cluster.collectives import NAMES, fit_rates
-from recd_plugin_tuning.cluster.links import Link
-from recd_plugin_tuning.cluster.measure import MeasuredCluster
-from recd_plugin_tuning.cluster.timing import MiddleHalf
-from recd_plugin_tuning.cluster.works import WORKS
+from recd_plugin_tuning.cluster import NAMES, Link, MeasuredCluster, fit_rates
+from recd_plugin_tuning.rank_work import WORKS, MiddleHalf
 from recd_plugins.api import COLORS, CollectiveRate, plot_style, size_text, write_figure
 
 _FAR_APART = 2
@@ -137,15 +134,7 @@ def _table(title: str, *columns: str) -> Table:
 
 @plot_style()
 def plot(found: MeasuredCluster, path: Path) -> None:
-    """Seconds of collectives by size with what was fitted, and the bandwidths of the links.
-
-    Args:
-        found: what to show.
-        path: a file whose suffix says its format, as ``.png`` or ``.svg``.
-
-    Raises:
-        RecdError: the file cannot be written, or matplotlib knows no such format.
-    """
+    """Plot seconds of collectives by size with their fit, and bandwidths of links."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4.5), layout="constrained")

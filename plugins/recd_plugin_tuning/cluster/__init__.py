@@ -1,1 +1,0 @@
-"""What a cluster can do, measured on all of its ranks."""
