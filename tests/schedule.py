@@ -85,7 +85,6 @@ SLOW = (
     "distributed/test_managed_collision.py",
     "access/test_distributions.py::test_zipf_mandelbrot",
     "recd_plugin_flexshard/tests/test_plan.py::test_more_memory",
-    "recd_plugin_flexshard/tests/test_plan.py::test_all_rows_are_counted",
     "recd_plugin_flexshard/tests/test_registry.py",
     "recd_plugin_dlrm/tests/trace/test_distances.py::test_expected",
     "recd_plugin_tables/tests/test_sources.py",
@@ -150,7 +149,6 @@ BY_NIGHT = (
     "recd_plugin_tuning/tests/test_steps.py::test_a_calibration_run",
     "recd_plugin_dsi/tests/test_ray_ingestion.py::test_goes_on_elsewhere",
     "recd_plugin_flexshard/tests/commands/test_plan_tiers.py::test_this_machine_is_measured",
-    "recd_plugin_flexshard/tests/test_prediction.py::test_counts_of_all_rows",
     "test_preloaded.py",
 )
 #: Those of which by day every n-th runs, others each day: cells of a matrix, kinds of bad inputs,

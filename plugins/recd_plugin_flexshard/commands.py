@@ -55,15 +55,10 @@ def planned_tiers(registry: RunConfig, spec: TopologySpec) -> PlannedTiers:
     plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}
     if plans:
         return PlannedTiers(candidate, plans)
-    names = "flexshard.two_tier, flexshard.three_tier or flexshard.joint"
-    if (chosen := candidate.prepared.chosen) is not None:
-        raise RecdError(
-            f"{registry.path}: no table has tiers of rows: {chosen}. recd plan shows what else was "
-            f"tried; an entry that uses {names} gives them tiers all the same"
-        )
     raise RecdError(
         f"{registry.path}: no table has tiers of rows; add an entry to the section sharding that "
-        f"uses {names}, for tables of sequences (features that the section pooling names)"
+        "uses flexshard.two_tier, flexshard.three_tier or flexshard.joint, for tables of sequences "
+        "(features that the section pooling names)"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -28,15 +28,7 @@ _COLLECTIVES = {
 
 @dataclass(frozen=True)
 class TierBytes:
-    """Bytes that all ranks together send in one step for one tier.
-
-    Attributes:
-        tier: of ``TIERS``.
-        collective: as in ``TierTraffic``.
-        group: as in ``TierTraffic``.
-        observed: by the byte counter; None for a run too short to tell.
-        predicted: by the plan.
-    """
+    """Bytes of all ranks in one step; ``observed`` is None for a run too short to tell."""
 
     tier: Tier
     collective: str
@@ -52,31 +44,23 @@ class TierBytes:
         return self.observed / self.predicted
 
 
-@dataclass(frozen=True)
-class OtherTables:
-    """Tables without tiers that share an EmbeddingCollection, and its all-to-all, with tiered ones.
-
-    Attributes:
-        names: of the tables.
-        predicted: bytes that all ranks send for them in one step.
-        plain: the same for batches that are not deduplicated.
-    """
+class OtherTables(NamedTuple):
+    """Tables without tiers in tiered collections; predicted bytes, deduplicated and plain."""
 
     names: tuple[str, ...] = ()
     predicted: float = 0.0
     plain: float = 0.0
 
 
+NO_OTHERS = OtherTables()
+
+
 @dataclass(frozen=True)
 class TierReport(Section):
-    """The traffic of all tiers of a run; that of the cold tier with the other tables'.
+    """Traffic of the tiers of a run, against all rows row-wise.
 
-    Attributes:
-        tiers: in the order of ``TIERS``.
-        row_wise: predicted bytes of all ranks in the all-to-all with all rows row-wise.
-        plain_row_wise: the same for batches that are not deduplicated.
-        others: the other tables.
-        retierings: each new choice of the tiers' rows.
+    The cold tier includes other tables of its collections; ``plain_row_wise`` is for batches that
+    are not deduplicated.
     """
 
     name: ClassVar[str] = "tiers"
@@ -92,7 +76,7 @@ class TierReport(Section):
         cls,
         plans: Sequence[TierPlan],
         observed: Mapping[str, float] | None,
-        others: OtherTables = OtherTables(),
+        others: OtherTables = NO_OTHERS,
         retierings: Sequence[RetierReport] = (),
     ) -> TierReport:
         """Return the report of a run."""
@@ -209,7 +193,7 @@ def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:
         if name not in planned
     }
     tables = [table for table in run.tables if table.name in shardings]
-    others = OtherTables()
+    others = NO_OTHERS
     if tables:
         setting, profile = run.setting, run.setting.data.profile()
         predicted, plain = (

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from recd_plugins.api import SetupError, new_group, ranks_of_each_node
+from recd_plugins.api import new_group, ranks_of_each_node
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,12 @@ _made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
 
 
 def tier_groups() -> TierGroups:
-    """The groups of this process group's ranks, made in the first call: all ranks make it together.
+    """Return the groups of the default process group; the first call is collective.
 
-    The ranks of a node are ``LOCAL_WORLD_SIZE`` (environment) consecutive ones, as TorchRec has it;
-    all of them where it is not set. Backends are those of the default process group.
-
-    Raises:
-        SetupError: nodes have different numbers of ranks.
+    A node is ``LOCAL_WORLD_SIZE`` consecutive ranks, as in TorchRec.
     """
     world = dist.group.WORLD
-    if world is None:
-        raise SetupError("tiers need a process group: call torch.distributed.init_process_group")
+    assert world is not None, "call torch.distributed.init_process_group first"
     if world not in _made:
         _made[world] = _make_groups(dist.get_rank(), dist.get_world_size())
     return _made[world]

@@ -153,6 +153,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         super().register_post_odist_tracker_fn(record_fn)
 
     def _refuse_tracker(self) -> None:
+        """Refuse trackers of changed rows: copies change on other ranks than the row's shard."""
         if self._has_tiers:
             raise SetupError(
                 "a tracker of changed rows (ModelDeltaTracker) does not see which copies of tables "

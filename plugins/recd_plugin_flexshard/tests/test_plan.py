@@ -95,16 +95,6 @@ def test_each_plugin_has_its_tiers(setting: PlanContext) -> None:
     assert least.a2a_reduction >= max(two.a2a_reduction, three.a2a_reduction)
 
 
-@pytest.mark.parametrize("plugin", [ThreeTier, Joint])
-def test_links_as_fast_between_nodes_as_inside_them_get_flex_rows_for_bytes_only(
-    setting: PlanContext, plugin: type[Sharding]
-) -> None:
-    a2a = setting.rates.a2a_global
-    even = replace(setting, rates=setting.rates.model_copy(update={"a2a_intra": a2a}))
-    assert hot_and_flex(planned(plugin, even))[1] == 0
-    assert hot_and_flex(planned(plugin, even, minimise="bytes"))[1] > 0
-
-
 def test_more_memory_has_more_copies(setting: PlanContext) -> None:
     rows = [
         hot_and_flex(planned(Joint, setting, budget=budget, minimise="bytes", dedupe="none"))
@@ -134,11 +124,6 @@ def test_budgets(budget: str | int, read: dict[str, float]) -> None:
 NO_BUDGETS = [
     "", "x", "0x", "-1x", "1,5x", "neutral", "2 bananas", "inf", 0, -1, 1.5, True, None, [1]
 ]  # fmt: skip
-
-
-def test_a_budget_that_cannot_be_kept(setting: PlanContext) -> None:
-    with pytest.raises(SetupError, match=r"budget 0.01x cannot be kept: .*Allow more memory"):
-        planned(TwoTier, setting, budget="0.01x")
 
 
 def test_dedupe_factors(setting: PlanContext) -> None:
@@ -189,11 +174,6 @@ def test_a_flex_tier_needs_nodes(setting: PlanContext) -> None:
     assert hot_and_flex(planned(Joint, one, minimise="bytes"))[1] == 0
 
 
-def test_pooled_tables_are_refused(setting: PlanContext) -> None:
-    with pytest.raises(SetupError, match=r"t_p is looked up in bags.*name p in a pooling: entry"):
-        make(TwoTier).part([*TABLES, Table("t_p", ("p",), 10, 16, True)], setting)
-
-
 def test_profiles_from_files(setting: PlanContext, tmp_path: Path) -> None:
     path = tmp_path / "profile.parquet"
     with pytest.raises(DataError, match=r"profile\.parquet: no such file; make it"):
@@ -239,27 +219,6 @@ def test_counts_of_unique_rows_carry_their_dedupe_factor(
     for dedupe in ("none", 3):
         with pytest.raises(DataError, match=r"profile again with --all-rows"):
             planned(Joint, setting, profile=path, dedupe=dedupe)
-
-
-def test_counts_of_unique_rows_are_for_a_converter_that_deduplicates(
-    setting: PlanContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = profile_of(TABLES[:1]).tables["t_a"]
-    counted = table.of_unique_rows(4096, 2 * table.total)
-    AccessProfile({"t_a": counted}, "x").save(tmp_path / "p")
-    plain = setting.data.profile().plain()
-    monkeypatch.setattr(setting.data, "profile", lambda: plain)
-    with pytest.raises(DataError, match=r"converter deduplicates none of a: profile again"):
-        make(Joint, profile=tmp_path / "p").part(TABLES[:1], setting)
-
-
-@pytest.mark.parametrize(("dedupe", "deduplicated"), [("data", True), ("none", False), (3, False)])
-def test_all_rows_are_counted_where_the_factor_is_given(
-    setting: PlanContext, dedupe: Any, deduplicated: bool
-) -> None:
-    assert isinstance(setting.data, Zipf)
-    planned(Joint, setting, dedupe=dedupe)
-    assert setting.data.deduplicated == [deduplicated]
 
 
 class EqualGradients(Zipf):

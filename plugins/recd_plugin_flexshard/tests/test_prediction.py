@@ -10,7 +10,6 @@ from recd_plugin_flexshard.planning import traffic
 from recd_plugin_flexshard.planning.simulate import simulate
 from recd_plugin_flexshard.planning.sources import RegistryBatches
 from recd_plugins import load_registry
-from recd_plugins.data.measure_access import measure_access
 from recd_plugins.planning.study import ShardableModel, with_plugins
 from recd_plugins.planning.topologies import this_machine
 
@@ -59,11 +58,3 @@ def test_every_tier_sends_what_is_predicted(tmp_path: Path, converter: str) -> N
     ratios = played_over_predicted(prepared(tmp_path, converter, "null"))
     # A list of lengths as long as the most unique rows of any feature is not foreseen.
     assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.03)
-
-
-def test_counts_of_all_rows_promise_too_few_cold_bytes(tmp_path: Path) -> None:
-    first = prepared(tmp_path, "recd.ikjt", "null")
-    profile = tmp_path / "all.parquet"
-    measure_access(first.prepared.registry, first.tables, deduplicated=False).save(profile)
-    ratios = played_over_predicted(prepared(tmp_path, "recd.ikjt", profile))
-    assert ratios["cold"] > 1.1

@@ -18,7 +18,7 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
     traffic,
 )
-from recd_plugin_flexshard.run_report import OtherTables, TierReport
+from recd_plugin_flexshard.run_report import TierReport
 from recd_plugin_flexshard.runtime.retier import RetierReport
 
 CLUSTER = ClusterShape(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
@@ -58,26 +58,6 @@ def test_what_is_saved_is_against_batches_that_are_not_deduplicated() -> None:
     assert report.row_wise < 0.3 * report.plain_row_wise
     assert "row-wise, plain" in shown(report)
     assert "row-wise, plain" not in shown(plain)
-
-
-def test_tables_without_tiers_are_in_the_cold_row_and_named() -> None:
-    alone = TierReport.of([plan("two_tier")], None)
-    others = OtherTables(("t_a", "t_b"), predicted=1e9, plain=3e9)
-    report = TierReport.of([plan("two_tier")], None, others)
-    assert report.tiers[0].predicted == alone.tiers[0].predicted + 1e9
-    assert report.row_wise == alone.row_wise + 1e9
-    assert report.plain_row_wise == alone.plain_row_wise + 3e9
-    assert "with tables without tiers: t_a, t_b" in shown(report)
-
-
-def test_tiers_that_send_nothing_are_left_out() -> None:
-    two = shown(TierReport.of([plan("two_tier")], None))
-    three = shown(TierReport.of([plan("three_tier")], None))
-    assert "hot" in two
-    assert "flex" not in two
-    assert "flex gradients" in three
-    unforeseen = shown(TierReport.of([plan("two_tier")], {"cold": 5.0, "hot": 5.0, "flex": 7.0}))
-    assert "flex" in unforeseen
 
 
 def test_of_many_retierings_the_last_are_told() -> None:

@@ -53,18 +53,6 @@ def words(result: Result) -> str:
     return " ".join(result.output.split())
 
 
-def test_a_wire_of_half_the_bytes_is_planned_for(folder: Path) -> None:
-    found = {}
-    for wire in ("fp32", "bf16"):
-        text = REGISTRY.replace("device: cpu", f"device: cpu, wire: {wire}")
-        (folder / "registry.yaml").write_text(text, encoding="utf-8")
-        assert plan("--json", wire).exit_code == 0
-        (entry,) = json.loads((folder / wire).read_text())["entries"]
-        assert entry["options"]["wire_bytes"] == (4 if wire == "fp32" else 2)
-        found[wire] = entry["row_wise"]["seconds"]["a2a_global"]
-    assert found["bf16"] == pytest.approx(found["fp32"] / 2)
-
-
 def test_tiers_for_a_cluster(folder: Path) -> None:
     result = plan(
         *("--topology", "zionex-a100-40g", "--batch-size", "128", "--overlap", "0.5"),
@@ -136,10 +124,3 @@ def test_without_an_entry_that_has_tiers(folder: Path) -> None:
     assert result.exit_code == 1
     shown = words(result)
     assert "add an entry to the section sharding that uses flexshard.two_tier" in shown
-
-
-def test_options_of_tiers_alone_are_refused(folder: Path) -> None:
-    result = CliRunner().invoke(main, ["plan", "registry.yaml", "--overlap", "0.5"])
-    assert result.exit_code == 2
-    assert "--overlap is for --tiers" in result.output
-    assert not (folder / "table").exists()

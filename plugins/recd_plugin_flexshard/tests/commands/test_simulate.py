@@ -103,13 +103,6 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
     assert message in " ".join(result.output.split())
 
 
-def test_without_tiers(folder: Path) -> None:
-    text = REGISTRY.replace("flexshard.three_tier", "torchrec.row_wise")
-    (folder / "registry.yaml").write_text(text)
-    shown = " ".join(simulate().output.split())
-    assert "registry.yaml: no table has tiers of rows; add an entry" in shown
-
-
 def test_the_example_of_the_page_runs(folder: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
     (line,) = re.findall(r"^\$ recd simulate registry.yaml (.*)$", page, re.M)

@@ -11,9 +11,7 @@ import pytest
 from benchmarks._flexshard_paper import CLUSTER
 
 from recd_plugin_flexshard.planning import (
-    PAPER,
     Collective,
-    CollectiveSeconds,
     CostOptions,
     TableDemand,
     breakpoints,
@@ -52,12 +50,6 @@ def test_rows_sent(demand: TableDemand, unique: float) -> None:
     assert rows_sent(demand.probabilities, B, 4.0).sum() == pytest.approx(B * demand.length / 4)
     certain = rows_sent(np.array([3.0, 1.0, 0.5, 0.0]), 2, coalesce=True)
     assert certain.tolist() == [1.0, 1.0, 0.75, 0.0]
-
-
-def test_seconds() -> None:
-    assert PAPER.a2a_global.seconds_for(25.6e9) == pytest.approx(1.0075)
-    assert PAPER.a2a_global.seconds_for(0.0) == 0.0
-    assert CollectiveSeconds(1.0, 2.0, 3.0, 4.0).exposed(0.5) == 5.5
 
 
 def test_rows_by_rank_and_the_tail_by_number() -> None:

@@ -117,17 +117,6 @@ def test_tables_are_cut_as_their_merged_rows_would_be():
         assert plan.memory_bytes == pytest.approx((static + 2 * sent - hot) * 16 * 4)
 
 
-def test_rows_of_wide_tables_weigh_more_memory_but_pay_from_the_same_accesses_on():
-    narrow, wide = replace(FLAT, embedding_dim=8), replace(FLAT, embedding_dim=128)
-    plan = plan_tiers([narrow, wide], CLUSTER, "three_tier", OPTIONS)
-    for tier in ("hot", "flex"):
-        rows = [getattr(table, tier) for table in plan.tables]
-        assert rows[0] > 0
-        assert abs(rows[0] - rows[1]) <= 1
-    assert plan.memory_bytes <= plan.row_wise_memory_bytes
-    assert plan.memory_bytes + 136 * 4 * 6 > plan.row_wise_memory_bytes
-
-
 def test_bins_and_tails_are_cut_in_rows():
     one_by_one = TableDemand("t", 100, 8, np.array([0.9] * 10 + [0.2] * 30 + [0.01] * 60))
     binned = TableDemand(
@@ -158,25 +147,6 @@ def test_more_memory_never_sends_more():
         in_bytes = replace(OPTIONS, memory_bytes=1.5 * plans[0].row_wise_memory_bytes)
         same = plan_tiers([FLAT], CLUSTER, strategy, in_bytes)
         assert same.a2a_reduction == plans[2].a2a_reduction
-
-
-def test_one_node_has_no_three_tiers():
-    alone = replace(CLUSTER, nodes=1)
-    with pytest.raises(SetupError, match="two_tier or joint"):
-        plan_tiers([FLAT], alone, "three_tier", TIME)
-
-
-def test_the_two_ends_take_what_they_take():
-    plain = plan_tiers([FLAT], CLUSTER, "row_wise")
-    assert (plain.a2a_reduction, plain.tables[0].cold) == (0.0, 10**6)
-    assert plain.memory_bytes == pytest.approx(plain.row_wise_memory_bytes)
-    assert plain.seconds.exposed() == pytest.approx(plain.row_wise_seconds.exposed())
-    data_parallel = plan_tiers([FLAT], CLUSTER, "data_parallel")
-    assert (data_parallel.a2a_reduction, data_parallel.tables[0].cold) == (1.0, 0)
-    assert data_parallel.memory_bytes > 10 * plain.memory_bytes
-    deduplicated = plan_tiers([replace(FLAT, dedupe_factor=4.0)], CLUSTER, "row_wise")
-    assert deduplicated.a2a_reduction == pytest.approx(0.75)
-    assert deduplicated.row_wise_memory_bytes == plain.row_wise_memory_bytes
 
 
 def test_a_table_that_is_never_accessed_stays_cold():

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from benchmarks._flexshard_paper import CLUSTER, MODELS, OPTIONS
+from benchmarks._flexshard_paper import CLUSTER, MODELS
 
 from recd_plugin_flexshard.planning import (
     PAPER,
@@ -137,9 +137,12 @@ def random_case(
     return demands, cluster, options
 
 
-@pytest.mark.parametrize("seed", range(40))
+SYNCS: tuple[Literal["auto", "dense", "sparse"], ...] = ("dense", "auto", "sparse")
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_no_assignment_of_rows_is_better(seed):
-    tables, cluster, options = random_case(seed, tables=2, rows=4)
+    tables, cluster, options = random_case(seed, tables=2, rows=4, sync=SYNCS[seed // 3 % 3])
     best = best_by_enumeration(tables, cluster, options)
     if best is None:
         with pytest.raises(SetupError, match="are allowed"):
@@ -150,55 +153,12 @@ def test_no_assignment_of_rows_is_better(seed):
     assert plan.seconds.exposed(1 - options.exposed) == pytest.approx(best, rel=1e-6)
 
 
-@pytest.mark.parametrize("sync", ["auto", "sparse"])
-@pytest.mark.parametrize("seed", range(24))
-def test_no_assignment_is_better_where_touched_rows_alone_are_summed(seed, sync):
-    tables, cluster, options = random_case(200 + seed, tables=2, rows=4, sync=sync)
-    best = best_by_enumeration(tables, cluster, options)
-    if best is None:
-        with pytest.raises(SetupError, match="are allowed"):
-            plan_tiers(tables, cluster, "joint", options)
-        return
-    plan = plan_tiers(tables, cluster, "joint", options)
-    assert plan.seconds.exposed(1 - options.exposed) == pytest.approx(best, rel=1e-6)
-
-
-@pytest.mark.parametrize("seed", [101, 102])
-def test_no_assignment_of_ten_rows_is_better(seed):
-    tables, cluster, options = random_case(seed, tables=1, rows=10)
-    options = replace(options, memory_ratio=1.2)
-    cluster = replace(cluster, nodes=2)
-    plan = plan_tiers(tables, cluster, "joint", options)
-    best = best_by_enumeration(tables, cluster, options)
-    assert plan.seconds.exposed(1 - options.exposed) == pytest.approx(best, rel=1e-6)
-
-
-def test_where_tables_have_several_dimensions_it_is_the_best_but_for_a_row():
-    tables, cluster, options = random_case(7, tables=2, rows=4)
-    tables[1] = replace(tables[1], embedding_dim=32)
-    options = replace(options, memory_ratio=1.2)
-    plan = plan_tiers(tables, cluster, "joint", options)
-    best = best_by_enumeration(tables, cluster, options)
-    assert best is not None
-    a_row = 2 * options.wire_bytes * 32 * cluster.batch_size / 1e8
-    assert (
-        best <= plan.seconds.exposed(1 - options.exposed) * (1 + 1e-6) <= best * (1 + 1e-6) + a_row
-    )
-
-
-PAPER_STYLE = {"RM-1": 0.674, "RM-2": 0.857, "RM-3": 0.486, "RM-4": 0.750}
 JOINT = [
     # dedupe factor, M, coalesced, and the share of the all-to-all saved for RM-1 to RM-4
     (4.0, 6.0, False, (0.913, 0.942, 0.885, 0.931)),
     (6.5, 2.0, False, (0.939, 0.962, 0.922, 0.952)),
     (16.5, 2.0, True, (0.970, 0.983, 0.962, 0.973)),
 ]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_what_three_tiers_save_of_the_papers_models(name):
-    plan = plan_tiers([MODELS[name].fitted()], CLUSTER, "three_tier", OPTIONS)
-    assert plan.a2a_reduction == pytest.approx(PAPER_STYLE[name], abs=1e-3)
 
 
 @pytest.mark.parametrize(("factor", "multiplier", "coalesce", "expected"), JOINT)
@@ -222,19 +182,6 @@ def test_the_joint_plan_takes_no_more_time_than_any_other(collectives, overlap):
         }
         joint = seconds.pop("joint").exposed(overlap)
         assert joint <= min(each.exposed(overlap) for each in seconds.values()) * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("collectives", [PAPER_FLAT, PAPER])
-def test_without_overlap_three_tiers_are_slower_than_two_on_rm2(collectives):
-    cluster = replace(CLUSTER, collectives=collectives)
-    for name, model in MODELS.items():
-        two, three = (
-            plan_tiers([model.fitted()], cluster, strategy, OPTIONS).seconds.exposed()
-            for strategy in ("two_tier", "three_tier")
-        )
-        assert two == pytest.approx(model.two_tier_seconds, rel=0.1)
-        assert three == pytest.approx(model.three_tier_seconds, rel=0.12)
-        assert (three > two) == (name == "RM-2")
 
 
 def test_coalesced_a_row_pays_in_memory_only_where_it_takes_less_than_two_rows():

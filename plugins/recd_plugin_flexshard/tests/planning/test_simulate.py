@@ -22,7 +22,6 @@ from recd_plugin_flexshard.planning import (
 from recd_plugin_flexshard.planning.simulate import (
     StepLookups,
     TableRoute,
-    routes_of,
     simulate,
 )
 from recd_plugin_flexshard.planning.sources import DrawnBatches
@@ -147,54 +146,6 @@ def test_drawn_batches_come_to_what_the_plan_predicts() -> None:
     assert played.row_wise.lookups.mean() == pytest.approx(lookups, rel=0.01)
     assert played.tiered.lookups.mean() < lookups  # b is deduplicated
     assert played.row_wise.memory.mean() == pytest.approx(plan.row_wise_memory_bytes, rel=0.02)
-
-
-def test_draws_have_the_spread_of_ids_drawn_one_by_one() -> None:
-    demand = zipf_demand("a", 400, 4, 0)
-    plan = plan_tiers([demand], ClusterShape(2, 2, 64), "joint", CostOptions(minimise="bytes"))
-    (route,) = [TableRoute(table, plan.cluster, 0) for table in plan.tables]
-    random = np.random.default_rng(0)
-    probabilities = np.append(demand.probabilities, np.full(50, demand.tail_probability))
-    order = demand.ids(0, 400)
-    naive = np.array(
-        [route.counts(np.repeat(order, random.poisson(64 * probabilities))) for _ in range(2000)]
-    )
-    source = DrawnBatches(plan)
-    drawn = np.array([mine.counts[0] for mine, _ in source.read([route], 0, 2000)])
-    scale = np.sqrt(naive.mean(0) + 1)
-    assert np.abs(naive.mean(0) - drawn.mean(0)).max() < 0.2 * scale.max()
-    assert (np.abs(naive.std(0) - drawn.std(0)) < 0.15 * scale).all()
-    assert (naive.sum(0) > 0).tolist() == (drawn.sum(0) > 0).tolist()
-
-
-def test_equal_gradients_that_travel_once_are_those_that_come_back() -> None:
-    demand = TableDemand("a", 4000, 4, 5 * np.arange(1.0, 4001.0) ** -1.1)
-    cluster = ClusterShape(4, 2, 64)
-    plans = [
-        plan_tiers([demand], cluster, "row_wise", CostOptions(gradient_share=share))
-        for share in (1.0, 0.25)
-    ]
-    full, once = (simulate(plan, DrawnBatches(plan), 2) for plan in plans)
-    all_sent, sent = (played.tiered.tiers["cold"].sent_floats for played in (full, once))
-    assert sent.sum() == pytest.approx(1.25 / 2 * all_sent.sum())
-    spared = (1 - sent / all_sent).mean(0)
-    # The first rank has the rows that are read most: it gets the gradients, and sends few.
-    assert spared[0] < 0.5 * spared[-1]
-    received = once.tiered.tiers["cold"].received.mean(0)
-    assert received[0] < full.tiered.tiers["cold"].received.mean(0)[0]
-    plain = [played.row_wise.tiers["cold"].sent_floats for played in (full, once)]
-    np.testing.assert_array_equal(plain[0], plain[1])
-    assert once.a2a_reduction == pytest.approx(plans[1].a2a_reduction, abs=0.01)
-    assert plans[1].a2a_reduction == pytest.approx(1 - 1.25 / 2)
-
-
-def test_binned_demands_and_changed_ones() -> None:
-    flat = TableDemand("a", 100, 4, np.array([0.5, 0.1]), repeats=np.array([10, 60]), tail_rows=30)
-    plan = plan_tiers([flat], ClusterShape(1, 4, 8), "row_wise")
-    (route,) = routes_of(plan)
-    assert route.rates(flat)[-1].tolist() == pytest.approx([6.5, 2.5, 2.0, 0.0])
-    changed = TableDemand("a", 100, 4, np.array([2.0]), np.array([99]), tail_rows=99)
-    assert route.rates(changed)[-1].tolist() == [0, 0, 0, 2.0]
 
 
 def test_drawn_batches_of_a_coalesced_plan_come_to_what_it_predicts() -> None:

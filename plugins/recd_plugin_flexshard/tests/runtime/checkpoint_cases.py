@@ -14,8 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -31,7 +29,6 @@ from recd_plugin_flexshard.tests.runtime.state_model import (
     training_spec,
 )
 from recd_plugins.errors import RecdError
-from recd_plugins.training.weights import copy_weights
 
 STEPS = 3
 
@@ -107,16 +104,6 @@ def _of_all_ranks(losses: list[Tensor]) -> list[Tensor]:
     return list((stacked / dist.get_world_size()).unbind())
 
 
-def names_and_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """What a checkpoint says that it has."""
-    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
-    return {
-        name: tuple(entry.size)
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-
-
 def go_on_unsharded(folder: Path, plain: Plain) -> tuple[float, float]:
     """In one process, with SGD of torch: differences of weights as loaded, and in the end."""
     model = Model(build_collection({"a": 40, "b": 23, "c": 9}))
@@ -187,34 +174,6 @@ def load_parts(rank: int, world_size: int, optimizer: Optimizer) -> list[str]:
         if largest_difference(*results) > 1e-6:
             wrong.append(" then ".join(order))
     return wrong
-
-
-def copy_into_state_dict(rank: int, world_size: int) -> float:
-    """Weights that are written into a state dict in place, and loaded, are what is trained on."""
-    job, plain = Job("sgd", TIERS), Job("sgd", None)
-    weights = {name: torch.full(value.size(), 0.25) for name, value in job.dmp.state_dict().items()}
-    for each in (job, plain):
-        each.train(range(2))
-        state = each.dmp.state_dict()
-        copy_weights(state, weights)
-        each.dmp.load_state_dict(state)
-    assert abs(float(job.evaluate(5) - plain.evaluate(5))) < 1e-6
-    for each in (job, plain):
-        each.train(range(2))
-    return largest_difference(job.everything(), plain.everything())
-
-
-def reset(rank: int, world_size: int) -> float:
-    """Tables get new first values, and keep the optimizer's state."""
-    results = []
-    for tiers in (TIERS, None):
-        job = Job("rowwise_adagrad", tiers)
-        job.train(range(2))
-        torch.manual_seed(rank)
-        job.dmp.module.sequences.reset_parameters()
-        job.train(range(2, 4))
-        results.append(job.everything())
-    return largest_difference(*results)
 
 
 def go_back_to_a_copy(rank: int, world_size: int, optimizer: Optimizer) -> float:
@@ -301,7 +260,3 @@ def _tensors(state: dict[str, Any]) -> list[ShardedTensor]:
 
 def _parts(job: Job) -> dict[str, Callable[[], dict[str, Any]]]:
     return {"weights": job.dmp.state_dict, "state": job.optimizer.state_dict}
-
-
-def load_into_larger_tables(rank: int, world_size: int, folder: Path) -> None:
-    Job("sgd", TIERS, rows={"a": 40, "b": 29, "c": 9}).load(folder)

@@ -262,43 +262,6 @@ def outputs(
     return result
 
 
-@dataclass(frozen=True)
-class Held:
-    """Bytes of what a collection holds beside its tables, and of what it says that it does."""
-
-    held: int
-    said: int
-
-
-def held(rank: int, world_size: int, fused: Mapping[str, Any], optimizer: str) -> Held:
-    tiered = TieredEmbeddingCollection(collection(), TIERS)
-    module = shard(TIERS, fused).module
-    overlays, index = (module.hot, module.flex), module.index
-    tensors = [
-        tensor
-        for overlay in overlays
-        for tensor in (overlay.weights, overlay.state, *overlay.rows.values())
-        if tensor is not None
-    ]
-    arrays = [rows for tiers in index.tiers.values() for rows in (tiers.hot, tiers.flex)]
-    places = index.places
-    once = 12 * places._most  # whatever the number of rows
-    return Held(
-        sum(tensor.nbytes for tensor in tensors)
-        + sum(array.nbytes for array in arrays)
-        + places.nbytes
-        - once,
-        tiered.overlay_bytes(module.groups.flex.size(), optimizer),
-    )
-
-
-def without_any_tiers(rank: int, world_size: int) -> int:
-    """A collection that has no tiers at all trains; how many tables it has."""
-    dmp = shard({}, SGD)
-    a_step(dmp, rank)
-    return len(dmp.state_dict())
-
-
 def weight_decay_later(rank: int, world_size: int) -> RecdError | None:
     dmp = shard(TIERS, ADAGRAD)
     a_step(dmp, rank)

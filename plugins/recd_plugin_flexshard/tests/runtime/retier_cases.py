@@ -114,15 +114,3 @@ def backward_after_rows_moved(rank: int, world_size: int) -> str:
     except ExactnessError as error:
         return str(error)
     return ""
-
-
-def read_the_same_rows(rank: int, world_size: int) -> tuple[list[RetierReport], bool]:
-    """Rows that stay the most read ones; whether the tiers are the very same ones."""
-    job = Job("sgd", TIERS, retier_every=1)
-    job.train(range(6))
-    batch = make_batch(rank, world_size, 0)
-    for _ in range(3):
-        job.train_on(batch)
-    after = job.tiered.index
-    job.train_on(batch)
-    return job.tiered.retier_reports[-2:], after is job.tiered.index

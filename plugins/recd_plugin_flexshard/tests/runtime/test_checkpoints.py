@@ -12,23 +12,18 @@ from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugin_flexshard.tests.runtime.checkpoint_cases import (
     STEPS,
     Plain,
-    copy_into_state_dict,
     fill_after_an_evaluation,
     fill_in_place,
     go_back_to_a_copy,
     go_on_unsharded,
     load_and_go_on,
-    load_into_larger_tables,
     load_parts,
-    names_and_sizes,
-    reset,
     stop_in_between,
     train_and_save,
     train_plainly,
     use_a_state_dict_of_before,
 )
 from recd_plugin_flexshard.tests.runtime.state_model import TIERS, Optimizer
-from recd_plugins.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 
 T = TypeVar("T")
@@ -106,17 +101,6 @@ def test_tiers_go_on(
         assert found.everything <= TOLERANCE
 
 
-def test_names_and_sizes_are_those_of_a_stock_checkpoint(
-    saved: Callable[[Layout, bool], Path],
-) -> None:
-    name = f"step-{STEPS:09d}"
-    tiered, stock = (
-        names_and_sizes(saved((2, 1), with_tiers) / name) for with_tiers in (True, False)
-    )
-    assert tiered == stock
-    assert tiered["model.sequences.embeddings.a.weight"] == (40, 4)
-
-
 def test_an_unsharded_model_goes_on(
     saved: Callable[[Layout, bool], Path], optimizer: Optimizer, plain: Plain
 ) -> None:
@@ -139,14 +123,6 @@ def test_parts_of_a_state_are_loaded_alone(optimizer: Optimizer) -> None:
     assert _run((2, 1), load_parts, optimizer) == [[], []]
 
 
-def test_weights_written_into_a_state_dict(tmp_path: Path) -> None:
-    assert max(_run((2, 1), copy_into_state_dict)) <= TOLERANCE
-
-
-def test_tables_that_get_new_first_values_keep_the_state_of_their_optimizer() -> None:
-    assert max(_run((2, 1), reset)) <= TOLERANCE
-
-
 def test_a_copy_of_a_state_dict_is_loaded_back(optimizer: Optimizer) -> None:
     assert _run((2, 2), go_back_to_a_copy, optimizer) == [0.0] * 4
 
@@ -166,10 +142,3 @@ def test_a_state_dict_of_before_training_is_refused(tmp_path: Path, part: str) -
     for said in _run((2, 2), use_a_state_dict_of_before, part, tmp_path):
         for each in said:
             assert "tables a, b, which have tiers, lack what copies" in each
-
-
-def test_a_table_of_another_size(saved: Callable[[Layout, bool], Path]) -> None:
-    with pytest.raises(
-        RecdError, match=r"cannot be loaded .*\[23, 4\].*\[29, 4\].*embeddings\.b\."
-    ):
-        _run((2, 1), load_into_larger_tables, saved((2, 1), True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 from torch.distributed._shard.metadata import ShardMetadata
@@ -30,15 +32,20 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("nodes_and_ranks", [(1, 1), (1, 2), (2, 1), (2, 2)], ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_rows_move_bit_for_bit(name: str, nodes_and_ranks: tuple[int, int]) -> None:
-    num_nodes, ranks_per_node = nodes_and_ranks
+@pytest.mark.parametrize(
+    ("name", "num_nodes", "ranks_per_node"),
+    [
+        (name, *layout)
+        for layouts in (((2, 2), (1, 2)), ((2, 1), (2, 2), (1, 1)))
+        for name, layout in zip(CASES, cycle(layouts))
+    ],
+)
+def test_rows_move_bit_for_bit(name: str, num_nodes: int, ranks_per_node: int) -> None:
     wrong = run_on_ranks(exchange_rows, num_nodes * ranks_per_node, CASES[name], ranks_per_node)
     assert wrong == [[]] * len(wrong)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["weights", "in pieces"])
 def test_rows_move_on_another_device(name: str) -> None:
     wrong = run_on_ranks(exchange_rows_on_another_device, 2, CASES[name], 1)
     assert wrong == [[], []]

@@ -15,11 +15,8 @@ from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugin_flexshard.tests.runtime.tier_cases import Case, Difference, Fault, run_cases
 from recd_plugin_flexshard.tests.runtime.tier_model import (
     FEATURES,
-    NUM_STEPS,
-    TIERS,
     Form,
     Tiers,
-    model_input,
 )
 from recd_plugins.distributed.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.wire import SCALE_BYTES
@@ -144,22 +141,6 @@ def test_parity_on_gpus() -> None:
         for differences in by_rank:
             for case, difference in zip(cases, differences, strict=True):
                 _assert_equal(difference, case, tolerance=1e-5)
-
-
-def test_the_batches_have_what_can_go_wrong() -> None:
-    def tiers_of(rank: int, step: int) -> set[str]:
-        features = model_input(rank, step, "kjt").sequence_features
-        assert features is not None
-        rows = TIERS["three"]["t0"]
-        return {
-            "hot" if id in rows.hot else "flex" if id in rows.flex else "cold"
-            for id in features["a"].values().tolist()
-        }
-
-    assert tiers_of(0, 1) == set()
-    assert tiers_of(0, 2) == {"cold"}
-    assert tiers_of(0, 3) == {"hot", "flex"}
-    assert set().union(*(tiers_of(1, step) for step in range(NUM_STEPS))) == {"hot", "flex", "cold"}
 
 
 def _today(cases: list[Case], cluster: str) -> list[Case]:

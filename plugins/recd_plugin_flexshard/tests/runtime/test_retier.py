@@ -12,7 +12,6 @@ from recd_plugin_flexshard.tests.runtime.retier_cases import (
     backward_after_rows_moved,
     drift,
     look_up_in_any_order,
-    read_the_same_rows,
 )
 from recd_plugin_flexshard.tests.runtime.state_model import Optimizer
 from recd_plugins.testing.gloo import run_on_ranks
@@ -89,10 +88,3 @@ def test_batches_are_looked_up_in_any_order() -> None:
 def test_a_backward_pass_after_the_rows_moved_is_refused() -> None:
     for message in run_on_ranks(backward_after_rows_moved, 2, local_world_size=1):
         assert "retier_every" in message
-
-
-def test_nothing_moves_without_a_reason() -> None:
-    for reports, same in run_on_ranks(read_the_same_rows, 2, local_world_size=1):
-        assert same
-        assert [report.moved for report in reports] == [{}, {}]
-        assert all(report.a2a_share_before == report.a2a_share_after for report in reports)

@@ -45,19 +45,6 @@ def test_a_row_that_never_had_a_gradient_stays_with_eps_0() -> None:
             torch.testing.assert_close(weights, without)
 
 
-def test_a_collection_without_any_tiers() -> None:
-    assert run_on_ranks(cases.without_any_tiers, 2) == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("fused", "optimizer"), [(cases.SGD, "sgd"), (cases.ADAGRAD, "rowwise_adagrad")]
-)
-def test_what_the_copies_take(fused: Mapping[str, Any], optimizer: str) -> None:
-    ranks = run_on_ranks(cases.held, 4, fused, optimizer, local_world_size=2)
-    # At most one bucket of four bytes a chosen row.
-    assert ranks[0].said - 4 * 6 < max(rank.held for rank in ranks) <= ranks[0].said
-
-
 @pytest.mark.parametrize("need_indices", [False, True])
 def test_outputs(need_indices: bool) -> None:
     for without, with_tiers in run_on_ranks(cases.outputs, 4, need_indices, local_world_size=2):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torchrec.modules.embedding_configs import EmbeddingConfig
@@ -49,18 +44,6 @@ def test_overlay_bytes() -> None:
     assert tiered.overlay_bytes(2, "sgd") == 4 * (4 * 4 + 8) + 5 * 24
     assert tiered.overlay_bytes(2, "rowwise_adagrad") == 4 * (5 * 4 + 8) + 5 * 24
     assert tiered.overlay_bytes(1, "sgd") == 5 * (4 * 4 + 8) + 5 * 24
-
-
-@pytest.mark.parametrize("travel", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
-def test_it_travels(travel: Callable[[TieredEmbeddingCollection], Any]) -> None:
-    tiered = TieredEmbeddingCollection(collection(), {"t": RowTiers([8, 0], [3])}, retier_every=7)
-    arrived = travel(tiered)
-    assert type(arrived) is TieredEmbeddingCollection
-    assert arrived.tiers["t"].hot.tolist() == [8, 0]
-    assert arrived.tiers["t"].flex.tolist() == [3]
-    assert arrived.retier_every == 7
-    for name, weights in tiered.state_dict().items():
-        assert torch.equal(arrived.state_dict()[name], weights)
 
 
 @pytest.mark.parametrize(("hot", "flex"), [([3, 1, 3], []), ([3], [1, 3]), ([], [2, -1])])
