@@ -61,7 +61,6 @@ SLOW = (
     "recd_plugin_recd/tests/test_generate.py::test_memory_does_not_grow",
     "recd_plugin_scars/tests/runtime/test_mover.py::test_no_process_hangs",
     "test_absence.py",
-    "test_preloaded.py",
     "testing/test_ingestion_contract.py",
     "test_third_party_*.py",
     "recd_plugin_scars/tests/test_cached_run.py",
@@ -149,7 +148,6 @@ BY_NIGHT = (
     "recd_plugin_tuning/tests/test_steps.py::test_a_calibration_run",
     "recd_plugin_dsi/tests/test_ray_ingestion.py::test_goes_on_elsewhere",
     "recd_plugin_flexshard/tests/commands/test_plan_tiers.py::test_this_machine_is_measured",
-    "test_preloaded.py",
 )
 #: Those of which by day every n-th runs, others each day: cells of a matrix, kinds of bad inputs,
 #: whole runs that are like one another. RECD_DAY=0, 1 and so on runs those of another day.
@@ -165,7 +163,6 @@ IN_TURN = {
     "cli/test_run_steered.py::test_a_": 2,
     "cli/test_run_steered.py::test_early": 2,
     "cli/test_run_steered.py::test_validation": 2,
-    "cli/test_run_steered.py::test_who_reads": 2,
     "data/storage/test_*_from_s3.py": 2,
     "data/test_workers.py": 2,
     "distributed/test_launch.py::test_failures_of_one_rank": 3,

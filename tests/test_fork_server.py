@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
-from multiprocessing import forkserver
 from pathlib import Path
-
-import pytest
-
-from recd_plugins.errors import SetupError
-from recd_plugins.processes import starting
 
 PROGRAM = """
 import multiprocessing, os, signal, time
@@ -61,19 +53,3 @@ def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=100, check=True, cwd=tmp_path,
     )  # fmt: skip
     assert sorted(done.stdout.split()) == ["forked", "spawned"], done.stderr
-
-
-@pytest.mark.parametrize(
-    ("end", "told"),
-    [
-        ("exit 3", "ended with exit code 3; its error is above"),
-        ("kill -KILL $$", "was killed by SIGKILL, probably because the machine ran out of memory"),
-    ],
-)
-def test_how_the_server_ended_is_told(end: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = subprocess.Popen(["sh", "-c", end])
-    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", server.pid)
-    with pytest.raises(SetupError, match=re.escape(told)), starting("ranks"):
-        raise EOFError
-    assert "PYTHONSAFEPATH" not in os.environ
-    assert server.wait() != 0  # multiprocessing finds the status as well

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import DataError
-from recd_plugins.scratch_folder import scratch_folder
 from recd_plugins.work_folder import work_folder
 
 
@@ -54,14 +53,6 @@ def test_one_that_does_not_wait_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_errors_of_the_work_are_passed_on(tmp_path: Path) -> None:
-    with (
-        pytest.raises(DataError, match="cannot be written"),
-        work_folder(tmp_path / "made", "test", {}, lambda _: None),
-    ):
-        raise FileNotFoundError(2, "no such file")
-
-
 def published(target: Path, meanwhile: str = "") -> bool:
     """Make a target, to which another program writes; whether that went on from a run before."""
     with work_folder(target, "test", {}, lambda _: None) as work:
@@ -82,13 +73,6 @@ def test_what_a_link_onto_another_disk_leads_to_is_made(tmp_path: Path) -> None:
         assert target.is_symlink()
         assert [each.name for each in target.iterdir()] == ["maker"]
         assert [each.name for each in Path(disk).iterdir()] == ["made"]
-
-
-def test_a_mount_point_is_refused_before_the_work() -> None:
-    proc = Path("/proc")
-    for folder in (work_folder(proc, "test", {}, print), scratch_folder(proc)):
-        with pytest.raises(DataError, match=r"/proc: is a mount point, .* new folder"), folder:
-            pass
 
 
 def test_what_cannot_be_put_in_its_place_stays(tmp_path: Path) -> None:

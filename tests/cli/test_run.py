@@ -172,25 +172,6 @@ def test_ranks_with_other_options_are_told_so(folder: Path) -> None:
     assert "options of the command, --json: false on rank 0, true on rank 1" in done.stderr
 
 
-def test_torchrun_says_what_a_node_is(folder: Path) -> None:
-    registry = write_registry(folder)
-    done = forked.torchrun([RECD, "run", registry, "--ranks-per-node", 1], ranks=2)
-    assert "ranks_per_node is 1, but torchrun starts 2 ranks a node" in done.stderr
-
-
-def test_nodes_of_different_sizes_are_refused_at_once(folder: Path) -> None:
-    program = (
-        "import os, sys; from recd_plugins.cli import main; "
-        "os.environ['LOCAL_WORLD_SIZE'] = str(2 - int(os.environ['RANK'])); "
-        "main(['run', sys.argv[1]])"
-    )
-    command = [sys.executable, "-c", program, write_registry(folder)]
-    done = forked.torchrun(command, ranks=2)
-    assert done.returncode == 1
-    said = "2 ranks on nodes of 1, 2 ranks (LOCAL_WORLD_SIZE): start as many ranks on every node"
-    assert done.stderr.count(said) == 2, done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

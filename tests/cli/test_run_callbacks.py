@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,16 +123,6 @@ def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: P
     assert (tmp_path / last).read_bytes() == (whole / last).read_bytes()
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_another_number_of_ranks_has_the_states_of_all(
-    whole: Path, tmp_path: Path, ranks: int
-) -> None:
-    shutil.copytree(whole, tmp_path / "run")
-    registry = write(tmp_path / "run", fail_at=0)
-    said = run(registry, "--resume", "--ranks", str(ranks), expect=int(ranks > 2))
-    assert ("load_state_dict failed" in said) == (ranks > 2), "it takes its own rank's"
-
-
 def test_a_run_goes_on_without_them_or_with_new_ones(tmp_path: Path) -> None:
     run(write(tmp_path, fail_at=0), "--steps", "4")
     said = run(write(tmp_path), "--resume", "--steps", "6")
@@ -142,34 +131,3 @@ def test_a_run_goes_on_without_them_or_with_new_ones(tmp_path: Path) -> None:
     said = run(write(tmp_path, fail_at=0), "--resume")
     assert "callbacks[0] acme.notes is new" in said
     assert [rank["seen"][0] for rank in notes(tmp_path)] == [["start", 6, 6]] * 2
-
-
-def test_readers_know_nothing_of_them(tmp_path: Path) -> None:
-    """A kind may be of a file that no reader imports."""
-    registry = write(tmp_path, fail_at=0)
-    kind = """
-from recd_plugins.api import Kind, Plugin, hookimpl
-
-class Nothing(Plugin):
-    \"\"\"Do nothing.\"\"\"
-    kind, name = "nothing", "acme.nothing"
-
-@hookimpl
-def register_kinds():
-    return [Kind("nothing", Nothing, "nothing", "optional one", "Nothing.", "acme.Contract")]
-
-@hookimpl
-def register_plugins():
-    return [Nothing]
-"""
-    (tmp_path / "plugins" / "kind.py").write_text(kind)
-    registry.write_text(registry.read_text() + "nothing: {use: acme.nothing}\n", encoding="utf-8")
-    run(registry, "--workers", "1", "--steps", "2")
-    assert [rank["seen"][-1][:2] for rank in notes(tmp_path)] == [["end", 2]] * 2
-
-
-def test_the_baseline_of_a_comparison_has_none(tmp_path: Path) -> None:
-    registry = write(tmp_path, fail_at=0)
-    run(registry, "--compare", "--steps", "2")
-    assert [rank["seen"][-1][:2] for rank in notes(tmp_path)] == [["end", 2]] * 2
-    assert sorted((tmp_path / "notes").read_text().split()) == ["0", "1"], "one run was looked at"

@@ -120,15 +120,6 @@ def test_a_stopped_rank_is_named_and_ends_the_run(tmp_path: Path) -> None:
     assert re.search(r"^resumed at step [1-6] of", resumed.stderr, re.M)
 
 
-def test_a_rank_alone_that_is_stopped_is_named(tmp_path: Path) -> None:
-    done = run(
-        *write(tmp_path, rank=0), "--ranks", "1", "--hang-notice", "1", "--hang-timeout", "2"
-    )
-    assert done.exit_code == 1, done.output
-    assert f"rank 0 is stopped (process {stopped(tmp_path)} of " in done.stderr
-    assert ends(stopped(tmp_path))
-
-
 def test_a_stopped_reader_is_named_and_is_not_left_behind(tmp_path: Path) -> None:
     done = run(*write(tmp_path), "--workers", "1", "--hang-notice", "1", "--hang-timeout", "3")
     assert done.exit_code == 1, done.output

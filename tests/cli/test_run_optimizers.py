@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from tests.cli import programs
 from tests.training.metric_cases import METRIC
-
-from recd_plugins.cli import main
 
 REGISTRY = """version: 1
 dataset: {{use: dlrm.random, options: {{rows: 256, test_rows: 64, sparse: {{user: 9, item: 90}}}}}}
@@ -69,15 +66,6 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
 
     done, _ = run(write(tmp_path, more=more, rate=0.2), "--resume", expect=1)
     assert "optimizers[0].options.learning_rate was 0.1 and is 0.2" in done.stderr
-
-
-def test_metrics_without_a_split_are_refused(tmp_path: Path) -> None:
-    plugins = ["--plugins-dir", str(tmp_path / "plugins")]
-    registry = str(write(tmp_path, more="evaluate: false"))
-    done = CliRunner().invoke(main, [*plugins, "run", registry])
-    assert done.exit_code == 1
-    assert ":7 metrics[0]: acme.wrong measures the test split, and training.evaluate" in done.stderr
-    assert ":8 metrics[1]: torchrec.rec_metrics measures the test split" in done.stderr
 
 
 def test_scores_take_no_optimizer(tmp_path: Path) -> None:

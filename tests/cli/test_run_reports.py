@@ -63,34 +63,3 @@ def test_what_is_wrong_is_said_before_the_run(
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert not Path("run.md").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (('"--markdown"', '"--json"'), "Markdown has --json, which recd run has already; rename"),
-        (('"--markdown"', '"markdown"'), "Markdown needs a flag, as in --markdown, and help for"),
-        (("def write(", "def other("), "Markdown does not implement write"),
-        (("path, report", "path"), "Markdown.write is called with (path, report), which it does"),
-        (("[Markdown]", "[5]"), "returned 5, which is no subclass of recd_plugins.api.RunReport"),
-    ],
-)
-def test_a_report_that_is_none_is_refused(
-    folder: Path, change: tuple[str, str], message: str
-) -> None:
-    assert change[0] in MARKDOWN
-    Path("plugins/acme.py").write_text(MARKDOWN.replace(*change), encoding="utf-8")
-    for arguments in (["run", "--help"], ["run", "registry.yaml", "--other"], ["plugins"]):
-        result = recd(*arguments)
-        assert result.exit_code == 1
-        assert message in " ".join(result.output.split())
-
-
-def test_what_a_report_does_wrong_is_said_of_it(folder: Path) -> None:
-    (written,) = [line for line in MARKDOWN.splitlines() if "def write(" in line]
-    Path("plugins/acme.py").write_text(
-        MARKDOWN.replace(written, f"{written}\n        1 / 0"), encoding="utf-8"
-    )
-    result = recd("run", "registry.yaml", "--steps", "1", "--markdown", "run.md")
-    assert result.exit_code == 1, result.output
-    assert "Markdown: write failed at " in " ".join(result.output.split())

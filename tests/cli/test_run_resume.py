@@ -13,8 +13,6 @@ from tests.cli import programs
 from tests.training.checkpoint_cases import reseal
 
 from recd_plugins.cli import main
-from recd_plugins.errors import RecdError
-from recd_plugins.file_lock import locked_folder
 
 REGISTRY = """
 version: 1
@@ -115,23 +113,6 @@ def test_another_run_is_refused_and_a_learning_rate_allowed(folder: Path) -> Non
     assert "training.steps was 4 and is 6" in said
 
 
-def test_what_cannot_be_allowed(folder: Path) -> None:
-    for field in ("training.optimizer", "training.seed"):  # generators go on where they were
-        said = recd(folder, "--resume", "--allow", field).stderr
-        assert f"'{field}' is not one of" in said
-    assert "it takes --resume" in recd(folder, "--allow", "training.eps").stderr
-
-
-def test_a_folder_that_another_run_writes(folder: Path) -> None:
-    being_written = folder / "checkpoints" / ".step-000000006.0123abcd.partial"
-    being_written.mkdir()
-    with locked_folder(folder / "checkpoints"):
-        refused = recd(folder, "--resume")
-    assert refused.exit_code == 1
-    assert "is writing there; wait until it has ended" in refused.stderr
-    assert being_written.exists()
-
-
 def changed_progress(folder: Path, **fields: object) -> dict[str, Any]:
     """What the newest checkpoint says of its run, with other values in some fields."""
     path = folder / "checkpoints" / "step-000000004" / "progress.json"
@@ -154,17 +135,3 @@ def test_unknown_losses_stay_so_and_the_best_stays_where_nobody_validates(folder
     saved = json.loads((kept[-1] / "progress.json").read_text(encoding="utf-8"))
     assert saved["losses"] == progress["losses"] == []
     assert saved["validation"] == best
-
-
-def test_figures_are_printed_where_their_file_cannot_be(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, _: object) -> None:
-        raise RecdError(f"{path}: cannot be written (No space left on device)")
-
-    monkeypatch.setattr("recd_plugins.cli.run.write_json", full)
-    setting = f"training.checkpoint.path={tmp_path / 'checkpoints'}"
-    done = recd(trained, setting, "--json", str(tmp_path / "r.json"))
-    assert done.exit_code == 1
-    assert "r.json: cannot be written" in done.stderr
-    assert "4 steps" in done.stdout

@@ -106,17 +106,6 @@ def test_validation_changes_no_loss(whole: Path, tmp_path: Path) -> None:
     assert report["losses"] == json.loads((whole / "losses").read_text())
 
 
-def test_the_best_checkpoint_stays(whole: Path) -> None:
-    best = progress(whole, STEPS)["validation"]
-    values = best["values"]
-    step = best["steps"][values.index(min(values))]
-    said = programs.recd("checkpoint", "list", whole / "checkpoints").stdout.splitlines()
-    assert re.findall(r"step-(\d+): .* ok(, the best)?", "\n".join(said)) == [
-        (f"{step:09}", ", the best"),
-        (f"{STEPS:09}", ""),
-    ]
-
-
 def ended(folder: Path, registry: Path) -> tuple[int, str]:
     """A run that is ended by SIGTERM after its first checkpoint: the step, and what it says."""
     program = forked.Program([forked.RECD, "run", registry])
@@ -187,27 +176,6 @@ def test_a_terminal_that_goes_leaves_a_checkpoint(tmp_path: Path) -> None:
     assert program.wait(120) == 128 + signal.SIGHUP
     _, alive = psutil.wait_procs(started, timeout=30)
     assert not alive
-    assert goes_on_where_it_ended(tmp_path, registry)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_reads_what_is_said_may_end_before(tmp_path: Path, number: signal.Signals) -> None:
-    """As ``tee``, which gets the signal, too."""
-    registry = write(tmp_path, epochs=100)
-    ours, theirs = os.pipe()
-    command = [forked.RECD, "run", str(registry), "--log-every", "0.01"]
-    # A program that is started in the background may have Ctrl-C ignored.
-    program = subprocess.Popen(
-        command,
-        stdout=theirs,
-        stderr=theirs,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
-    )
-    os.close(theirs)
-    read_until_a_checkpoint(program, ours, tmp_path)
-    os.close(ours)
-    program.send_signal(number)
-    assert program.wait(120) == 128 + number
     assert goes_on_where_it_ended(tmp_path, registry)
 
 

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import ExactnessError, PluginError, Problem, RegistryError
+from recd_plugins.errors import PluginError, Problem, RegistryError
 
 
 def total(rank: int, world_size: int, start: float) -> torch.Tensor:
@@ -31,28 +30,21 @@ def threads(rank: int, world_size: int) -> int:
     return torch.get_num_threads()
 
 
-def raise_on_rank_1(rank: int, world_size: int, kind: str) -> Callable[[], None] | None:
+def raise_on_rank_1(rank: int, world_size: int, kind: str) -> None:
     if rank == 1:
         if kind == "value":
             raise ValueError("the reason")
         if kind == "plugin":
             raise PluginError("acme.rows: the reason")
-        if kind == "exactness":
-            raise ExactnessError("the reason")
         if kind == "registry":
             raise RegistryError([Problem("registry.yaml", 3, "cache", "the reason")])
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "abort":
             os.abort()
-        if kind == "segfault":
-            os.kill(os.getpid(), signal.SIGSEGV)
         if kind == "exit":
             os._exit(3)
-        if kind == "result":
-            return lambda: None
     dist.barrier()
-    return None
 
 
 def note_pid_and_sleep(rank: int, world_size: int, folder: str) -> None:

@@ -1,7 +1,5 @@
 """Which device a run takes, on machines that are made to look otherwise."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -9,8 +7,6 @@ from recd_plugins import RunConfig, load_registry
 from recd_plugins.distributed import device
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Cache
-from recd_plugins.registry import Entry
 
 REGISTRY = """\
 version: 1
@@ -71,31 +67,6 @@ def test_cuda_is_refused_where_something_is_missing(
     machine(devices, fbgemm_has_cuda=fbgemm_has_cuda)
     with pytest.raises(SetupError, match=rf"registry.yaml: training.device is cuda, but {reason}"):
         choose_device(registry.with_training({"device": "cuda"}))
-
-
-def test_the_cpu_needs_no_word(registry, machine, capsys):
-    machine(2)
-    assert choose_device(registry.with_training({"device": "cpu"})) == "cpu"
-    assert capsys.readouterr().err == ""
-
-
-class Broken(Cache):
-    """A cache that fails where it is asked whether it can run."""
-
-    name = "acme.broken"
-
-    def check(self, device):
-        raise KeyError("no disk")
-
-    def part(self, tables, setting):
-        """Nothing."""
-
-
-def test_a_cache_that_fails_to_say_names_its_plugin(registry, machine):
-    machine(0)
-    entry = Entry(Broken(Broken.Options()), ("*",), "cache[0]", 5)
-    with pytest.raises(KeyError, match=r"'no disk'\nacme\.broken: check failed at"):
-        choose_device(replace(registry, cache=(entry,)))
 
 
 def test_torchrun_counts_the_ranks_of_this_machine(registry, machine, monkeypatch, capsys):

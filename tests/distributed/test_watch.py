@@ -104,20 +104,6 @@ def test_what_does_not_go_on_is_ended_with_the_way_to_go_on() -> None:
     assert ranks.said == []
 
 
-def test_no_timeout_ends_nothing() -> None:
-    ranks = Watched(timeout=None)
-    ranks.beats(1e6, WAITING, READING, WAITING)
-    ranks.watch.look()
-    assert len(ranks.said) == 1
-
-
-@pytest.mark.parametrize(
-    ("timeout", "seconds"), [(None, 1800), (300, 1800), (7200, 8640), (1e300, 7 * 86_400)]
-)
-def test_collectives_outlast_the_timeout(timeout: float | None, seconds: float) -> None:
-    assert HangLimits(60, timeout, str).collectives.total_seconds() == seconds
-
-
 def test_a_stopped_reader_ends_even_what_may_take_long() -> None:
     ranks = Watched(timeout=100)
     starting = {"what": "reading data", "long": True, "step": 0, "stuck": [77]}
@@ -136,27 +122,6 @@ def test_a_rank_on_another_machine_is_known_by_its_silence() -> None:
     assert ranks.said[0].endswith(
         "for rank 1, which gives no sign of life (process 5 of elsewhere)"
     )
-
-
-def test_the_first_rank_that_lives_speaks() -> None:
-    ranks = Watched()
-    ranks.beats(61, WAITING, READING, WAITING)
-    ranks.watch.look(teller=1)
-    assert ranks.said == []
-    other = Watched()
-    other.beats(61, WAITING, READING, WAITING)
-    other.watch.look(teller=0)
-    assert len(other.said) == 1
-
-
-def test_ranks_that_are_done_are_not_waited_for() -> None:
-    ranks = Watched()
-    ranks.beats(500, *[{"what": "done", "step": 12}] * 3)
-    ranks.watch.look()
-    assert ranks.said == []
-    ranks.beat(1, 500, **READING)
-    ranks.watch.look()
-    assert ranks.said == ["nothing has moved for 500 s: rank 1 is reading data in step 12"]
 
 
 STORE_LIMITS = HangLimits(0.2, None, lambda: "")
@@ -237,27 +202,6 @@ def test_the_rank_that_no_longer_beats_is_named_and_all_say_the_same() -> None:
     assert Lost(alive=set()).said_by(2).startswith("rank 0 gives no sign of life")
     ranks._alive = set()
     assert ranks.said_by(2) == said
-
-
-def test_a_rank_that_has_ended_says_why_itself() -> None:
-    ranks = Lost(alive={0, 2})
-    ranks.beat(1, 9, "done")
-    assert ranks.said_by(2).startswith("rank 1 has ended (process 71 of node1, ")
-
-
-def test_the_node_of_rank_0_keeps_the_store_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever started it: torchrun says GROUP_RANK, and Ray Train NODE_RANK."""
-    monkeypatch.delenv("GROUP_RANK", raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    ranks, limits = Lost(alive=set()), HangLimits(1, None, lambda: "")
-    ranks.beat(1, 9, "done")
-    start = time.monotonic()
-    assert who_is_lost(0, 3, limits, lambda _: ranks.store).startswith("rank 1 has ended")  # type: ignore[arg-type, return-value]
-    assert time.monotonic() - start > 2.5 * limits.interval
-
-
-def test_where_all_live_the_network_is_named() -> None:
-    assert "the network between them failed" in Lost(alive={0, 1, 2}).said_by(1)
 
 
 def test_a_store_that_is_gone_names_the_node_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:

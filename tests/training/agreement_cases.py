@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -12,7 +10,6 @@ import torch
 import torch.distributed as dist
 from tests.training.deferred_cases import Model, sharded
 from torch import nn
-from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -20,7 +17,6 @@ import recd_plugins
 from recd_plugins import load_registry
 from recd_plugins.distributed.rank_agreement import check_agreement, check_started_alike
 from recd_plugins.errors import NoPlanError, SetupError
-from recd_plugins.planning import decided
 from recd_plugins.planning.choosing import choose
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.training.assembly import assemble
@@ -43,28 +39,6 @@ def plan(differs: bool) -> None:
         lambda self, module, sharders, _: self.plan(module, sharders),
     ):
         sharded(Model(), "table_wise" if differs else "row_wise")
-
-
-def optimizer(differs: bool) -> None:
-    model = Model()
-    if differs:
-        _apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
-    sharded(model, "row_wise")
-
-
-def tables(differs: bool) -> None:
-    model = Model()
-    if differs:
-        model.bags = Model().bags
-        model.bags.embedding_bag_configs()[0].num_embeddings = 36
-    sharded(model, "row_wise")
-
-
-def version(differs: bool) -> None:
-    other = patch.object(decided, "installed_set", lambda: "torchrec 1.7.0")
-    context: AbstractContextManager[Any] = other if differs else nullcontext()
-    with context:
-        sharded(Model(), "row_wise")
 
 
 def ids(differs: bool) -> None:
@@ -98,19 +72,6 @@ def run_where_a_file_is_missing(differs: bool, path: Any) -> None:
     assemble(load_registry(path.with_name("files.yaml"), settings=settings), "plugins", CPU)
 
 
-def run_with_other_checkpoints(differs: bool, path: Any) -> None:
-    """`recd run` that writes them at other steps."""
-    spec = {"path": "there", "every": 7 if differs else 5}
-    assemble(load_registry(path).with_training({"checkpoint": spec}), "plugins", CPU)
-
-
-def run_without_a_metric(differs: bool, path: Any) -> None:
-    """`recd run`, where all ranks add up what one rank's metric has seen."""
-    if not differs:
-        path = path.with_name("metric.yaml")
-    assemble(load_registry(path), "plugins", CPU)
-
-
 def entry_by_rank(path: Any, name: str) -> None:
     """`recd run` of an entry whose plugin decides by its rank."""
     registry = load_registry(path.with_name(f"{name}.yaml"), plugins_dir=path.parent / "plugins")
@@ -121,37 +82,8 @@ def constraints_by_rank(_: bool, path: Any) -> None:
     entry_by_rank(path, "constrains")
 
 
-def constraints_by_rank_without_one_plan(_: bool, path: Any) -> None:
-    """Each rank plans by itself, as its own plugin says."""
-    with patch.object(
-        recd_plugins.planning.planner.RegistryPlanner,
-        "collective_plan",
-        lambda self, module, sharders, *_: self.plan(module, sharders),
-    ):
-        entry_by_rank(path, "constrains")
-
-
 def rewritten_by_rank(_: bool, path: Any) -> None:
     entry_by_rank(path, "rewrites")
-
-
-def optimizer_by_rank(_: bool, path: Any) -> None:
-    entry_by_rank(path, "updates")
-
-
-def run_on_other_data(differs: bool, path: Any) -> None:
-    registry = load_registry(path)
-    if differs:
-        options = registry.dataset.options.model_copy(update={"seed": 9})
-        registry = replace(registry, dataset=type(registry.dataset)(options))
-    assemble(registry, "plugins", CPU)
-
-
-def auto_on_other_data(differs: bool, path: Any) -> None:
-    """`recd run` of files whose rows differ, though all that is said of them does not."""
-    other = patch.object(choose, "_digest", lambda _: "of other rows")
-    with other if differs else nullcontext():
-        assemble(load_registry(path), "plugins", CPU)
 
 
 def auto_finds_nothing(differs: bool, path: Any) -> None:

@@ -22,14 +22,6 @@ def steps_until_asked(rank: int, world_size: int) -> tuple[int, int]:
     raise AssertionError("nobody was asked")
 
 
-def asked_too_late(rank: int, world_size: int) -> int:
-    """The rank, which gets a signal when it is done with its steps."""
-    with Interrupts(rank, world_size):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    return rank
-
-
 def asked_at_its_end(rank: int, _world_size: int, command: int) -> int:
     """The rank; one of them sends the process of the command a signal as it leaves."""
     if rank == 0:

@@ -10,7 +10,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from tests.training.deferred_cases import Model, sharded
 from tests.training.lookahead_cases import Model as LookaheadModel
 from tests.training.lookahead_cases import Pipeline, batch_of, head_of, pipeline_of, shard
 from torch import Tensor, nn
@@ -54,22 +53,6 @@ def load_after_a_pipeline(rank: int, world_size: int) -> None:
     del pipeline
     gc.collect()
     dmp.load_state_dict(dmp.state_dict())
-
-
-def starts(rank: int, world_size: int) -> list[int]:
-    """How often sums are started in a step; sequences and bags are all on the first rank."""
-    dmp, optimizer = shard(world_size, None, DEVICE, on_one_rank=True)
-    found = []
-    for _ in range(2):
-        pipeline = OverlappedTrainPipeline(dmp, optimizer, DEVICE)
-        batches = iter([batch_of(rank, step) for step in range(4)])
-        for _ in range(4):
-            original = DeferredAllReduce.start
-            with mock.patch.object(DeferredAllReduce, "start", autospec=True) as start:
-                start.side_effect = original
-                pipeline.progress(batches)
-            found.append(start.call_count)
-    return found
 
 
 def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float], list[Tensor]]:
@@ -124,11 +107,6 @@ def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
     assert not overlaps(nn.Linear(1, 1), DEVICE, True), "there are no rows"
     dmp, _ = shard(world_size, None, DEVICE)
     return overlaps(dmp, DEVICE, asked)
-
-
-def chosen_of_replicated(rank: int, world_size: int, asked: bool | None) -> bool:
-    """Likewise, of tables that are all on every rank."""
-    return overlaps(sharded(Model(), "data_parallel"), DEVICE, asked)
 
 
 @contextmanager

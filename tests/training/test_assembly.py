@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,11 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recd_plugins import load_registry
 from recd_plugins.errors import NoPlanError, PluginError, SetupError
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.compute import KeptActivations, measure_compute, measure_kept
+from recd_plugins.planning.compute import KeptActivations, measure_compute
 from recd_plugins.planning.study import with_plugins
-from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.planning.topologies import this_machine
 from recd_plugins.training import assembly
-from recd_plugins.training.assembly import Side, _equal_gradients_pay, assemble
-from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.training.assembly import assemble
 
 CPU = torch.device("cpu")
 REGISTRY = """version: 1
@@ -57,27 +54,6 @@ def test_a_run_has_the_plan_of_recd_plan(registry: Any, side: Any) -> None:
     kept = candidate.activation_bytes(measure_compute(registry), 16)
     planned = candidate.plan(this_machine(1).to_torchrec(), 16, kept).sharding
     assert str(assemble(registry, side, CPU).dmp.plan) == str(planned)
-
-
-def test_activations_are_counted_alike(registry: Any) -> None:
-    assert vars(measure_kept(registry)).items() <= vars(measure_compute(registry)).items()
-
-
-@pytest.mark.parametrize("pipeline", ["", "pipeline: {use: torchrec.base}\n"])
-def test_overlap_that_does_nothing_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, pipeline: str
-) -> None:
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY + pipeline)
-    registry = load_registry(path).with_training({"overlap": True})
-    registry.dataset.prepare()
-    sides: tuple[Side, ...] = ("baseline", "plugins")
-    for side in sides:
-        assert "overlap" not in caplog.text
-        parts = assemble(registry, side, CPU)
-        parts.prepared.train_pipeline(parts.dmp, parts.optimizer, CPU)
-    said = "training.overlap is true and does nothing: the section pipeline says how steps overlap"
-    assert (said in caplog.text) == bool(pipeline)
 
 
 @pytest.mark.parametrize("side", ["plugins", "baseline"])
@@ -139,7 +115,6 @@ def test_a_model_that_uses_its_tables_is_made_whole(
     ("model", "said"),
     [
         ("{num_embeddings: 1000000000000}", "GB, of which bags.embedding_bags.t_"),
-        ("{num_embeddings: 9, top_mlp: [1048576, 1048576]}", "of which top.over_arch."),
     ],
 )
 def test_a_model_larger_than_the_machine_is_refused(tmp_path: Path, model: str, said: str) -> None:
@@ -148,20 +123,3 @@ def test_a_model_larger_than_the_machine_is_refused(tmp_path: Path, model: str, 
     with pytest.raises(SetupError, match="the model's parameters take") as caught:
         assemble(load_registry(path), "plugins", CPU)
     assert said in str(caught.value)
-
-
-LINKS: Any = SimpleNamespace(training=TrainingSpec())
-
-
-@pytest.mark.parametrize(("bits_per_second", "pays"), [(200e6, True), (1e9, False), (1e10, False)])
-def test_by_the_links_that_were_measured(bits_per_second: float, pays: bool) -> None:
-    machine = load_topology("machine", nodes=2, ranks_per_node=1, device="cpu")
-    costs = StageCosts.model_validate(
-        {"all_to_all": {"bytes_across_nodes": 8 / bits_per_second, "collectives": 0.001}}
-    )
-    measured = machine.model_copy(update={"costs": costs})
-    assert _equal_gradients_pay(LINKS, CPU, measured) is pays
-
-
-def test_where_links_are_not_known() -> None:
-    assert _equal_gradients_pay(LINKS, CPU, None)

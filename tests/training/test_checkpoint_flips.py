@@ -6,23 +6,19 @@ import json
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from tests.covering import by_night
 from tests.training.checkpoint_cases import Trainer, reseal, save_two
 
-from recd_plugins.cli import checkpoint as checkpoint_command
 from recd_plugins.cli import main
 from recd_plugins.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training import checkpoint_files
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files import (
     MANIFEST,
     DamagedError,
-    delete,
     problems,
     read_manifest,
     read_progress,
@@ -125,30 +121,6 @@ def test_verify_names_what_is_missing_cut_short_changed_or_too_much(folder: Path
     assert "__0_0.distcp: its content is not what was written" in told
 
 
-@pytest.mark.parametrize("command", ["list", "verify"])
-def test_one_that_a_run_deletes_meanwhile_is_no_damage(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    first, read = folder / "step-000000001", checkpoint_command.read_manifest
-
-    def deleted(path: Path) -> Any:
-        files = read(path)
-        if first.exists():
-            delete(first)
-        return files
-
-    for module in (checkpoint_command, checkpoint_files):  # what list reads, and verify
-        monkeypatch.setattr(module, "read_manifest", deleted)
-    done = recd(command, folder)
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
-        str(folder / "step-000000002")
-    ]
-    shutil.copytree(folder / "step-000000002", first)
-    gone = recd(command, first)
-    assert (gone.exit_code, "was deleted meanwhile" in gone.stderr) == (1, True)
-
-
 def test_show(folder: Path) -> None:
     shown = json.loads(recd("show", folder, "--json").stdout)
     assert shown["step"] == 2
@@ -163,27 +135,14 @@ def test_show(folder: Path) -> None:
     assert ".metadata: its content is not what was written" in refused.stderr
 
 
-def test_no_checkpoint_there(tmp_path: Path) -> None:
-    assert "no such folder" in recd("list", tmp_path / "none").stderr
-    assert "holds no checkpoint" in recd("list", tmp_path).stderr
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"step": 2.5}', "step: is 2.5"),
         ('{"step": -1}', "step: is -1"),
-        ('{"step": true}', "step: is True"),
         ('{"step": 2, "losses": [NaN, 1]}', "losses.0: is nan"),
-        ('{"step": 2, "losses": [1e999, 1]}', "losses.0: is inf"),
-        ('{"step": 2, "losses": ["1", 1]}', "losses.0: is '1'"),
         ('{"step": 2, "losses": [1]}', "losses: are 1, of 2 steps"),
         ('{"step": 3}', "step: is 3, of a checkpoint step-000000002"),
-        ('{"step": 2, "reader": []}', r"reader: is \[\]"),
-        ('{"step": 2, "extra": 1}', "extra: is 1"),
-        ("[1]", "should be an object"),
         ("{", "Invalid JSON"),
-        ("[" * 100_000, "Invalid JSON"),
     ],
 )
 def test_progress_that_cannot_be(folder: Path, text: str, told: str) -> None:

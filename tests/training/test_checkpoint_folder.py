@@ -36,20 +36,6 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         assert not being_written.exists()
 
 
-@pytest.mark.parametrize("name", [".step-000000001.partial", ".step-000000001.0123abcd.old"])
-def test_a_link_is_neither_followed_nor_removed(tmp_path: Path, name: str) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "file").write_text("kept", encoding="utf-8")
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    (folder / name).symlink_to(precious)
-    with Checkpoints(folder, keep=1).reserve(resume=True):
-        pass
-    assert (folder / name).is_symlink()
-    assert (precious / "file").read_text(encoding="utf-8") == "kept"
-
-
 def save(rank: int, world_size: int, folder: Path, step: int) -> str:
     """One checkpoint, of which one is kept; what is said."""
     trainer = Trainer(world_size)
@@ -66,48 +52,6 @@ def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
         run_on_ranks(save, 1, tmp_path, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]
     run_on_ranks(save, 1, tmp_path, 7)
-
-
-def test_an_old_one_that_cannot_be_deleted_ends_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As on NFS, where what a process has open keeps its folder; here a mount does."""
-    run_on_ranks(save, 1, tmp_path, 1)
-    first = tmp_path / "step-000000001"
-    with small_disk(first, "4k"):
-        try:
-            (said,) = run_on_ranks(save, 1, tmp_path, 2)
-            with Checkpoints(tmp_path, keep=1).reserve(resume=True):
-                pass
-        finally:
-            (left,) = tmp_path.glob(".step-*.old")
-            left.rename(first)  # where it is unmounted
-    for text in (said, capsys.readouterr().err):
-        assert f"{left}: cannot be removed (Device or resource busy); the next run that" in text
-    first.rename(left)
-    with Checkpoints(tmp_path, keep=1).reserve(resume=True):
-        assert [path.name for path in tmp_path.glob("*step-*")] == ["step-000000002"]
-    assert problems(tmp_path / "step-000000002") == ([], [])
-
-
-def test_a_step_that_is_saved_again_always_has_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by who is asked to end right after a checkpoint, and killed while the first one goes."""
-    checkpoint, partial = tmp_path / "step-000000001", tmp_path / ".step-000000001.0.partial"
-    for folder, file in ((checkpoint, "before"), (partial, "after")):
-        folder.mkdir()
-        (folder / file).touch()
-    remove, there = shutil.rmtree, []
-
-    def removed(path: Path) -> None:
-        there.extend(file.name for file in checkpoint.iterdir())
-        remove(path)
-
-    monkeypatch.setattr(shutil, "rmtree", removed)
-    put(partial, checkpoint)
-    assert there == ["after"]
-    assert list(tmp_path.iterdir()) == [checkpoint]
 
 
 @pytest.mark.parametrize(("renamed", "kept"), [(1, "before"), (2, "after")])
@@ -134,14 +78,6 @@ def test_a_kill_between_two_names_leaves_a_checkpoint(
     with Checkpoints(tmp_path, keep=1).reserve(resume=True):
         assert list(tmp_path.glob(".step-*.before")) == []
     assert [path.name for path in checkpoint.iterdir()] == [kept]
-
-
-def test_a_step_that_gets_no_new_checkpoint_keeps_its_own(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "step-000000001"
-    checkpoint.mkdir()
-    with pytest.raises(FileNotFoundError):
-        put(tmp_path / ".step-000000001.0.partial", checkpoint)
-    assert list(tmp_path.iterdir()) == [checkpoint]
 
 
 def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:

@@ -15,7 +15,6 @@ from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
-from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
@@ -26,7 +25,6 @@ from recd_plugins.training.checkpoint import Checkpoints, Progress
 
 OPTIMIZERS = {
     "adam": partial(torch.optim.Adam, lr=0.1),
-    "decaying": partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5),
     "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "sgd": partial(torch.optim.SGD, lr=0.1),
 }
@@ -164,29 +162,6 @@ def warm_up(rank: int, world_size: int, folder: Path, around_all: bool) -> tuple
 def test_a_warm_up_goes_on_where_it_was(tmp_path: Path) -> None:
     ((expected, found),) = run_on_ranks(warm_up, 1, tmp_path, False)
     assert found == expected
-
-
-def clipped(rank: int, world_size: int, folder: Path) -> None:
-    """Two optimizers of layers, clipped together, beside that of the tables."""
-    trainer = Trainer(world_size)
-    dense = [*in_backward_optimizer_filter(trainer.dmp.named_parameters())]
-    halves = [
-        KeyedOptimizerWrapper(dict(dense[first::2]), OPTIMIZERS["adam"]) for first in range(2)
-    ]
-    together = GradientClippingOptimizer(
-        CombinedOptimizer([*halves]), clipping=GradientClipping.VALUE, max_gradient=1.0
-    )
-    trainer.optimizer = CombinedOptimizer([trainer.dmp.fused_optimizer, together])
-    trainer.step()
-    Checkpoints(folder, keep=1).save(trainer.dmp, trainer.optimizer, Progress(1, losses=[0.0]))
-
-
-def test_state_that_a_part_has_not_seen_made_is_refused(tmp_path: Path) -> None:
-    """Adam makes its own in the first step, and what wraps several looked before."""
-    lost = r"has the state of \S+.* put wrappers, .* inside of CombinedOptimizer"
-    with pytest.raises(SetupError, match=lost):
-        run_on_ranks(clipped, 1, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_warm_up_whose_steps_nobody_saves_is_refused(tmp_path: Path) -> None:

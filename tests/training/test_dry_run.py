@@ -120,10 +120,3 @@ def test_what_feeds_nothing_is_a_line(tmp_path: Path) -> None:
         "columns that feed nothing: city (string: no option takes it), shop (int64: option sparse "
         "does not name it), age (double: option dense does not name it)"
     )
-
-
-@pytest.mark.parametrize("given", ["--resume", "--breakdown", "--compare"])
-def test_what_is_about_steps_that_are_trained_is_refused(given: str) -> None:
-    done = CliRunner().invoke(main, ["run", "r.yaml", "--dry-run", given])
-    assert done.exit_code == 2
-    assert "--dry-run is of one run up to its first step; leave out" in done.output

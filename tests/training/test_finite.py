@@ -97,25 +97,6 @@ def test_a_loss_of_one_rank_ends_the_run_and_leaves_its_good_checkpoints(tmp_pat
     assert not figures.exists()
 
 
-def test_without_checkpoints_it_ends_soon_all_the_same(tmp_path: Path) -> None:
-    """Before the NaN that is in the data of a later step; a comparison says whose loss it is."""
-    path = registry(tmp_path, steps=64, large={3: DENSE}, broken=60)
-    done = CliRunner().invoke(main, ["run", str(path), "--compare"])
-    assert done.exit_code == 1
-    assert "registry.yaml, baseline: the loss of step 3 is nan" in done.stderr
-    assert "no checkpoint was saved" in done.stderr
-
-
-def test_a_first_loss_is_none_of_learning(tmp_path: Path) -> None:
-    path = registry(tmp_path, steps=2, large={1: DENSE})
-    (tmp_path / "checkpoints").mkdir()
-    message = (
-        r"(?s)the loss of step 1 is nan.*Nothing has learned before it: look at dense features"
-    )
-    with pytest.raises(RecdError, match=message):
-        run_on_ranks(train, RANKS, Job(path))
-
-
 def test_a_state_that_is_not_finite_is_not_saved_though_the_losses_are(tmp_path: Path) -> None:
     """A squared gradient is infinite in Adagrad's state, and its row never learns again."""
     path = registry(tmp_path, large={5: ["x_0"]})

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
 import pytest
-from tests.training.interrupt_cases import asked_at_its_end, asked_too_late, steps_until_asked
+from tests.training.interrupt_cases import asked_at_its_end, steps_until_asked
 
 from recd_plugins.distributed.launch import launch
 from recd_plugins.distributed.signals import Interrupts, after_training, passed_on
@@ -36,25 +35,6 @@ def test_what_was_there_before_comes_back(capfd: pytest.CaptureFixture[str]) -> 
         assert interrupts.asked() == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is before
     assert "SIGTERM: every rank finishes its step" in capfd.readouterr().err
-
-
-SCRIPT = """
-import os, signal, sys, time
-from recd_plugins.distributed import signals
-signals._ONE_CTRL_C = 0.0
-with signals.Interrupts(0, 1):
-    for _ in range(2):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.2)
-    time.sleep(60)
-"""
-
-
-def test_a_second_one_ends_a_process_at_once() -> None:
-    from tests.forked import Program
-
-    program = Program([sys.executable, "-c", SCRIPT])
-    assert program.wait(30) == 128 + signal.SIGTERM
 
 
 class Rank:
@@ -102,19 +82,10 @@ def test_the_second_ends_them(rank: Any) -> None:
         run(rank, 2, RuntimeError("not reached"))
 
 
-def test_ranks_that_are_done_hand_in_their_results() -> None:
-    assert run_on_ranks(asked_too_late, 2) == [0, 1]
-
-
 def test_a_signal_while_ranks_end_leaves_their_results(capfd: pytest.CaptureFixture[str]) -> None:
     results = launch(asked_at_its_end, 2, os.getpid(), interruptible=True)
     assert results == [0, 1]
     assert "SIGTERM: every rank" in capfd.readouterr().err
-
-
-def test_a_signal_before_there_are_ranks() -> None:
-    with pytest.raises(RunInterrupted, match="before its first step"), passed_on([]):
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_figures_are_written_after_the_first(capfd: pytest.CaptureFixture[str]) -> None:

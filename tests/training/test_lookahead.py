@@ -31,8 +31,7 @@ def test_without_lookahead_rows_are_read_when_they_are_needed() -> None:
         assert place[f"read {step + 1}"] > place[f"backward {step}"]
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("kind", ["none", "ours", "stock"])
+@pytest.mark.parametrize(("world_size", "kind"), [(1, "none"), (2, "ours"), (2, "stock")])
 def test_every_pipeline_trains_as_plain_tables(world_size: int, kind: Pipeline) -> None:
     expected = run_on_ranks(run, world_size, "none", None)
     for cache in (AHEAD, NOT_AHEAD):
@@ -53,8 +52,11 @@ def test_a_rank_without_a_cached_table_looks_ahead_with_the_others() -> None:
         assert other.pipeline == "LookaheadTrainPipeline"
 
 
-@pytest.mark.parametrize("fails", ["forward 3", "backward 3", "forward 0"])
-@pytest.mark.parametrize("cache", [AHEAD, NOT_AHEAD], ids=["ahead", "not ahead"])
+@pytest.mark.parametrize(
+    ("cache", "fails"),
+    [(AHEAD, "forward 3"), (AHEAD, "forward 0"), (NOT_AHEAD, "backward 3")],
+    ids=["forward", "first", "backward"],
+)
 def test_training_goes_on_after_a_failed_step(cache: TableCache, fails: str) -> None:
     expected = run_on_ranks(run, 2, "ours", None, fails)
     for plain, cached in zip(expected, run_on_ranks(run, 2, "ours", cache, fails), strict=True):

@@ -11,8 +11,7 @@ from unittest.mock import patch
 import pytest
 from tests.docs.pages import blocks, page
 
-from recd_plugins.errors import PluginError, SetupError
-from recd_plugins.planning.plan_mode import Measurement, measure_collectives
+from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
@@ -87,18 +86,3 @@ def test_ranks_that_measure_otherwise_are_refused(acme: Path) -> None:
     first, second = run_on_ranks(with_and_without, 2, str(acme), local_world_size=1)
     assert first == second
     assert "what measures them: " in first
-
-
-def test_what_needs_a_measurement_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(*next(iter(ALONE.items())))
-    with pytest.raises(SetupError, match="measuring collectives needs a package that measures"):
-        measure_collectives(1, 1, "cpu")
-
-
-def test_a_measurement_may_have_no_steps() -> None:
-    class One(Measurement):
-        def cluster(self, device: object) -> TopologySpec:
-            raise AssertionError("nothing is measured here")
-
-    with pytest.raises(PluginError, match="One measures no steps"):
-        One().steps(None, Path("here.yaml"))  # type: ignore[arg-type]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import pytest
 import torch
 
@@ -31,22 +29,3 @@ def test_stretches_too_short_to_count_are_timed(stretches, timed, counted):
         meter.ran_dry()
     assert len(meter.step_seconds()) == timed
     assert (meter.per_step() is not None) == counted
-
-
-def test_a_timed_step_takes_eight_bytes() -> None:
-    meter = Meter(torch.nn.Linear(1, 1), torch.device("cpu"))
-
-    def take(steps: int) -> None:
-        for _ in range(steps):
-            with meter.step():
-                pass
-
-    take(1000)
-    tracemalloc.start()
-    try:
-        take(20_000)
-        grown, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert grown < 20_000 * 16
-    assert len(meter.step_seconds()) == 21_000 - 1 - Meter.COUNTED_STEPS

@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "plugins").mkdir()
     (folder / "plugins" / "acme.py").write_text(cases.METRIC)
-    for fault in (*SAID, "", "nan", "shared", "update"):
+    for fault in (*SAID, ""):
         entry = f"  - {{use: acme.wrong, options: {{fault: '{fault}'}}}}\n"
         (folder / f"{fault}.yaml").write_text(
             "version: 1\n"
@@ -39,28 +39,7 @@ def test_samples_of_all_ranks_count(folder: Path) -> None:
         assert found == [{"error_rate": 3 / 8}]  # 2 of 4, then 1 of 4
 
 
-def test_an_evaluation_begins_anew_whatever_a_metric_starts_with(folder: Path) -> None:
-    for found in run_on_ranks(cases.results, 3, folder, ["shared", "shared"], 2):
-        assert found == [{"error_rate": 3 / 8}] * 2
-
-
-def test_without_a_sample_nothing_is_measured(folder: Path) -> None:
-    assert run_on_ranks(cases.results, 2, folder, ["", "results"], 0) == [[{}, {}]] * 2
-
-
 def test_a_fault_is_told_on_every_rank(folder: Path) -> None:
     for found in run_on_ranks(cases.results, 2, folder, list(SAID), 1):
         for result, said in zip(found, SAID.values(), strict=True):
             assert said in str(result)
-
-
-def test_a_figure_that_is_not_finite_is_told(folder: Path) -> None:
-    ((found, said),) = run_on_ranks(cases.alone, 1, folder, "nan")
-    assert found == "{'error_rate': nan}"
-    assert said == f"{folder}/nan.yaml:5 metrics[0]: acme.wrong: error_rate is nan\n"
-
-
-def test_what_a_metric_raises_names_its_line(folder: Path) -> None:
-    ((found, _),) = run_on_ranks(cases.alone, 1, folder, "update")
-    assert found.startswith("ValueError: enough")
-    assert f"{folder}/update.yaml:5 metrics[0]: acme.wrong: update failed at " in found

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
@@ -70,16 +69,11 @@ def test_losses_are_those_of_the_default(folder: Path, plain: Result, pipeline: 
     assert found.test is not None
 
 
-@pytest.mark.parametrize("pipeline", ["", *PIPELINES])
+@pytest.mark.parametrize("pipeline", ["", PIPELINES[0]])
 def test_caches_need_no_lookahead(folder: Path, plain: Result, pipeline: str) -> None:
     found = trained(write(folder, pipeline, CACHE))
     assert found.losses == pytest.approx(plain.losses, abs=1e-6)
     assert found.test == plain.test
-
-
-def test_a_baseline_has_the_default(folder: Path, plain: Result) -> None:
-    found = trained(write(folder, "{use: test.loop, options: {fault: breaks}}"), "baseline")
-    assert found.losses == pytest.approx(plain.losses, abs=1e-6)
 
 
 def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -> None:
@@ -104,8 +98,3 @@ def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
     path = write(folder, f"{{use: test.loop, options: {{fault: {fault}}}}}")
     with pytest.raises(Exception, match=message):
         trained(path, steps=2)
-
-
-def test_a_pipeline_that_is_not_offered_is_named(folder: Path) -> None:
-    with pytest.raises(RegistryError, match=r"no pipeline plugin is named torchrec\.semi_sync"):
-        load_registry(write(folder, "{use: torchrec.semi_sync}"))

@@ -55,13 +55,3 @@ def test_a_step_is_predicted(
     load_registry(path).dataset.prepare()
     found = run_on_ranks(predicted, 2, path, asked, costs, local_world_size=1)
     assert found == [pytest.approx(expected), None]
-
-
-def test_tables_that_torchrecs_own_sharders_take_are_in_it(tmp_path: Path) -> None:
-    path = tmp_path / "registry.yaml"
-    lines = [line for line in REGISTRY.splitlines() if not line.startswith(("sharding", "model"))]
-    path.write_text("\n".join([*lines, "model: {use: test.left}"]))
-    load_registry(path, plugins_dir=PLUGINS).dataset.prepare()
-    first, second = run_on_ranks(predicted, 2, path, None, COSTS, local_world_size=1)
-    assert first is not None
-    assert second is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
@@ -29,16 +27,3 @@ def test_lines_of_a_log_file(
         "plugins: step=18 of=30 loss=0.125 samples_per_second=21 eta_seconds=36 waiting=0.250",
         "plugins: step=20 of=30 loss=0.1 samples_per_second=21 eta_seconds=30 waiting=0.250",
     ]
-
-
-def test_other_ranks_and_short_evaluations_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    for rank, name in ((1, "plugins"), (0, "test")):
-        with progress_bar(rank, name, 0, 1) as advance, advance.paused():
-            advance(torch.tensor(0.5))
-    assert capfd.readouterr().err == ""
-
-
-def test_a_run_of_one_step_has_a_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with progress_bar(0, "plugins", 0, 1, samples=64, log_every=60) as advance:
-        advance(torch.tensor(0.5))
-    assert re.fullmatch("plugins: step=1 of=1 loss=0.5\n", capfd.readouterr().err)

@@ -102,23 +102,8 @@ def test_over_ranks() -> None:
         assert quality.normalized_entropy == pytest.approx(whole.normalized_entropy, rel=1e-6)
 
 
-def nothing(rank: int, world_size: int) -> Quality | None:
-    return Predictions().summarize()
-
-
-def test_no_sample() -> None:
-    assert launch(nothing, 2) == [None, None]
-
-
 def test_the_window() -> None:
     predictions = Predictions(window=10)
     for _ in range(7):
         predictions.update(torch.zeros(4), torch.ones(4))
     assert predictions.num_samples == 12
-
-
-def test_without_a_window_every_sample_counts() -> None:
-    predictions = Predictions()
-    for _ in range(4):
-        predictions.update(torch.zeros(2_000_000), torch.ones(2_000_000))
-    assert predictions.num_samples == 8_000_000

@@ -58,25 +58,12 @@ def test_what_is_read_ahead_is_not_trained() -> None:
     assert feeding.trained() == Progress(3, 0, {"position": 3})
 
 
-def test_a_run_that_is_past_its_steps_trains_no_more() -> None:
-    assert list(source(Loader(), Progress(2), 3, 1)) == []
-
-
 def test_epochs_and_steps() -> None:
     assert len(list(source(Loader(), None, 2))) == 6
     assert len(list(source(Loader(), None, 2, 4))) == 4
     feeding = source(Loader(), Progress(3, 1), 3, 8)
     assert len(list(feeding)) == 5
     assert [feeding.trained().epoch for _ in range(5)] == [1, 1, 1, 2, 2]
-
-
-def test_the_end_is_told_by_what_is_left() -> None:
-    loader = Loader()
-    loader.position = 2
-    # 8 steps were those of another number of ranks: 2 of 3 batches of the second epoch are read.
-    assert source(loader, Progress(8, 1), 4).expected_steps == 8 + 1 + 2 * 3
-    assert source(loader, Progress(8, 1), 4, 10).expected_steps == 10
-    assert source(loader, Progress(8, 3), 2).expected_steps == 8
 
 
 def test_an_epoch_that_was_just_finished() -> None:
