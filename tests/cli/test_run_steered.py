@@ -17,12 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
-from click.testing import CliRunner
 from tests import forked
 from tests.cli import programs
-
-from recd_plugins import cli as main
-from recd_plugins.cli import run as run_command
 
 RANKS_OF_TORCHRUN = '''
 import os, signal
@@ -236,24 +232,3 @@ def test_ranks_of_torchrun_end_together(tmp_path: Path) -> None:
         "seen SIGTERM on 1",
     ]
     assert list((tmp_path / "checkpoints").glob("step-*"))
-
-
-def test_figures_are_written_where_a_signal_comes_after_the_last_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = run_command.write_json
-
-    def interrupted(path: Path, report: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        written(path, report)
-
-    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("nobody listens"))
-    monkeypatch.setattr(run_command, "write_json", interrupted)
-    command = [write(tmp_path), "training.steps=2", "--json", tmp_path / "run.json"]
-    try:
-        done = CliRunner().invoke(main.main, ["run", *map(str, command)])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert done.exit_code == 0, done.output
-    assert "SIGTERM: training is over, and its figures are still written" in done.output
-    assert len(json.loads((tmp_path / "run.json").read_text())["losses"]) == 2

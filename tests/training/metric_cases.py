@@ -27,8 +27,6 @@ class Wrong(Metric):
     def update(self, state, batch):
         wrong = (batch.predictions > 0.5) != (batch.labels > 0.5)
         batch.logits.zero_()
-        if self.options.fault == "local":
-            return lambda: state
         state[0], state[1] = state[0] + int(wrong.sum()), state[1] + len(wrong)
         return state
 

@@ -148,7 +148,7 @@ def _noted(
     with (
         mock.patch.object(DeferredAllReduce, "start", start),
         mock.patch.object(forward, "look_up", look_up),
-        mock.patch.object(pipelines, "start_sparse_data_dist", send),
+        mock.patch.object(pipeline, "start_sparse_data_dist", send),
         mock.patch.object(optimizer, "step", step),
     ):
         yield

@@ -115,8 +115,8 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(disk: Path) -> None:
     assert len(failed) >= 3
     for step in failed:
         assert re.search(
-            rf"step-{step:09d}: cannot be written \(No space left on device: its tensors take "
-            r"[\d,]+ bytes, and [\d,]+ are free\); the checkpoints before it are as they were",
+            rf"step-{step:09d}: cannot be written \(No space left on device\); the checkpoints "
+            "before it are as they were",
             first[step - 1],
         )
     names = sorted(path.name for path in disk.iterdir() if path.name != "filler")

@@ -12,7 +12,7 @@ import pytest
 from tests.training.interrupt_cases import asked_at_its_end, steps_until_asked
 
 from recd_plugins.distributed.launch import launch
-from recd_plugins.distributed.signals import Interrupts, after_training, passed_on
+from recd_plugins.distributed.signals import Interrupts, passed_on
 from recd_plugins.errors import RunInterrupted, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -86,18 +86,3 @@ def test_a_signal_while_ranks_end_leaves_their_results(capfd: pytest.CaptureFixt
     results = launch(asked_at_its_end, 2, os.getpid(), interruptible=True)
     assert results == [0, 1]
     assert "SIGTERM: every rank" in capfd.readouterr().err
-
-
-def test_figures_are_written_after_the_first(capfd: pytest.CaptureFixture[str]) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with after_training():
-        os.kill(os.getpid(), signal.SIGTERM)
-    assert "SIGTERM: training is over, and its figures are still" in capfd.readouterr().err
-    # A background job of a shell ignores Ctrl-C, and what it starts does.
-    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with after_training():
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(RunInterrupted, match="while its figures were written"):
-            os.kill(os.getpid(), signal.SIGINT)
-    signal.signal(signal.SIGINT, interrupted)
-    assert signal.getsignal(signal.SIGTERM) is before

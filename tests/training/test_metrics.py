@@ -12,7 +12,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 SAID = {
     "taken": ":5 metrics[0]: acme.wrong has a result log_loss, as another metric or every run",
     "results": "acme.wrong: results failed at ",
-    "local": "acme.wrong: sending a state to rank 0 failed at ",
     "twice": ":6 metrics[1]: acme.wrong has a result error_rate, as another metric or every run",
 }
 

@@ -22,7 +22,6 @@ from recd_plugins.cli.options import (
 from recd_plugins.cli.run_reports import RunCommand, reports_of
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
-from recd_plugins.distributed.signals import after_training
 from recd_plugins.errors import RunInterrupted
 from recd_plugins.files import write_json
 from recd_plugins.imports import without_collections
@@ -258,7 +257,6 @@ def run(
             result = trainer.train("plugins")
             report, shown = result.as_json(), [result.table()]
             results = {"": result}
-        click.get_current_context().with_resource(after_training())
         for name, result in results.items():
             for section in result.sections.values():
                 shown += section.shown(name)

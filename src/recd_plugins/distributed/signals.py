@@ -67,27 +67,6 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
 
 
 @contextmanager
-def after_training() -> Iterator[None]:
-    """Ignore the first of these signals: what is left to do is short."""
-    got = 0
-
-    def receive(number: int, _frame: FrameType | None) -> None:
-        nonlocal got
-        if got:
-            raise RunInterrupted.by(number, "the run was ended while its figures were written")
-        got = number
-        print(
-            f"\n{signal.Signals(number).name}: training is over, and its figures are still "
-            "written; a second one ends the run at once",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    with _received_by(receive):
-        yield
-
-
-@contextmanager
 def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,12 +16,12 @@ from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
-from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.errors import PluginError
 from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.interfaces import FeatureSchema, PlanContext, Table, TableStrategy
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.model_tables import all_tables_of, embedding_modules, tables_of
+from recd_plugins.model_tables import all_tables_of, tables_of
 from recd_plugins.planning.choosing import choose
 from recd_plugins.planning.compute import measure_compute, measure_kept
 from recd_plugins.planning.planner import build_planner, profile_of
@@ -91,7 +90,6 @@ def assemble(
     schema = registry.dataset.schema()
     seen = {"the schema": schema, "its rows": identity_of_data(registry.dataset)}
     check_agreement("looking at the data", seen)
-    _check_model_fits(registry, schema)
     prepared, setting = _prepared(registry, schema, side, device, topology)
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
@@ -196,34 +194,6 @@ def _equal_gradients_pay(
     if topology is None and registry.training.topology is None:
         return equal_gradients_pay(None)
     return equal_gradients_pay((topology or machine_of(registry.training, device=device)).costs)
-
-
-def _check_model_fits(registry: RunConfig, schema: FeatureSchema) -> None:
-    """Refuse a model whose parameters alone exceed the memory of these machines.
-
-    Each has all layers, and its share of the tables.
-    """
-    with torch.random.fork_rng([]), torch.device("meta"):
-        model = build_model(registry, schema)
-    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
-    tables = sum(
-        parameter.nbytes
-        for module in embedding_modules(model)
-        if module.ours
-        for parameter in module.shardable.parameters()
-    )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
-    machines = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-    total = sum(sizes.values())
-    if total - tables + tables / machines > memory:
-        largest = max(sizes, key=sizes.__getitem__)
-        has = "this machine has" if machines == 1 else f"each of {machines} machines like this has"
-        raise SetupError(
-            f"{registry.path}: the model's parameters take {total / 1e9:,.1f} GB, of which "
-            f"{largest} takes {sizes[largest] / 1e9:,.1f} GB, and {has} {memory / 1e9:,.1f} GB; "
-            "take fewer rows or smaller layers in the section model"
-        )
 
 
 def _refuse_extra_state(registry: RunConfig, model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -176,10 +175,9 @@ class Checkpoints:
                 lambda: self._publish(partial, final, text, digests, ranks, progress.best_step)
             )
         except (CheckpointException, OSError, RecdError) as error:
-            num_bytes = sum(together(state.num_bytes))
             if dist.get_rank() == 0:
                 shutil.rmtree(partial, ignore_errors=True)
-            raise from_rank_0(_cannot_be_written(final, error, num_bytes)) from error
+            raise from_rank_0(_cannot_be_written(final, error)) from error
 
     def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
         """Load the newest whole checkpoint; return the first step if there is none. Collective.
@@ -362,16 +360,13 @@ def _own(error: BaseException) -> Exception | None:
     return None
 
 
-def _cannot_be_written(path: Path, error: BaseException, num_bytes: int) -> RecdError:
+def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
     cause = _own(error)
     if isinstance(cause, RecdError):
         return cause
     reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
     if isinstance(cause, OSError):
         reason = cause.strerror or str(cause)
-        if cause.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(path.parent).free
-            reason += f": its tensors take {num_bytes:,} bytes, and {free:,} are free"
     left = "the checkpoints before it are as they were, and --resume goes on from them"
     return RecdError(
         f"{path}: cannot be written ({reason}); "

@@ -106,7 +106,7 @@ def clean(folder: Path) -> None:
         if found["whole"] and not checkpoint.exists():
             os.replace(path, checkpoint)
         else:
-            _remove(path)
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -122,7 +122,7 @@ def delete(checkpoint: Path) -> None:
     """Rename a checkpoint, then remove it."""
     dying = _hidden(checkpoint, "old")
     os.replace(checkpoint, dying)
-    _remove(dying)
+    shutil.rmtree(dying, ignore_errors=True)
 
 
 def put(partial: Path, checkpoint: Path) -> None:
@@ -144,7 +144,7 @@ def put(partial: Path, checkpoint: Path) -> None:
     if before:
         dying = before.with_suffix(".old")
         os.replace(before, dying)
-        _remove(dying)
+        shutil.rmtree(dying, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -158,17 +158,6 @@ def sync(path: Path) -> None:
 
 def _hidden(checkpoint: Path, suffix: str) -> Path:
     return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.{suffix}")
-
-
-def _remove(path: Path) -> None:
-    try:
-        shutil.rmtree(path)
-    except OSError as error:  # on NFS an open file stays for a while
-        click.echo(
-            f"{path}: cannot be removed ({error.strerror or error}); the next run that writes here "
-            "tries it again",
-            err=True,
-        )
 
 
 # The manifest: size and digest of each file, and a digest of itself.

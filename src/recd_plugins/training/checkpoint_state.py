@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
@@ -91,10 +91,6 @@ class CheckpointState:
             for name, values in self.optimizer["state"].items()
         }
         optimizer.load_state_dict({**filled, "state": by_name})
-
-    def num_bytes(self) -> int:
-        """Return the bytes of this rank's tensors."""
-        return sum(tensor.nbytes for tensor in _tensors(self.document))
 
 
 def common_name(name: str) -> str:
@@ -203,13 +199,3 @@ def _parts(optimizer: Any) -> Iterator[Any]:
     elif isinstance(optimizer, CombinedOptimizer):
         for _, part in optimizer.optimizers:
             yield from _parts(part)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif hasattr(value, "local_shards"):
-        yield from (shard.tensor for shard in value.local_shards())
-    elif isinstance(value, Tensor):
-        yield value

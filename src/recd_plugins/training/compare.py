@@ -12,7 +12,6 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from recd_plugins.training.data_report import FEW_STEPS
 from recd_plugins.training.result import Result, figure_text, figure_words, figures_of
 
 # Another order of sums changes a loss by this much in a step; training may amplify it later.
@@ -152,9 +151,6 @@ class Comparison(Variants):
                 "" if over is None else over.times(),
             )
         table.caption = self._losses_in_words()
-        timed = [each.stalls.worst.steps for each in self.results.values() if each.stalls]
-        if timed and min(timed) < FEW_STEPS:
-            table.caption += f"; speed is of {min(timed)} timed: take more steps, or --rounds"
         if self.again:
             table.caption += (
                 f"; medians of {len(self.rounds)} rounds, and of ratios, the least to the most"

@@ -111,12 +111,8 @@ class StallReport:
             advised = f"{self.workers} workers would do if each had a core ({took})"
         else:
             advised = f"training.workers: {readers} would do ({took})"
-        needed = max(readers, self.workers)
-        if readers <= self.workers or len(self.ranks) * (1 + needed) > available_cores():
-            advised += (
-                f"; but this machine has {available_cores()} cores for {len(self.ranks)} x (1 + "
-                f"{needed}) processes: an ingestion plugin reads on other machines"
-            )
+        if readers <= self.workers or len(self.ranks) * (1 + readers) > available_cores():
+            advised += f"; but this machine has {available_cores()} cores: use an ingestion plugin"
         return waits + advised
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -265,17 +264,8 @@ class Metrics:
         """
         if not self._entries:
             return {}
-        together(self._check_states)
         everyone = _gathered((self._num_samples, self._states))
         return together(lambda: {} if everyone is None else self._of_all(everyone))[0]
-
-    def _check_states(self) -> None:
-        for entry, state in zip(self._entries, self._states, strict=True):
-            with (
-                at_entry(self._path, entry),
-                plugin_call(entry.plugin, "sending a state to rank 0"),
-            ):
-                pickle.dumps(state)
 
     def _of_all(self, ranks: Sequence[tuple[int, list[Any]]]) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -8,7 +8,7 @@ import resource
 import sys
 from array import array
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from recd_plugins.clock import clock_of
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
-from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
 from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
@@ -284,8 +283,6 @@ def sections_of(
     assembled: Assembled,
     sent: Mapping[str, float] | None,
     ranks: Sequence[Observed],
-    *,
-    taken: Collection[str] = (),
 ) -> dict[str, Section]:
     """Return the sections that table parts report, by name.
 
@@ -293,10 +290,6 @@ def sections_of(
         assembled: the trained model.
         sent: bytes of all ranks in one step by channel; None if nothing was counted.
         ranks: what each has observed.
-        taken: names that sections cannot have.
-
-    Raises:
-        PluginError: a name is taken.
     """
     if assembled.setting is None:  # a baseline has no parts
         return {}
@@ -311,11 +304,6 @@ def sections_of(
             [rank[_name(cls)] for rank in ranks],
         )
         for section in call_class(parts, "sections", run):
-            if section.name in taken or section.name in found:
-                raise PluginError(
-                    f"{_name(cls)} reports a section {section.name}, which the report of a run "
-                    "has already: give it another name"
-                )
             found[section.name] = section
     return found
 

@@ -93,21 +93,17 @@ def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
         before, after = own[:at], own[at + 1 :]
         end = len(entries) - len(after)
         chosen = entries[at:end]
-        if end < at or entries[:at] != before or entries[end:] != after:
-            why = "other sharding entries are not those of then"
-        elif read_schema(checkpoint).sparse != tuple(registry.dataset.schema().sparse):
-            why = "the data has other features than then"
-        else:
-            why = _why_not(registry, chosen)
+        fits = (
+            (end >= at and entries[:at] == before and entries[end:] == after)
+            and read_schema(checkpoint).sparse == tuple(registry.dataset.schema().sparse)
+            and _is_installed(registry, chosen)
+        )
         if not quiet:
-            took = f"{checkpoint} was trained with"
-            text = (
-                f"does not take what {took}, and chooses anew: {why}"
-                if why
-                else f"takes what {took}: {_words(chosen)}"
-            )
-            click.echo(f"{chooser.plugin.name} {text}", err=True)
-        if why:
+            takes = "takes" if fits else "chooses anew: this registry or installation cannot take"
+            plugin = chooser.plugin.name
+            words = _words(chosen)
+            click.echo(f"{plugin} {takes} what {checkpoint} was trained with: {words}", err=True)
+        if not fits:
             return registry
         offers = [(Candidate(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
         return with_offers(registry, chooser, offers)
@@ -119,19 +115,15 @@ def _newest_first(registry: RunConfig) -> Iterator[Path]:
     return reversed(checkpoints_in(Path(folder)) if folder is not None else [])
 
 
-def _why_not(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> str:
-    """Return why the installed plugins cannot repeat a choice; empty if they can."""
+def _is_installed(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the installed plugins can repeat a choice."""
     installed = {cls.name: cls for cls in registry.offering}
-    for entry in chosen:
-        if (use := entry["use"]) not in installed:
-            return f"{use} is not installed"
-        try:
-            installed[use].Options.model_validate(entry.get("options", {}))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            return f"{use} has other options now: {place}: {first['msg']}"
-    return ""
+    try:
+        for entry in chosen:
+            installed[entry["use"]].Options.model_validate(entry.get("options", {}))
+    except (KeyError, ValidationError):
+        return False
+    return True
 
 
 def _words(entries: Sequence[dict[str, Any]]) -> str:

@@ -6,9 +6,9 @@ import math
 import signal
 import statistics
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from recd_plugins import activity, upstream_noise
 from recd_plugins.compat.lookup_kernels import close_kernels
 from recd_plugins.data.fitted_steps import FittedState, fitted_state
 from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.rank_agreement import from_rank_0
+from recd_plugins.distributed.rank_agreement import check_agreement, from_rank_0, together
 from recd_plugins.distributed.signals import Interrupts
 from recd_plugins.errors import RecdError, RunInterrupted
 from recd_plugins.generators import generators_kept, seed_generators
@@ -33,7 +33,7 @@ from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.data_report import GroupReport, StallReport
-from recd_plugins.training.dry_run import converter_line, rest_line, rounded_line, unused_line
+from recd_plugins.training.dry_run import converter_line, rest_line, unused_line
 from recd_plugins.training.evaluation import Measured, evaluate
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.identity import identity_of
@@ -46,8 +46,6 @@ from recd_plugins.training.resume import check_fitted_alike, resume_choice, resu
 from recd_plugins.training.validation import Validation
 from recd_plugins.values.batch import ModelInput
 from recd_plugins.values.stages import StageTimes
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -164,6 +162,7 @@ class Trainer:
         activity.start(self.first_step)
         self._describe()
         if start.reader is not None:
+            check_agreement("resuming", {"the reader's position": start.reader})
             self.loader.load_state_dict(start.reader)
         if self.first_step:
             self.finite.check_loaded(parts.dmp, parts.optimizer)
@@ -339,7 +338,7 @@ class Trainer:
             folder.load_one(best, self.dmp)
         except RecdError as error:
             problem = str(error)
-        problem = next(filter(None, _from_every_rank(problem)), "")
+        problem = next(filter(None, together(lambda: problem)), "")
         measured = None if problem else self._evaluate()
         folder.load_one(last, self.dmp)
         if problem:
@@ -351,7 +350,7 @@ class Trainer:
         test, metrics = self._test_figures()
         prepared, measurement = self.parts.prepared, self.measurement
         ranks, groups = zip(
-            *_from_every_rank((measurement.figures(), self.source.groups)), strict=True
+            *together(lambda: (measurement.figures(), self.source.groups)), strict=True
         )
         counts = [rank.counts for rank in ranks if rank.counts is not None]
         profiles = [rank.stages for rank in ranks if rank.stages is not None]
@@ -362,7 +361,6 @@ class Trainer:
             self.parts,
             sum_by_kind([count.sent_by_channel for count in counts]) if counts else None,
             [rank.observed for rank in ranks],
-            taken={*(each.name for each in fields(Result)), *chosen},
         )
         ingestion = self.registry.ingestion
         result = Result(
@@ -389,7 +387,7 @@ class Trainer:
                 self.batches_a_block,
                 None if ingestion is None else ingestion.plugin.name,
             ),
-            ingestion=None if ingestion is None else _from_every_rank(dict(self.loader.report())),
+            ingestion=None if ingestion is None else together(lambda: dict(self.loader.report())),
             validation=None if self.validation is None else self.validation.report(),
             first_step=self.first_step,
             predicted_step_seconds=from_rank_0(self.parts.predicted),
@@ -462,7 +460,6 @@ class Trainer:
                 converter = converter_line(self.registry, profile, self.world_size)
             lines = (
                 unused_line(self.registry),
-                rounded_line(self.registry),
                 converter,
                 rest_line(self.registry, len(self.loader), self.step_samples),
                 self.parts.prepared.chosen,
@@ -476,9 +473,3 @@ class Trainer:
     def _say(self, line: str) -> None:
         if self.rank == 0:
             click.echo(line, err=True)
-
-
-def _from_every_rank(value: T) -> list[T]:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return everyone
