@@ -113,9 +113,9 @@ if TYPE_CHECKING:
         torchrun_rank,
         torchrun_ranks_per_node,
     )
-    from recd_plugins.distributed.process_groups import new_group
     from recd_plugins.distributed.rank_agreement import (
         check_agreement,
+        new_group,
         ranks_of_each_node,
         tell_all,
     )
@@ -297,10 +297,12 @@ if TYPE_CHECKING:
         calibration_job,
         refuse_existing,
         refuse_other_names,
+        steps_in_turns,
         write_topology,
     )
     from recd_plugins.training.measurement import peak_bytes
     from recd_plugins.training.optimizer import LearningRates, build_optimizer
+    from recd_plugins.training.rank_state import copy_weights, first_weights
     from recd_plugins.training.result import (
         figure_text,
         figure_words,
@@ -321,8 +323,6 @@ if TYPE_CHECKING:
         with_trained_columns,
     )
     from recd_plugins.training.trainer import Job
-    from recd_plugins.training.turns import steps_in_turns
-    from recd_plugins.training.weights import copy_weights, first_weights
     from recd_plugins.upstream_noise import silence as silence_upstream
     from recd_plugins.values.batch import STALL_CAUSES, Batch, MakingTimes, ModelInput, Placement
     from recd_plugins.values.channels import Channel, CollectiveKind

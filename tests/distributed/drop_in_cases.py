@@ -38,7 +38,7 @@ from recd_plugins.planning.planner import build_planner
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.testing.device import DEVICE
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 FEATURES = [f"f{i}" for i in range(6)]
 ROWS, DIM, NUM_STEPS, BATCH = 40, 16, 5, 32

@@ -29,7 +29,7 @@ from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.sharders import stock_sharders
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 CPU = torch.device("cpu")
 ROWS = 12

@@ -34,7 +34,7 @@ from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.testing.device import DEVICE
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 POLICIES = {
     "a": LRU_EvictionPolicy(),

@@ -37,7 +37,7 @@ from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.testing.device import DEVICE
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 FEATURES = ["a", "b"]
 ROWS = 128

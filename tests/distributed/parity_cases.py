@@ -45,7 +45,7 @@ from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 from recd_plugins.values.batch import ModelInput
 
 T = TypeVar("T")

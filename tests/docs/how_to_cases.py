@@ -13,7 +13,7 @@ from torchrec.distributed import DistributedModelParallel
 
 from recd_plugins import load_registry, prepare
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "your_model.md").read_text()
 

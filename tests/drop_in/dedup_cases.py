@@ -33,7 +33,7 @@ from recd_plugins.errors import SetupError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.sharders import fused_params
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 CPU = torch.device("cpu")
 FEATURES = ["f0", "f1", "f2"]

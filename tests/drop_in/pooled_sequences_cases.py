@@ -32,7 +32,7 @@ from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import lookup_ids
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 CPU = torch.device("cpu")
 #: Of each feature, how many rows follow one another with the same ids.

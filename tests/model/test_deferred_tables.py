@@ -19,7 +19,7 @@ from recd_plugins.errors import SetupError
 from recd_plugins.model import deferred_tables as module
 from recd_plugins.model.deferred_tables import FirstValues, Window, deferred_tables
 from recd_plugins.model.made_collections import one_row_tables
-from recd_plugins.training.weights import copy_weights, first_weights
+from recd_plugins.training.rank_state import copy_weights, first_weights
 
 
 def _from_numpy(weight: Tensor) -> None:

@@ -22,7 +22,7 @@ from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files import MANIFEST, digest_of, manifest_text
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 TRAINING = TrainingSpec()
 

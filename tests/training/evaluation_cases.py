@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugins import load_registry
-from recd_plugins.distributed.step_counts import step_counts
+from recd_plugins.compat.lookup_kernels import step_counts
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.batches import steps
 from recd_plugins.training.evaluation import evaluate

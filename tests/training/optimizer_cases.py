@@ -30,7 +30,7 @@ from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 PARTS = Parts(pooled=True, replicated=False, sequence=True)
 #: By table, of pooled features and of sequences; s3 has none.

@@ -22,7 +22,7 @@ from torchrec.distributed.sharding_plan import (
 )
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recd_plugins.distributed.step_counts import step_counts
+from recd_plugins.compat.lookup_kernels import step_counts
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.optimizer import build_optimizer

@@ -22,8 +22,7 @@ from recd_plugins.training.checkpoint_files import (
     progress_text,
     step_name,
 )
-from recd_plugins.training.evaluation import Measured
-from recd_plugins.training.validation import Validation, check_evaluation
+from recd_plugins.training.evaluation import Measured, Validation, check_evaluation
 
 
 def measured(entropy: float, auc: float = 0.5) -> Measured:

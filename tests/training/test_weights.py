@@ -10,7 +10,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.errors import RecdError
 from recd_plugins.training import checkpoint_dcp
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 
 def test_a_collision_map_keeps_the_segments_of_its_shards() -> None:

@@ -42,7 +42,7 @@ from recd_plugins.compat.mean_pooling import (
 )
 from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.compat.row_updates import plain_updates, why_plain_kernels
-from recd_plugins.distributed.process_groups import gathers_equal_sizes
+from recd_plugins.distributed.rank_agreement import gathers_equal_sizes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.sharding.batch_form import BatchForm, IdWeights, keep_inverse_indices

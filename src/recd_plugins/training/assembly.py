@@ -40,8 +40,7 @@ from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
-from recd_plugins.training.rank_state import broadcast_state
-from recd_plugins.training.weights import copy_weights, first_weights
+from recd_plugins.training.rank_state import broadcast_state, copy_weights, first_weights
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.words import shortened
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
+from recd_plugins.compat.lookup_kernels import set_steps_of_tables, steps_of_tables
 from recd_plugins.distributed.rank_agreement import together
-from recd_plugins.distributed.step_counts import set_steps_of_tables, steps_of_tables
 from recd_plugins.errors import SetupError
 from recd_plugins.training.optimizer import in_embedding_module
 from recd_plugins.words import shortened

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from io import StringIO
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import torch
@@ -30,6 +33,12 @@ from recd_plugins.planning.topologies import (
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.training.trainer import Job
+
+if TYPE_CHECKING:
+    import torch
+
+    from recd_plugins.training.assembly import Assembled
+
 
 #: Beside checkpoints: the topology that the run was planned for.
 KEPT = "topology.yaml"
@@ -190,3 +199,68 @@ def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
     values["device"] = values.pop("device")
     yaml.dump(values, text)
     write_text(path, f"# {comment}\n{text.getvalue()}")
+
+
+T = TypeVar("T")
+
+# A pipeline trains on a batch while it sends the next two.
+_READ_AHEAD = 2
+
+
+def steps_in_turns(
+    parts: Assembled,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    lead: int,
+    measured: int,
+) -> Iterator[tuple[int, Callable[[], object]]]:
+    """Yield each step to measure with its batch size; call it before asking for the next.
+
+    Args:
+        parts: a model that is ready to train.
+        rank: of this process.
+        world_size: ranks.
+        device: of the model.
+        sizes: rows of a rank; they take turns, ``rounds`` times.
+        rounds: turns of each size.
+        lead: steps of a turn before those to measure.
+        measured: steps of a turn to measure.
+    """
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+    with ExitStack() as stack:
+        loaders = {
+            size: stack.enter_context(
+                parts.prepared.with_training({"batch_size": size}).dataloader(
+                    rank=rank, world_size=world_size, device=device
+                )
+            )
+            for size in sizes
+        }
+        turns = list(sizes) * rounds
+        batches = _in_turns(loaders, turns, each=lead + measured + _READ_AHEAD)
+        for size in turns:
+            for _ in range(lead):
+                pipeline.progress(batches)
+            for _ in range(measured):
+                yield size, lambda: pipeline.progress(batches)
+            for _ in range(_READ_AHEAD):
+                pipeline.progress(batches)
+
+
+def _in_turns(
+    loaders: Mapping[int, Iterable[T]], turns: Sequence[int], *, each: int
+) -> Iterator[T]:
+    """Yield ``each`` batches of one size after the other, and more of the last to read ahead."""
+    batches = {size: _endless(loader) for size, loader in loaders.items()}
+    for size in turns:
+        yield from islice(batches[size], each)
+    yield from islice(batches[turns[-1]], _READ_AHEAD)
+
+
+def _endless(loader: Iterable[T]) -> Iterator[T]:
+    while True:
+        yield from loader

@@ -14,7 +14,7 @@ from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.data_report import GroupReport, StallReport
-from recd_plugins.training.validation import ValidationReport
+from recd_plugins.training.evaluation import ValidationReport
 from recd_plugins.values.stages import StageTimes
 
 _TITLES = {

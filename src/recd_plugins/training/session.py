@@ -33,11 +33,10 @@ from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import check_dataset
 from recd_plugins.training.assembly import Side
-from recd_plugins.training.evaluation import splits_of
+from recd_plugins.training.evaluation import check_evaluation, splits_of
 from recd_plugins.training.measured_at_start import topology_at_start
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job, checkpoints_of, train
-from recd_plugins.training.validation import check_evaluation
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.data_report import GroupReport, StallReport
 from recd_plugins.training.dry_run import converter_line, rest_line, unused_line
-from recd_plugins.training.evaluation import Measured, evaluate
+from recd_plugins.training.evaluation import Measured, Validation, evaluate
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.measurement import Measurement, sections_of, sum_by_kind
@@ -43,7 +43,6 @@ from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
 from recd_plugins.training.result import Result
 from recd_plugins.training.resume import check_fitted_alike, resume_choice, resume_fitted
-from recd_plugins.training.validation import Validation
 from recd_plugins.values.batch import ModelInput
 from recd_plugins.values.stages import StageTimes
 

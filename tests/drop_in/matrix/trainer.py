@@ -65,7 +65,7 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 import recd_plugins
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.testing.device import DEVICE
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 
 @dataclass(frozen=True, order=True)

@@ -37,7 +37,7 @@ from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.errors import RecdError
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import ExactEmbeddingCollectionSharder
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 DIM = 4
 SGD = {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.5}

@@ -38,7 +38,7 @@ from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.sharding.sharders import fused_params, stock_sharders
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 
 Optimizer = Literal["sgd", "rowwise_adagrad"]
 DIM = 4

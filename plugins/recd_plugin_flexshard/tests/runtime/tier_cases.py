@@ -55,7 +55,7 @@ from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.sharding.wire import Int8, wire_codecs
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 from recd_plugins.values.batch import ModelInput
 
 # Gradients of all tiers are summed over ranks and not averaged, or those of one tier are those of

@@ -41,7 +41,7 @@ from recd_plugins.sharding.sharders import (
 )
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.rank_state import copy_weights
 from recd_plugins.values.batch import ModelInput
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
