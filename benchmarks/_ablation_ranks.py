@@ -33,7 +33,8 @@ from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import RunConfig
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import fused_params
-from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.assembly import Variant as Side
+from recd_plugins.training.assembly import assemble
 from recd_plugins.training.breakdown import (
     PROFILED_STEP,
     StepProfile,

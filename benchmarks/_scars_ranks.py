@@ -48,7 +48,7 @@ TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)
 
 
 @dataclass(frozen=True)
-class Side:
+class Variant:
     """How a model's tables are kept.
 
     Attributes:
@@ -120,7 +120,7 @@ class Trained:
         return statistics.fmean(self.seconds)
 
 
-def measure(rank: int, world_size: int, job: Job, side: Side) -> Trained:
+def measure(rank: int, world_size: int, job: Job, side: Variant) -> Trained:
     """Train one side on all batches. Runs on one rank."""
     silence_upstream()
     keep_freed_memory()
@@ -157,7 +157,7 @@ def _train_host(job: Job) -> Trained:
     return Trained(losses, seconds, embeddings.bytes_read, embeddings.bytes_written)
 
 
-def _train_sharded(job: Job, side: Side) -> Trained:
+def _train_sharded(job: Job, side: Variant) -> Trained:
     """Train a side whose tables are sharded."""
     device = torch.device(job.device)
     dmp = _sharded_model(job, side, device)
@@ -304,7 +304,7 @@ class _Initial:
         return _Initial(self.seed)
 
 
-def _sharded_model(job: Job, side: Side, device: torch.device) -> DistributedModelParallel:
+def _sharded_model(job: Job, side: Variant, device: torch.device) -> DistributedModelParallel:
     """Return the model on one rank, every table of it whole."""
     configs = [
         EmbeddingBagConfig(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._measure import Figure, higher, lower
-from recd_plugins.training.assembly import Side
+from recd_plugins.training.assembly import Variant
 from recd_plugins.training.compare import Variants, in_rounds
 from recd_plugins.training.session import session
 
@@ -26,7 +26,7 @@ def figures_over_stock(
         of_speed: ``paper`` and ``goal`` of the speed.
     """
     overrides: dict[str, Any] = {"checkpoint": {}, "validation": None}
-    sides: tuple[Side, ...] = ("baseline", "plugins")
+    sides: tuple[Variant, ...] = ("baseline", "plugins")
     with session(registry, overrides=overrides, settings=settings) as trainer:
         pairs = [Variants(each) for each in in_rounds(sides, rounds, trainer.train)]
     found: dict[str, list[float]] = {}

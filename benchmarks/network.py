@@ -56,7 +56,7 @@ _EFFORTS: dict[Size, tuple[int, int, int, float]] = {
 
 
 @dataclass(frozen=True)
-class Side:
+class Variant:
     """One way to train the model of a cell.
 
     Attributes:
@@ -78,17 +78,17 @@ def _use(name: str, **options: Any) -> dict[str, Any]:
 
 _ROW_WISE, _PLANNER = _use("torchrec.row_wise"), _use("torchrec.planner")
 _JOINT, _ALL = _use("flexshard.joint", coalesce=True), _use("torchrec.row_wise", coalesce=True)
-SIDES: Mapping[str, Side] = {
-    "stock row-wise": Side(False, _ROW_WISE, stock="alike"),
-    "stock table-wise": Side(False, _use("torchrec.table_wise"), stock="own"),
-    "stock planner": Side(False, _PLANNER, stock="own"),
-    "KJT, joint coalesced + planner": Side(False, _JOINT, _PLANNER),
-    "KJT, row-wise, all coalesced": Side(False, _ALL),
-    "IKJT, planner": Side(True, _PLANNER),
-    "IKJT, joint coalesced + planner": Side(True, _JOINT, _PLANNER),
-    "IKJT, joint, all coalesced": Side(True, _JOINT, _ALL),
-    "KJT, auto": Side(False, {"use": "auto"}),
-    "IKJT, auto": Side(True, {"use": "auto"}),
+SIDES: Mapping[str, Variant] = {
+    "stock row-wise": Variant(False, _ROW_WISE, stock="alike"),
+    "stock table-wise": Variant(False, _use("torchrec.table_wise"), stock="own"),
+    "stock planner": Variant(False, _PLANNER, stock="own"),
+    "KJT, joint coalesced + planner": Variant(False, _JOINT, _PLANNER),
+    "KJT, row-wise, all coalesced": Variant(False, _ALL),
+    "IKJT, planner": Variant(True, _PLANNER),
+    "IKJT, joint coalesced + planner": Variant(True, _JOINT, _PLANNER),
+    "IKJT, joint, all coalesced": Variant(True, _JOINT, _ALL),
+    "KJT, auto": Variant(False, {"use": "auto"}),
+    "IKJT, auto": Variant(True, {"use": "auto"}),
 }
 OPTIONS = [
     click.Option(["--workload"], type=click.Choice(WORKLOADS), multiple=True, default=["papercal"]),

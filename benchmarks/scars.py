@@ -31,7 +31,7 @@ from benchmarks._measure import (
     max_abs_diff,
     ratios,
 )
-from benchmarks._scars_ranks import TRAINING, Job, Side, Trained, measure
+from benchmarks._scars_ranks import TRAINING, Job, Trained, Variant, measure
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugins.access import TableAccess
 from recd_plugins.access.distributions import from_weights
@@ -50,21 +50,21 @@ CARDINALITIES = (
 )
 _DIM, _EXPONENT, _CACHE_BYTES, _BATCH_SIZE = 64, 1.1, 256 * 2**20, 8192
 PLAIN, BOTH = "plain", "both"
-_SIDES: Mapping[str, Side] = {
-    PLAIN: Side("host"),
-    "coalesced": Side("cache", cached=False, coalesced=True),
-    "cached": Side("cache"),
-    BOTH: Side("cache", coalesced=True),
-    "both, lookahead": Side("cache", coalesced=True, lookahead=True),
-    "both, lfu": Side("cache", "lfu", coalesced=True),
-    "both, lru": Side("cache", "lru", coalesced=True),
-    "stock": Side("stock"),
+_SIDES: Mapping[str, Variant] = {
+    PLAIN: Variant("host"),
+    "coalesced": Variant("cache", cached=False, coalesced=True),
+    "cached": Variant("cache"),
+    BOTH: Variant("cache", coalesced=True),
+    "both, lookahead": Variant("cache", coalesced=True, lookahead=True),
+    "both, lfu": Variant("cache", "lfu", coalesced=True),
+    "both, lru": Variant("cache", "lru", coalesced=True),
+    "stock": Variant("stock"),
 }
-_CUDA_SIDES: Mapping[str, Side] = {
-    PLAIN: Side("host"),
-    "coalesced": Side("cache", cached=False, coalesced=True, lookahead=True),
-    "cached": Side("cache", coalesced=True, lookahead=True),
-    "uvm": Side("uvm"),
+_CUDA_SIDES: Mapping[str, Variant] = {
+    PLAIN: Variant("host"),
+    "coalesced": Variant("cache", cached=False, coalesced=True, lookahead=True),
+    "cached": Variant("cache", coalesced=True, lookahead=True),
+    "uvm": Variant("uvm"),
 }
 
 
@@ -153,7 +153,7 @@ def _findings(workload: str, trained: dict[str, list[Trained]], plan: CachePlan)
     )
 
 
-def _predicted(name: str, side: Side, plan: CachePlan) -> float:
+def _predicted(name: str, side: Variant, plan: CachePlan) -> float:
     """Return bytes of the backing store in a step, read and written.
 
     A cached kernel moves a row once a batch, whether its ids are coalesced or not.

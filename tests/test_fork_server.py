@@ -35,10 +35,10 @@ SHADOWED = """
 import multiprocessing
 from multiprocessing import forkserver
 from recd_plugins.data.workers import WorkerContext
-from recd_plugins.processes import start_fork_server, starting
+from recd_plugins.processes import start_fork_server, safe_path
 
 forkserver.set_forkserver_preload = lambda modules: None
-with starting("ranks"):
+with safe_path():
     multiprocessing.get_context("spawn").Process(target=print, args=("spawned",)).start()
 start_fork_server()
 WorkerContext().Process(target=print, args=("forked",)).start()

@@ -22,13 +22,13 @@ from recd_plugins.api import (
     Job,
     RunConfig,
     ShardableModel,
-    Side,
     Stage,
     StageCosts,
     StageTimes,
     StepCost,
     StepProfile,
     TopologySpec,
+    Variant,
     assemble,
     backend_for,
     device_of_rank,
@@ -44,7 +44,7 @@ from recd_plugins.api import (
     wrapped_dataset,
 )
 
-SIDES: tuple[Side, ...] = ("baseline", "plugins")
+SIDES: tuple[Variant, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.
 MEANINGFUL_SHARE = 0.03
 
@@ -67,7 +67,7 @@ class CalibrationPoint:
         fitted: whether the costs were fitted to it; else it shows how well they predict.
     """
 
-    side: Side
+    side: Variant
     batch_size: int
     works: Sequence[StepCost]
     ranks: Sequence[StageTimes]
@@ -260,14 +260,14 @@ def batch_sizes(batch_size: int, together: int) -> tuple[int, int, int]:
 
 def _profile_sides(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], rounds: int
-) -> dict[Side, tuple[dict[int, StageTimes], ShardingPlan]]:
+) -> dict[Variant, tuple[dict[int, StageTimes], ShardingPlan]]:
     """Stage times of this rank by batch size, and the plan, of each side."""
     silence_upstream()
     return {side: _profile_side(rank, world_size, job, side, sizes, rounds) for side in SIDES}
 
 
 def _profile_side(
-    rank: int, world_size: int, job: Job, side: Side, sizes: Sequence[int], rounds: int
+    rank: int, world_size: int, job: Job, side: Variant, sizes: Sequence[int], rounds: int
 ) -> tuple[dict[int, StageTimes], ShardingPlan]:
     registry = job.load().with_training({"batch_size": max(sizes)})
     device = device_of_rank(job.device)

@@ -283,7 +283,7 @@ if TYPE_CHECKING:
     from recd_plugins.sparse.index_select import jagged_index_select
     from recd_plugins.sparse.jagged import offsets_of, positions_of_ranges, rounded_borders
     from recd_plugins.sparse.partial import RowPacker
-    from recd_plugins.training.assembly import Side, assemble
+    from recd_plugins.training.assembly import Variant, assemble
     from recd_plugins.training.batches import BatchSource
     from recd_plugins.training.breakdown import StepProfile, step_profile
     from recd_plugins.training.callbacks import Callbacks
@@ -294,7 +294,6 @@ if TYPE_CHECKING:
     from recd_plugins.training.evaluation import Metrics, Predictions, tie_groups
     from recd_plugins.training.identity import check_same_preprocessing
     from recd_plugins.training.measured_at_start import (
-        calibration_job,
         refuse_existing,
         refuse_other_names,
         steps_in_turns,
@@ -311,6 +310,7 @@ if TYPE_CHECKING:
         worse_than_base_rate,
     )
     from recd_plugins.training.resume import load_fitted
+    from recd_plugins.training.session import calibration_job
     from recd_plugins.training.trained import (
         AbsentData,
         Trained,
@@ -495,7 +495,6 @@ __all__ = [
     "ShardableModel",
     "SharderArguments",
     "Sharding",
-    "Side",
     "Split",
     "Spread",
     "Stage",
@@ -525,6 +524,7 @@ __all__ = [
     "TrainingSpec",
     "Unit",
     "Url",
+    "Variant",
     "WorkFolder",
     "WorkerContext",
     "add_counts",

@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
@@ -16,7 +15,7 @@ from typing import TypeVar
 
 import psutil
 
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.errors import RecdError
 
 _SAFE_PATH = "PYTHONSAFEPATH"
 # Seconds for a fork server that closes its socket to end.
@@ -89,38 +88,6 @@ def adopt_environ(environ: Mapping[str, str]) -> None:
     """Take over the environment that the parent had outside ``safe_path``."""
     os.environ.pop(_SAFE_PATH, None)
     os.environ.update(environ)
-
-
-@contextmanager
-def starting(what: str) -> Iterator[None]:
-    """Start processes in this context, without modules of the current folder.
-
-    Raises:
-        SetupError: the fork server has ended; says how.
-    """
-    try:
-        with safe_path():
-            yield
-    except (EOFError, ConnectionError) as error:
-        raise SetupError(f"{what} could not be started: {_how_server_ended()}") from error
-
-
-def _how_server_ended() -> str:
-    """Describe how the fork server of this process ended, and leave its status to ``waitpid``."""
-    server = "the fork server"
-    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    status, deadline = None, time.monotonic() + _END_SECONDS
-    with suppress(ChildProcessError):
-        while pid is not None and status is None and time.monotonic() < deadline:
-            status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            time.sleep(0.01)
-    if status is None:
-        return f"{server} has ended"
-    if status.si_code == os.CLD_EXITED:
-        return f"{server} ended with exit code {status.si_status}; its error is above"
-    name = signal.Signals(status.si_status).name
-    memory = ", probably because the machine ran out of memory" if name == "SIGKILL" else ""
-    return f"{server} was killed by {name}{memory}"
 
 
 def start_fork_server() -> None:

@@ -17,7 +17,7 @@ import recd_plugins
 from recd_plugins import load_registry
 from recd_plugins.distributed.rank_agreement import check_agreement, check_started_alike
 from recd_plugins.errors import NoPlanError, SetupError
-from recd_plugins.planning.choosing import choose
+from recd_plugins.planning import choosing
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.training.assembly import assemble
 
@@ -25,9 +25,8 @@ CPU = torch.device("cpu")
 Case = Callable[[bool], Any]
 
 
-def features(names: list[str], **types: Any) -> KeyedJaggedTensor:
+def features(names: list[str]) -> KeyedJaggedTensor:
     ids, lengths = torch.arange(8) % 4, torch.ones(8, dtype=torch.int64)
-    ids = ids.to(types.get("ids", torch.int64))
     return KeyedJaggedTensor(names, ids, lengths=lengths)
 
 
@@ -39,11 +38,6 @@ def plan(differs: bool) -> None:
         lambda self, module, sharders, _: self.plan(module, sharders),
     ):
         sharded(Model(), "table_wise" if differs else "row_wise")
-
-
-def ids(differs: bool) -> None:
-    bags = features(["b0", "b1"], ids=torch.int32 if differs else torch.int64)
-    sharded(Model(), "row_wise")(bags, features(["e0", "e1"]))
 
 
 def loader(differs: bool) -> None:
@@ -93,7 +87,7 @@ def auto_finds_nothing(differs: bool, path: Any) -> None:
         assert not differs, "rank 0 alone chooses"
         raise NoPlanError("nothing fits here")
 
-    with patch.object(choose, "_find", find):
+    with patch.object(choosing, "_find", find):
         assemble(load_registry(path), "plugins", CPU)
 
 

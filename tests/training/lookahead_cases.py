@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from unittest import mock
 
 import numpy as np
 import torch
@@ -35,7 +34,6 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
 )
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
-from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.training_spec import TrainingSpec
@@ -97,12 +95,6 @@ class Model(nn.Module):
         tier = self.tiered(batch.replicated_features)["tier"].values()
         loss = self.head(bag, sequence, tier, batch.labels)
         return loss, loss.detach()
-
-
-def _table(config: Any, feature: str) -> Any:
-    return config(
-        num_embeddings=NUM_ROWS, embedding_dim=DIM, name=f"t_{feature}", feature_names=[feature]
-    )
 
 
 class Head(nn.Module):
@@ -173,37 +165,6 @@ def run(
     state = {name: _local(value) for name, value in dmp.state_dict().items()}
     pinned = sum(int((kernel._rows._pool.pins > 0).sum()) for kernel in cached_kernels(dmp))
     return Run(losses, state, type(pipeline).__name__, pinned)
-
-
-def events(rank: int, world_size: int, cache: TableCache) -> list[str]:
-    """What happens in four steps: passes, and reads of the backing store of one kernel."""
-    dmp, optimizer = shard(world_size, cache, DEVICE)
-    happened = head_of(dmp).events
-    kernel = next(iter(cached_kernels(dmp)))
-    numbers: dict[int, int] = {}
-    read, wait = RowMover.read, Pending.wait
-
-    def recorded_read(mover: RowMover, rows: Tensor) -> Pending:
-        pending = read(mover, rows)
-        if mover is kernel._mover:
-            numbers[id(pending)] = len(numbers)
-            happened.append(f"read {numbers[id(pending)]}")
-        return pending
-
-    def recorded_wait(pending: Pending) -> tuple[Tensor, Tensor | None]:
-        if id(pending) in numbers:
-            happened.append(f"wait {numbers[id(pending)]}")
-        return wait(pending)
-
-    with (
-        mock.patch.object(RowMover, "read", recorded_read),
-        mock.patch.object(Pending, "wait", recorded_wait),
-    ):
-        pipeline = build_train_pipeline(dmp, optimizer, DEVICE)
-        batches = iter([batch_of(rank, step) for step in range(4)])
-        for _ in range(4):
-            pipeline.progress(batches)
-    return happened
 
 
 def batch_of(rank: int, step: int) -> ModelInput:

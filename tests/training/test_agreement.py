@@ -34,7 +34,6 @@ OF_TRAINERS = {
     cases.plan: (
         '(sharding bags): the plan, b0.sharding_type: "row_wise" on rank 0, "table_wise" on rank 1'
     ),
-    cases.ids: 'the batch, type of ids: "torch.int64" on rank 0, "torch.int32" on rank 1',
     cases.loader: (
         "rank 0 is at the first batch of bags, rank 1 at the first batch of dedup(loader)"
     ),

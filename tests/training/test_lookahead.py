@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.training.lookahead_cases import Pipeline, Run, events, run
+from tests.training.lookahead_cases import Pipeline, Run, run
 
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.testing.device import DEVICE
@@ -14,21 +14,6 @@ from recd_plugins.testing.gloo import run_on_ranks
 HOT = np.arange(8, dtype=np.int64)
 AHEAD = TableCache("static", 8 / 64, HOT)
 NOT_AHEAD = TableCache("static", 8 / 64, HOT, lookahead=False)
-
-
-def test_rows_of_the_next_batch_are_read_while_this_one_is_computed() -> None:
-    happened = run_on_ranks(events, 1, TableCache("static", 0.0))[0]
-    place = {event: happened.index(event) for event in happened}
-    for step in range(3):
-        assert place[f"read {step + 1}"] < place[f"forward {step}"]
-        assert place[f"wait {step + 1}"] > place[f"backward {step}"]
-
-
-def test_without_lookahead_rows_are_read_when_they_are_needed() -> None:
-    happened = run_on_ranks(events, 1, TableCache("static", 0.0, lookahead=False))[0]
-    place = {event: happened.index(event) for event in happened}
-    for step in range(3):
-        assert place[f"read {step + 1}"] > place[f"backward {step}"]
 
 
 @pytest.mark.parametrize(("world_size", "kind"), [(1, "none"), (2, "ours"), (2, "stock")])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.planning.test_planner import prepared, profile
 from tests.training import optimizer_cases as cases
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -18,9 +17,7 @@ from recd_plugins.errors import PluginError, RegistryError
 from recd_plugins.interfaces import TableStrategy
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.constraints import table_constraints, table_optimizers
 from recd_plugins.planning.optimizer_entries import apply_optimizers
-from recd_plugins.sharding.build import build_sharders
 from recd_plugins.testing.gloo import run_on_ranks
 
 HEAD = """version: 1
@@ -192,28 +189,3 @@ def test_tables_that_cannot_be_trained_so(tmp_path: Path) -> None:
         applied(registry, twice)
     with pytest.raises(RegistryError, match=r"t_a is in no EmbeddingBagCollection .* any more"):
         apply_optimizers(registry, model_of("t_b"), tables_of(model_of("t_a")), "cpu", {})
-
-
-ADAM = "optimizers: [{use: torchrec.adam, tables: ['*'], options: {learning_rate: 0.1}}]\n"
-
-
-@pytest.mark.parametrize(
-    ("use", "splits_columns"), [("adagrad", True), ("rowwise_adagrad", False), ("adam", True)]
-)
-def test_the_planner_splits_columns_where_that_trains_the_same(
-    tmp_path: Path, use: str, splits_columns: bool
-) -> None:
-    registry = registry_of(tmp_path, ADAM.replace("adam", use))
-    model = applied(registry, model_of("t_a"), "cuda")
-    ready = prepared(registry, model)
-    (constraints,) = table_constraints(
-        ready,
-        tables_of(model),
-        profile=profile(a=1.0),
-        device_type="cuda",
-        optimizers=table_optimizers(model, build_sharders(ready)),
-        replicate=True,
-    ).values()
-    assert constraints.sharding_types is not None
-    assert ("column_wise" in constraints.sharding_types) == splits_columns
-    assert "data_parallel" not in constraints.sharding_types

@@ -32,7 +32,7 @@ from recd_plugins.training.checkpoint_files import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
 
 if TYPE_CHECKING:
-    from recd_plugins.training.assembly import Side
+    from recd_plugins.training.assembly import Variant
     from recd_plugins.training.result import Result
     from recd_plugins.training.session import Session
 
@@ -247,7 +247,7 @@ def run(
             compared = ShardingComparison(results, found[1:])
             report, shown = compared.as_json(), [compared.table()]
         elif compare:
-            sides: tuple[Side, ...] = ("baseline", "plugins")
+            sides: tuple[Variant, ...] = ("baseline", "plugins")
             first, *others = in_rounds(sides, rounds, trainer.train)
             comparison = Comparison(first, others, wire=trainer.registry.training.wire)
             report, shown = comparison.as_json(), [comparison.table()]

@@ -36,8 +36,8 @@ from recd_plugins.processes import (
     adopt_environ,
     end_with_parent,
     portable,
+    safe_path,
     start_fork_server,
-    starting,
 )
 from recd_plugins.values.batch import ModelInput
 from recd_plugins.visible_text import show_controls
@@ -239,7 +239,7 @@ class _Process(ForkServerProcess):
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
-            with starting("reader workers"):
+            with safe_path():
                 super().start()
         finally:
             sys.modules["__main__"] = main

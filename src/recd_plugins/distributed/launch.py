@@ -27,9 +27,9 @@ from recd_plugins.processes import (
     end_with_parent,
     kill_stopped_below,
     portable,
+    safe_path,
     share_fork_server,
     start_fork_server,
-    starting,
 )
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Ranks:
                 process = context.Process(  # type: ignore[attr-defined]
                     target=_serve, args=(rank, theirs, setup), name=f"rank {rank}"
                 )
-                with starting("ranks"):
+                with safe_path():
                     process.start()
                 theirs.close()
                 self._processes.append(process)

@@ -47,7 +47,7 @@ from recd_plugins.words import shortened
 logger = logging.getLogger(__name__)
 
 #: A registry with its plugins, or plain TorchRec on the same data.
-Side = Literal["plugins", "baseline"]
+Variant = Literal["plugins", "baseline"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Assembled:
 
 def assemble(
     registry: RunConfig,
-    side: Side,
+    side: Variant,
     device: torch.device,
     *,
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
@@ -207,7 +207,7 @@ def _refuse_extra_state(registry: RunConfig, model: nn.Module) -> None:
 def _prepared(
     registry: RunConfig,
     schema: FeatureSchema,
-    side: Side,
+    side: Variant,
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:
@@ -231,7 +231,7 @@ def _prepared(
 def _whole(
     registry: RunConfig,
     schema: FeatureSchema,
-    side: Side,
+    side: Variant,
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:

@@ -14,8 +14,6 @@ from rich.table import Table
 
 from recd_plugins.training.result import Result, figure_text, figure_words, figures_of
 
-# Another order of sums changes a loss by this much in a step; training may amplify it later.
-_ROUNDING = 1e-6
 # Rounding grows to this much in a short run that is not ill-conditioned.
 _GROWN = 1e-3
 
@@ -86,13 +84,6 @@ class Variants:
         differences = (loss_max_abs_diff(each[self.first], each[variant]) for each in self.rounds)
         return max(differences, key=lambda value: (math.isnan(value), value))
 
-    def steps_alike(self, variant: str) -> int:
-        """Return the first steps whose losses differ by rounding alone, in all rounds."""
-        return min(
-            int(np.argmin([*(np.abs(np.subtract(a, b)) <= _ROUNDING), False]))
-            for a, b in ((each[self.first].losses, each[variant].losses) for each in self.rounds)
-        )
-
     def spreads(self, variant: str) -> dict[str, Spread | None]:
         """Return each figure of a variant over all rounds."""
         found = [figures(each[variant]) for each in self.rounds]
@@ -158,28 +149,13 @@ class Comparison(Variants):
         return table
 
     def _losses_in_words(self) -> str:
-        steps, alike = len(self.results["plugins"].losses), self.steps_alike("plugins")
-        apart = self.loss_max_abs_diff("plugins")
-        agree = f"losses of {steps} steps agree within {apart:.1e}"
-        are = f"losses of {steps} steps are up to {apart:.1e} apart"
-        if alike == steps:
-            return agree
+        steps, apart = len(self.results["plugins"].losses), self.loss_max_abs_diff("plugins")
+        words = f"losses of {steps} steps agree within {apart:.1e}"
         if self.wire != "fp32":
-            return (
-                f"{are}: training.wire {self.wire} rounds what the plugins' side sends, and the "
-                "baseline sends fp32"
-            )
-        if not alike:
-            return (
-                f"{are}, from the first on, which is more than rounding of float32: something "
-                "computes otherwise"
-            )
-        if apart <= _GROWN:
-            return f"{agree}, of the first {alike} within {_ROUNDING:.0e}"
-        return (
-            f"{are}, those of the first {alike} within {_ROUNDING:.0e}: training amplifies "
-            "rounding, or something computes otherwise"
-        )
+            return f"{words}: the plugins send by training.wire {self.wire}, the baseline by fp32"
+        if not apart <= _GROWN:
+            return f"{words}: training amplifies rounding, or something computes otherwise"
+        return words
 
 
 class ShardingComparison(Variants):

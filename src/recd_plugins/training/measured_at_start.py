@@ -16,7 +16,6 @@ import torch.distributed as dist
 from ruamel.yaml import YAML
 
 from recd_plugins.activity import doing
-from recd_plugins.data.wrapped_dataset import wrapped_dataset
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import RecdError
@@ -31,8 +30,7 @@ from recd_plugins.planning.topologies import (
     topology_of,
 )
 from recd_plugins.plugin_modules import qualified
-from recd_plugins.registry import RunConfig, TrainingSpec
-from recd_plugins.training.trainer import Job
+from recd_plugins.registry import TrainingSpec
 
 if TYPE_CHECKING:
     import torch
@@ -134,46 +132,6 @@ def _line(spec: TopologySpec, seconds: float) -> str:
         "all-to-all. training.topology names a file of recd calibrate instead, or machine, which "
         "measures nothing"
     )
-
-
-def calibration_job(
-    registry: RunConfig,
-    plugins_dir: Path | None,
-    spec: TopologySpec,
-    path: Path,
-    batch_size: int | None = None,
-) -> tuple[RunConfig, Job]:
-    """Return ``registry`` with the ranks of ``spec`` and prepared data, and a job that trains it.
-
-    Args:
-        registry: to calibrate with.
-        plugins_dir: a folder of plugin files.
-        spec: of this machine.
-        path: the file to write later.
-        batch_size: rows of a rank, in place of the file's.
-
-    Raises:
-        RecdError: ``path`` exists already, or the data cannot be had.
-    """
-    refuse_existing(path)
-    overrides: dict[str, Any] = {
-        "ranks": spec.ranks_per_node,
-        "ranks_per_node": None,
-        "checkpoint": {},
-        "topology": None,  # may be of other ranks than those of this machine
-    }
-    if batch_size is not None:
-        overrides["batch_size"] = batch_size
-    registry = registry.with_training(overrides)
-    wrapped_dataset(registry).prepare()
-    job = Job(
-        registry.path,
-        plugins_dir=plugins_dir,
-        overrides=overrides,
-        device=spec.device,
-        text=registry.text,
-    )
-    return registry, job
 
 
 def refuse_other_names(path: Path) -> None:

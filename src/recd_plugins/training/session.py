@@ -28,13 +28,13 @@ from recd_plugins.distributed.rank_agreement import check_started_alike
 from recd_plugins.distributed.signals import passed_on
 from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.topologies import machine_of
+from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import check_dataset
-from recd_plugins.training.assembly import Side
+from recd_plugins.training.assembly import Variant
 from recd_plugins.training.evaluation import check_evaluation, splits_of
-from recd_plugins.training.measured_at_start import topology_at_start
+from recd_plugins.training.measured_at_start import refuse_existing, topology_at_start
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job, checkpoints_of, train
 
@@ -50,7 +50,7 @@ class Session:
     ranks_per_node: int
     hang_limits: HangLimits
 
-    def train(self, side: Side, sharding: str | None = None) -> Result:
+    def train(self, side: Variant, sharding: str | None = None) -> Result:
         """Train on all ranks, in new processes; under torchrun in those that are there."""
         job = replace(self.job, side=side, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
@@ -214,3 +214,43 @@ def _prepare(registry: RunConfig, world_size: int) -> None:
         # Evaluation takes rows that fill no batch too.
         size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
         dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
+
+
+def calibration_job(
+    registry: RunConfig,
+    plugins_dir: Path | None,
+    spec: TopologySpec,
+    path: Path,
+    batch_size: int | None = None,
+) -> tuple[RunConfig, Job]:
+    """Return ``registry`` with the ranks of ``spec`` and prepared data, and a job that trains it.
+
+    Args:
+        registry: to calibrate with.
+        plugins_dir: a folder of plugin files.
+        spec: of this machine.
+        path: the file to write later.
+        batch_size: rows of a rank, in place of the file's.
+
+    Raises:
+        RecdError: ``path`` exists already, or the data cannot be had.
+    """
+    refuse_existing(path)
+    overrides: dict[str, Any] = {
+        "ranks": spec.ranks_per_node,
+        "ranks_per_node": None,
+        "checkpoint": {},
+        "topology": None,  # may be of other ranks than those of this machine
+    }
+    if batch_size is not None:
+        overrides["batch_size"] = batch_size
+    registry = registry.with_training(overrides)
+    wrapped_dataset(registry).prepare()
+    job = Job(
+        registry.path,
+        plugins_dir=plugins_dir,
+        overrides=overrides,
+        device=spec.device,
+        text=registry.text,
+    )
+    return registry, job

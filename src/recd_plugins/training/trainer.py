@@ -27,7 +27,7 @@ from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.sharding.table_report import describe_tables
-from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.assembly import Variant, assemble
 from recd_plugins.training.batches import BatchSource, segments, steps
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
@@ -67,7 +67,7 @@ class Job:
     """
 
     registry: Path
-    side: Side = "plugins"
+    side: Variant = "plugins"
     plugins_dir: Path | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"

@@ -18,7 +18,7 @@ from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.optimizers import OPTIMIZERS, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
 from tests.drop_in.matrix.rest import REST, Rest
-from tests.drop_in.matrix.trainer import Cell, Side
+from tests.drop_in.matrix.trainer import Cell, Variant
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed import comm_ops
@@ -169,11 +169,11 @@ def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made:
     sides = _sides(rest, flow)
     side: Any = None
     if rest.state and flow == "ours":
-        Side(cell, "ours", rank, group, made)
+        Variant(cell, "ours", rank, group, made)
     for turn, name in enumerate(sides):
         before = side
         if before is None or not (name == "whole" and "whole" not in rest.state):
-            side = Side(cell, name, rank, group, made, seed=turn)
+            side = Variant(cell, name, rank, group, made, seed=turn)
         if before is not None and side is not before:
             _load(side, before)
         with _synchronous(rest.sync):
@@ -200,7 +200,7 @@ def _sides(rest: Rest, flow: str) -> list[str]:
     return ["stock" if name == "ours" and flow == "stock" else name for name in names]
 
 
-def _load(side: Side, before: Side) -> None:
+def _load(side: Variant, before: Variant) -> None:
     """Take over what another side has saved."""
     state = before.dmp.state_dict()
     if side.side == "whole":
@@ -230,7 +230,7 @@ def whole(value: Any) -> Tensor:
     return full
 
 
-def _keep(side: Side, trained: Trained) -> None:
+def _keep(side: Variant, trained: Trained) -> None:
     """Note parameters, and which tables moved."""
     for name, value in side.dmp.state_dict().items():
         if table := table_of(name):
@@ -278,7 +278,7 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return apart if apart == apart else float("inf")
 
 
-def _metrics(side: Side, trained: Trained, group: Any) -> dict[str, Tensor]:
+def _metrics(side: Variant, trained: Trained, group: Any) -> dict[str, Tensor]:
     """Normalised entropy of the last predictions, by a RecMetricModule."""
     from torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
     from torchrec.metrics.metrics_config import (

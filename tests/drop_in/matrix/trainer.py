@@ -101,7 +101,7 @@ def loss_of(top: nn.Module, found: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     return (predictions - batch.labels).square().sum(), predictions.detach()
 
 
-class Side:
+class Variant:
     """A trainer's model with all that it needs, on one side: ``ours``, ``stock`` or ``whole``.
 
     Args:
