@@ -134,7 +134,7 @@ _NAMES = {
     "torch:_C": "_only_lift_cpu_tensors _set_only_lift_cpu_tensors",
     "fsspec:AbstractFileSystem": "_open",
     "multiprocessing.forkserver": "_forkserver",
-    "multiprocessing.forkserver:ForkServer": "_forkserver_address _forkserver_pid",
+    "multiprocessing.forkserver:ForkServer": "_forkserver_address",
 }
 #: Names that the framework uses.
 INTERNALS = tuple(
