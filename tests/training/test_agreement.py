@@ -35,7 +35,8 @@ OF_TRAINERS = {
         '(sharding bags): the plan, b0.sharding_type: "row_wise" on rank 0, "table_wise" on rank 1'
     ),
     cases.loader: (
-        "rank 0 is at the form of the first batch of bags, rank 1 at the first batch of dedup(loader)"
+        "rank 0 is at the form of the first batch of bags, rank 1 at the first "
+        "batch of dedup(loader)"
     ),
 }
 #: Plugins that decide by their rank.
