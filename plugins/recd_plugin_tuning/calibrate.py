@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -15,7 +14,6 @@ from recd_plugins.api import (
     AT_LEAST_1,
     OUTPUT,
     TOPOLOGY,
-    RecdError,
     SetupError,
     available_cores,
     check_output,
@@ -123,32 +121,16 @@ def calibrate(
         )[0]
     else:
         kind = _kind(device, torchrun_ranks_per_node())
-        options = {"--quick": quick, "device": kind}
-        options |= {"--json": bool(json_path), "--plot": bool(plot_path)}
+        if rank == 0:
+            check_files()
         with (
             join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size),
             watched_by_each_other(rank, world_size, limits),
         ):
-            _refuse_together(rank, check_files, options)
             found = _measure(rank, world_size, kind, quick)
         if rank:
             return
     _tell(found, _comment(found, quick), output, json_path, plot_path)
-
-
-def _refuse_together(rank: int, check: Callable[[], None], options: Mapping[str, object]) -> None:
-    """Have all ranks end with what rank 0 refuses, or with options that differ, not in a hang."""
-    from recd_plugins.api import check_agreement, tell_all
-
-    refused = ""
-    if rank == 0:
-        try:
-            check()
-        except (RecdError, click.ClickException) as error:
-            refused = str(error)
-    if found := tell_all("recd calibrate", refused)[0]:
-        raise SetupError(found)
-    check_agreement("starting", {"options of recd calibrate": options})
 
 
 def _default_ranks(device: str) -> int:

@@ -351,7 +351,7 @@ class WorkRates:
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
-    """Collective; each rank is timed by itself, while the others do the same."""
+    """Time each kind of work on every rank while the others do the same. Collective."""
     works, products = works_of(device), PRODUCTS[device.type]
     fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products, *ATTENTIONS)
     named = {WORKS[name]: run for name, (_, run) in works.items()}

@@ -40,15 +40,7 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """The plan of a side on some ranks.
-
-    Attributes:
-        ranks: how many.
-        batch_size: rows of each.
-        seconds: of a step by stage; None where there is no plan.
-        memory_bytes: of the fullest rank, likewise.
-        problem: why there is none.
-    """
+    """The plan of a side on some ranks; without one ``problem`` says why."""
 
     ranks: int
     batch_size: int
@@ -83,10 +75,10 @@ class ScalingReport:
 
     Attributes:
         topology: its name.
-        spec: of which the first nodes are taken, with one node more each time.
-        batch_size: rows of a rank, where scaling is weak.
-        global_batch: rows of all ranks, where it is strong.
-        points: of each kind of scaling, by side, in the order of ranks.
+        spec: its largest number of nodes.
+        batch_size: rows of a rank under weak scaling.
+        global_batch: rows of all ranks under strong scaling.
+        points: by kind of scaling and side, in the order of ranks.
         other_models: sides with other features or tables than the first registry.
     """
 

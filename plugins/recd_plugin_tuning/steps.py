@@ -1,8 +1,7 @@
-"""One calibration run: what the stages of a step cost on this machine, and how well that predicts.
+"""``recd plan --calibrate``: fit the costs of a step to profiled training steps.
 
-Training steps of the registry's own model are profiled, with the plugins and without them, at three
-batch sizes. Costs are fitted to the smallest and the largest; the one between is predicted from
-them and compared with what was measured.
+Steps of the registry's model run with and without plugins at three batch sizes. Costs are fitted to
+the smallest and the largest, and judged by the one between.
 """
 
 from __future__ import annotations
@@ -152,14 +151,10 @@ def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int 
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
-        registry: as ``job`` says; its ``training.ranks`` ranks are started.
+        registry: its ``training.ranks`` ranks are started.
         job: the registry file with overrides, and the device.
-        spec: the ranks; its bounds are the costs of work that the steps do none of, such as bytes
-            to other nodes.
-        rounds: in each, two steps of each side and batch size are timed and two profiled.
-
-    Raises:
-        RecdError: the registry, the data or the machine does not allow it.
+        spec: the ranks; its bounds are the costs of work that no step does.
+        rounds: in each, every side and batch size is profiled.
     """
     ranks = registry.training.ranks
     together = smallest_batch(wrapped_dataset(registry))

@@ -149,14 +149,6 @@ def test_tables_of_one_name_in_two_modules() -> None:
     assert all(each and None not in each for each in ranks.values())
 
 
-def test_tables_of() -> None:
-    assert tables_of(Model(rows=7, dim=4)) == [
-        Table("a", ("f", "g"), 7, 4, pooled=True),
-        Table("b", ("h",), 7, 4, pooled=True),
-        Table("s", ("i",), 7, 4, pooled=False),
-    ]
-
-
 @pytest.mark.parametrize(
     ("table", "kind"),
     [
@@ -230,13 +222,6 @@ def test_bags_beside_coalesced_ones_are_not_replicated() -> None:
     assert plan.plan["bags"]["b"].sharding_type != "data_parallel"
 
 
-def test_torchrecs_sharders_replicate_sequences_on_cpu_only_where_claimed() -> None:
-    model = Model(rows=8)
-    assert ("s", "data_parallel") not in options(registry(), profile(), model)
-    claimed = options(registry((make(DataParallel), ["s"])), profile(), model)
-    assert ("s", "data_parallel") in claimed
-
-
 def test_column_shards_only_where_they_change_nothing() -> None:
     model = Model(dim=256)
     assert ("a", "column_wise") in options(registry(), profile(), model)
@@ -280,15 +265,6 @@ def test_no_option_is_left() -> None:
         )
 
 
-class Wide(Sharding):
-    """Contradicts the cache."""
-
-    name = "test.wide"
-
-    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
-        return {table.name: ParameterConstraints(compute_kernels=["fused"]) for table in tables}
-
-
 class Constrains(Sharding):
     """Constrains what it is told to."""
 
@@ -299,26 +275,6 @@ class Constrains(Sharding):
         return self.result
 
 
-@pytest.mark.parametrize(
-    ("constraints", "message"),
-    [
-        (
-            {"sharding_types": ["data_parallel"], "compute_kernels": ["fused"]},
-            "table b cannot have the compute kernel fused on cpu: "
-            "ExactEmbeddingBagCollectionSharder offers dense for data_parallel;",
-        ),
-    ],
-)
-def test_the_part_of_the_constraints_that_is_wrong_is_named(
-    constraints: Mapping[str, Any], message: str
-) -> None:
-    plugin = make(Constrains)
-    plugin.result = {"b": ParameterConstraints(**constraints)}
-    with pytest.raises(SetupError) as caught:
-        chosen(registry((plugin, ["b"])), Model())
-    assert message in str(caught.value)
-
-
 def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     plugin = make(Constrains)
     plugin.result = {"b": ParameterConstraints(compute_kernels=["fused"])}
@@ -327,11 +283,13 @@ def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCapture
 
 
 def test_contradicting_plugins() -> None:
-    reg = registry((make(Wide), ["b"]), cache=[(make(Uvm), ["b"])])
+    wide = make(Constrains)
+    wide.result = {"b": ParameterConstraints(compute_kernels=["fused"])}
+    reg = registry((wide, ["b"]), cache=[(make(Uvm), ["b"])])
     with pytest.raises(
         RecdError,
-        match=r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.wide set different "
-        r"compute_kernels",
+        match=r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.constrains set "
+        r"different compute_kernels",
     ):
         build_planner(prepared(reg), world_size=2, profile=profile())
 

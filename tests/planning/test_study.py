@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins import RunConfig, prepare
-from recd_plugins.errors import DataError, NoPlanError, RecdError, SetupError
+from recd_plugins.errors import DataError, NoPlanError, SetupError
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.report import PlanReport, compressed, render, size_text
 from recd_plugins.planning.study import COMPONENTS, ShardableModel, report_side, study, with_plugins
@@ -25,7 +24,6 @@ from recd_plugins.planning.topologies import (
     MACHINE,
     TopologySpec,
     load_topology,
-    topology_names,
 )
 from recd_plugins.values.stage_costs import AllReduceCost, LookupCost, StageCosts
 
@@ -52,19 +50,6 @@ def text(made: PlanReport) -> str:
     with console.capture() as capture:
         console.print(render(made))
     return capture.get()
-
-
-def test_what_parts_say_of_a_table_has_the_whole_width(make_registry) -> None:
-    made = report(make_registry(), load_topology("zionex-a100-40g", nodes=1, ranks=2))
-    words = "rows that are read together lie together, in blocks of 512 rows"
-    first, *others = made.plugins.tables
-    said = replace(
-        made, plugins=replace(made.plugins, tables=(replace(first, words=(words,)), *others))
-    )
-    console = Console(width=80)
-    with console.capture() as capture:
-        console.print(render(said))
-    assert f"\n{first.name}: {words}\n" in capture.get()
 
 
 def test_wrappers_are_prepared_as_in_a_run(make_registry, table) -> None:
@@ -101,7 +86,8 @@ def test_a_step_is_reckoned_as_its_pipeline_overlaps(make_registry) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nodes"), [*product(topology_names(), [1, 2]), ("zionex-a100-40g", 16)]
+    ("name", "nodes"),
+    [("dgx-a100-80g", 1), ("dgx-h100", 2), (MACHINE, 1), (MACHINE, 2), ("zionex-a100-40g", 16)],
 )
 def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> None:
     spec = load_topology(name, nodes=nodes, ranks=2)
@@ -224,29 +210,6 @@ def test_data_that_ends_before_memory_does(make_registry, data_ends) -> None:
     assert made.as_json()["plain"]["data_ends"] == ends
 
 
-def test_a_side_whose_memory_ends_first_is_not_said_to_lack_data(make_registry, data_ends) -> None:
-    spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 400_000_000})
-    whole = report(make_registry(), spec, None)
-    assert whole.plain is not None
-    most = (whole.plain.batch_size + whole.plugins.batch_size) // 2
-    data_ends(most)
-    made = report(make_registry(), spec, None)
-    assert made.plain is not None
-    assert made.plugins.batch_size <= most < whole.plugins.batch_size
-    assert made.plain.largest_batch_size == whole.plain.largest_batch_size
-    assert made.plugins.data_ends
-    assert not made.plain.data_ends
-    assert "as the data ends: plugins (" in text(made)
-    assert "plain (at" not in text(made)
-
-
-def test_data_that_ends_before_the_first_batch_that_is_tried(make_registry, data_ends) -> None:
-    data_ends(32)
-    registry = make_registry().with_training({"batch_size": 32})
-    with pytest.raises(DataError, match="too few rows"):
-        report(registry, load_topology("machine", ranks=2), None)
-
-
 def test_data_with_no_batch_for_every_rank_is_planned_for_and_said(make_registry) -> None:
     registry, refused = make_registry(), "recd run refuses this batch size with the data at hand"
     few = report(registry, load_topology("machine", ranks_per_node=17))
@@ -317,13 +280,6 @@ def test_huge_tables_take_no_memory(make_registry) -> None:
         report(registry, load_topology("dgx-h100"))
 
 
-def test_what_takes_more_memory_is_not_called_saved(make_registry) -> None:
-    made = report(make_registry(), load_topology("dgx-h100"))
-    assert made.plain is not None
-    assert "saved)" in text(made)
-    assert " more)" in text(replace(made, plugins=made.plain, plain=made.plugins))
-
-
 def test_json_is_complete(make_registry) -> None:
     made = report(make_registry(), load_topology("zionex-a100-40g")).as_json()
     assert made.keys() == {
@@ -340,15 +296,6 @@ def test_json_is_complete(make_registry) -> None:
         sum(v for stage, v in side["seconds"].items() if stage != "total")
     )
     assert side["samples_per_second"] == pytest.approx(32 * 256 / side["seconds"]["total"])
-
-
-def test_a_wire_that_rounds_is_named(make_registry) -> None:
-    topology = load_topology("zionex-a100-40g")
-    for wire, named in (("fp32", False), ("bf16", True)):
-        made = report(make_registry(training={"batch_size": 256, "wire": wire}), topology)
-        said = "travel as bf16 (training.wire), which rounds them"
-        assert (said in " ".join(text(made).split())) == named
-        assert made.as_json()["wire"] == wire
 
 
 def test_activations_are_counted(make_registry) -> None:
@@ -397,11 +344,6 @@ def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry
     )
     assert [table.name for table in made.tables] == ["t_item_0", "t_usr_0"]
     assert made.seconds.lookup > 0
-
-
-def test_a_model_is_needed(make_registry) -> None:
-    with pytest.raises(RecdError, match="no model: section"):
-        report(make_registry(model=None), load_topology("ndv4"))
 
 
 def test_ranks_in_few_words() -> None:

@@ -9,12 +9,10 @@ from itertools import cycle
 
 import torch
 
-from recd_plugin_tuning import calibrate as commands
 from recd_plugin_tuning import cluster as module
 from recd_plugin_tuning.cluster import MeasuredCluster, measure_cluster
 from recd_plugin_tuning.plan_modes import Calibrated
 from recd_plugin_tuning.rank_work import Effort, of_all_ranks
-from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.training_spec import CheckpointSpec
@@ -80,22 +78,3 @@ def said_at_start(rank: int, world_size: int, found: MeasuredCluster) -> str:
     finally:
         module.measure_cluster = measure_cluster
     return said.getvalue()
-
-
-def refused(rank: int, world_size: int) -> list[str]:
-    """What ranks end with where rank 0 refuses, where their options differ, and else."""
-
-    def fails() -> None:
-        raise SetupError(f"refused by rank {rank}")
-
-    def passes() -> None:
-        """Nothing is wrong."""
-
-    found = []
-    for check, quick in ((fails, 0), (passes, rank), (passes, 0)):
-        try:
-            commands._refuse_together(rank, check, {"--quick": quick})
-            found.append("")
-        except SetupError as error:
-            found.append(str(error))
-    return found

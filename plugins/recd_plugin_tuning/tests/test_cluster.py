@@ -215,12 +215,6 @@ def test_who_is_done_leaves_no_core_to_the_others() -> None:
     assert quick >= 3 * slow
 
 
-def test_all_ranks_end_with_what_the_first_refuses() -> None:
-    for first, second, third in run_on_ranks(cluster_cases.refused, 2):
-        assert (first, third) == ("refused by rank 0", "")
-        assert "options of recd calibrate, --quick: 0 on rank 0, 1 on rank 1" in second
-
-
 _STOPS = """
 import os, signal, sys
 from recd_plugin_tuning import calibrate as commands

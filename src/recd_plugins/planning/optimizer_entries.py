@@ -1,12 +1,10 @@
-"""Optimizer entries: each table's update, given to its parameter, where TorchRec looks for it."""
+"""Optimizer entries: the update of each table, attached to its parameter for TorchRec."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -28,22 +26,20 @@ def apply_optimizers(
     device_type: str | None,
     parts: Mapping[str, TableStrategy],
 ) -> None:
-    """Give the parameters of tables the optimizers of their entries, in place.
+    """Apply the optimizer entries to the parameters of tables, in place.
 
-    Planner and sharders find them there, as those that a trainer applies itself by
-    ``apply_optimizer_in_backward``.
+    Planner and sharders find them there, as after ``apply_optimizer_in_backward``.
 
     Args:
-        registry: its optimizer entries, and its sharding and cache entries, which may be at odds.
+        registry: its sharding and cache entries may contradict its optimizer entries.
         model: as plugins left it.
         tables: of the model as it was.
-        device_type: that it will be trained on; None where nobody knows yet.
-        parts: what sharding and cache entries do to tables, by the field of the entry.
+        device_type: that it will be trained on, if known.
+        parts: table strategies of sharding and cache entries, by the field of the entry.
 
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, or a table cannot be
             trained so.
-        PluginError: a plugin returns what is no update.
     """
     claims = registry.claim("optimizer", [table.name for table in tables])
     for table in tables:
@@ -90,23 +86,6 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
     what = f"update of table {table.name}"
     with plugin_call(plugin, what):
         update = plugin.update(table)
-    if not (
-        isinstance(update, RowUpdate)
-        and isinstance(update.optimizer, type)
-        and issubclass(update.optimizer, torch.optim.Optimizer)
-        and isinstance(update.arguments, Mapping)
-    ):
-        raise PluginError(
-            f"{plugin.title}: {what} returned {update!r:.200}; expected a RowUpdate of a class of "
-            "torch.optim.Optimizer and a mapping"
-        )
-    for name in ("lr", "eps", "weight_decay"):
-        value = update.arguments.get(name, 0.0)
-        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-            raise PluginError(
-                f"{plugin.title}: {what} returned {name} {value!r:.80}; expected a finite number "
-                "from 0 on"
-            )
     try:
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:
@@ -145,7 +124,4 @@ def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
         with _disable_current_modes():
             apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
     except (TypeError, ValueError) as error:
-        raise SetupError(
-            f"table {table.name}: {update.optimizer.__name__} does not take "
-            f"{dict(update.arguments)}: {error}"
-        ) from error
+        raise SetupError(f"table {table.name}: {update.optimizer.__name__}: {error}") from error

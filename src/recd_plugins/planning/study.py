@@ -284,7 +284,7 @@ def study(
     return PlanReport(
         name,
         spec,
-        costs_source(name, spec),
+        costs_source(spec),
         data.profile(),
         mine,
         theirs,

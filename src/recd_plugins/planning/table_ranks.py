@@ -1,4 +1,4 @@
-"""Where table parts want tables: on which ranks, and which of them on one rank."""
+"""The ranks that table strategies allow for their tables, and tables kept on one rank."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ON_A_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.TABLE_COLUMN_WISE.v
 
 @dataclass(frozen=True)
 class TableGroup:
-    """Tables of which parts say where they go.
+    """Tables whose ranks are constrained.
 
     Attributes:
-        tables: their names; where there are several, they stay on one rank.
+        tables: their names; several stay on one rank.
         ranks: that may hold rows of them.
-        parts: that say so.
+        parts: the strategies that say so.
     """
 
     tables: frozenset[str]
@@ -70,16 +70,10 @@ def in_words(ranks: frozenset[int]) -> str:
 def table_groups(
     parts: Sequence[CheckedPart], tables: Sequence[str], world_size: int
 ) -> tuple[TableGroup, ...]:
-    """The tables of which a part says where they go, those together that share a rank.
-
-    Args:
-        parts: of entries.
-        tables: all names.
-        world_size: ranks.
+    """Return the tables with constrained ranks, joined if they share a rank.
 
     Raises:
-        PluginError: a part speaks of a table that is none of its entry's.
-        RegistryError: there is no such rank, or parts leave no rank to a table; names the line.
+        RegistryError: there is no such rank, or no rank is left to a table.
     """
     every = frozenset(range(world_size))
     groups: list[TableGroup] = []
@@ -128,12 +122,10 @@ def with_ranks(
     groups: Sequence[TableGroup],
     topology: Topology,
 ) -> dict[str, ParameterConstraints]:
-    """The constraints without sharding types that have shards on other ranks.
-
-    TorchRec has one way each to split a table by rows: over all ranks, or over those of a node.
+    """Return constraints without sharding types that put shards on other ranks.
 
     Raises:
-        SetupError: a table is left without a sharding type; says who wants it where.
+        SetupError: a table is left without a sharding type.
     """
     narrowed = dict(constraints)
     for group in groups:

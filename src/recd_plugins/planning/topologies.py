@@ -47,9 +47,6 @@ _HBM, _PCI, _NVLINK, _NETWORK = 897.0 * 2**30, 32.0 * 2**30, 600.0 * 2**30, 12.5
 # A core that multiplies float32 with AVX2 at 2.5 GHz; a GPU of the size of an A100.
 _CPU_FLOPS, _GPU_FLOPS = 80e9, 19.5e12
 
-# More than any cluster has, and planning makes lists as long.
-_MOST_RANKS = 1 << 20
-
 _Bytes = Annotated[StrictInt, Field(gt=0)]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
@@ -191,14 +188,7 @@ class TopologySpec(BaseModel):
 
 
 def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = None) -> TopologySpec:
-    """Machines like this one, whose memory ``ranks`` processes share, each with a GPU on CUDA.
-
-    Bandwidths and operations a second are assumptions until ``recd plan --calibrate`` measures.
-
-    Raises:
-        RecdError: so many ranks cannot be planned for.
-    """
-    _check_ranks(nodes * ranks)
+    """Return machines like this one, with assumed bandwidths and operations a second."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device is None or device.type == "cpu":
         cores = max(1, len(os.sched_getaffinity(0)) // ranks)
@@ -242,18 +232,18 @@ def load_topology(
     ranks: int = 1,
     device: str = "cpu",
 ) -> TopologySpec:
-    """A topology by its name, or of a YAML file.
+    """Return a topology by its name, or of a YAML file.
 
     Args:
         name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
         nodes: in place of the topology's own.
         ranks_per_node: likewise; no more than a node has GPUs.
-        ranks: those of this machine where ``ranks_per_node`` does not say.
+        ranks: of this machine, unless ``ranks_per_node`` is given.
         device: of this machine, ``cpu`` or ``cuda``.
 
     Raises:
-        RegistryError: the file is wrong; says the line.
-        RecdError: there is no topology of that name, or its nodes have no room for the ranks.
+        RegistryError: the file is wrong.
+        RecdError: there is no such topology, or its nodes have no room for the ranks.
     """
     if name == MACHINE:
         where = None
@@ -283,14 +273,7 @@ def load_topology(
             }
         )
     changed = {"nodes": nodes, "ranks_per_node": ranks_per_node}
-    spec = spec.model_copy(update={key: n for key, n in changed.items() if n is not None})
-    _check_ranks(spec.world_size)
-    return spec
-
-
-def _check_ranks(world_size: int) -> None:
-    if world_size > _MOST_RANKS:
-        raise RecdError(f"{world_size:,} ranks: no more than {_MOST_RANKS:,} can be planned for")
+    return spec.model_copy(update={key: n for key, n in changed.items() if n is not None})
 
 
 def machine_of(
@@ -304,15 +287,14 @@ def machine_of(
     They are those of ``training.topology``; if it names none, machines like this one.
 
     Args:
-        training: says how many ranks, if there is no process group.
+        training: its ranks count if there is no process group.
         world_size: ranks; those of the process group, else of the registry, without it.
-        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
-            registry's where its ``world_size`` counts.
+        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it.
         device: of the tables; CPU without it.
 
     Raises:
         SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
-        RecdError: there is no such topology, or its file is wrong, or it is of too many ranks.
+        RecdError: the topology is unknown or its file is wrong.
     """
     import torch.distributed as dist
 
@@ -342,19 +324,12 @@ def default_topology(
 
 
 def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> TopologySpec:
-    """Return the topology of a name or file, with so many nodes.
+    """Return the topology of a name or file, adapted to a number of nodes.
 
-    Rates of ranks hold for as many in a node; on other numbers of nodes collectives take longer or
-    less as the bounds of the links do.
-
-    Args:
-        name: as ``load_topology`` takes it.
-        nodes: that run.
-        ranks_per_node: of them.
-        device: where tables are trained: ``cpu`` or ``cuda``.
+    On other numbers of nodes, measured collectives scale as the bounds of the links do.
 
     Raises:
-        RegistryError: the file is wrong; says the line.
+        RegistryError: the file is wrong.
         SetupError: it is of another device, or was measured on nodes that say nothing of these.
     """
     spec = load_topology(name)
@@ -388,20 +363,11 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
     return adapted.model_copy(update={"collectives": CollectiveRates(**rates)})
 
 
-def costs_source(name: str, spec: TopologySpec) -> str:
+def costs_source(spec: TopologySpec) -> str:
     """Return where the costs of a topology come from, in words."""
     if spec.costs is None:
         return "bandwidths and operations a second of the topology: what none can be faster than"
-    # Those of the machine at hand were measured just now.
-    measured = spec if name == MACHINE else load_topology(name)
-    here = spec.nodes, spec.ranks_per_node
-    if (measured.nodes, measured.ranks_per_node) == here:
-        return "measured, of the topology"
-    taken = f"measured on {_shape(measured.nodes, measured.ranks_per_node)}, and taken to hold for "
-    taken += _shape(*here)
-    if why := _says_nothing_of(measured, *here):
-        taken += f"; recd run refuses it for these, {why}"
-    return taken
+    return "measured, of the topology"
 
 
 def _is_measured(spec: TopologySpec) -> bool:
