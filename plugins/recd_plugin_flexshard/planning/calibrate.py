@@ -62,14 +62,7 @@ _WARMUP, _MEASURED = 2, 10
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """Memory of a rank at one size of the hot tier.
-
-    Attributes:
-        hot_bytes: weights of the hot rows.
-        access_bytes: embeddings of their accesses in a step.
-        held_bytes: memory of the tier between steps.
-        peak_bytes: memory on top of that at the fullest moment of a step.
-    """
+    """Memory of a rank at one size of the hot tier."""
 
     hot_bytes: float
     access_bytes: float

@@ -252,13 +252,7 @@ DENSE = Syncs()
 
 @dataclass(frozen=True)
 class CopyGroup:
-    """Ranks that hold copies of the same rows and sum their gradients.
-
-    Attributes:
-        members: number of these ranks.
-        batches: batches whose lookups each of them serves.
-        repeats: accesses of a row that come together in a batch; 1: they are independent.
-    """
+    """Ranks that hold copies of the same rows and sum their gradients."""
 
     members: int
     batches: int
@@ -313,15 +307,7 @@ class CopyGroup:
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies of a tier on a rank.
-
-    Attributes:
-        group: ranks that sum their gradients.
-        collective: the all-reduce of that group.
-        rows: number of copies.
-        reduced: bytes of all of their gradients.
-        exchanged: bytes of an all-reduce that sends as much as a sparse sync, bits apart.
-    """
+    """The copies of a tier on a rank."""
 
     group: CopyGroup
     collective: Collective

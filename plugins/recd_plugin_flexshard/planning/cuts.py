@@ -39,15 +39,7 @@ _SPREAD = 16
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first ``num_rows`` rows of a ranking.
-
-    Attributes:
-        num_rows: of all tables.
-        scalars: elements of the rows.
-        sent: elements that are sent for them to a rank in a step.
-        exchanged: elements of an all-reduce that sends as much as a sparse sync of the hot and of
-            the flex copies of these rows.
-    """
+    """The first ``num_rows`` rows of a ranking."""
 
     num_rows: int
     scalars: float
@@ -199,12 +191,6 @@ class CutModel:
 
     Costs of a row are proportional to its elements, so rows of all tables compare by how often
     they are sent.
-
-    Attributes:
-        ranking: the rows.
-        cluster: the ranks.
-        options: of the cost model.
-        syncs: how gradients are summed while cuts are sought; None: as the options say.
     """
 
     ranking: Ranking

@@ -191,15 +191,7 @@ class PlayedSide:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """The result of some steps.
-
-    Attributes:
-        plan: that was played.
-        source: of its batches, in words.
-        steps: how many.
-        tiered: with the tiers of the plan.
-        row_wise: row-wise tables and plain batches, neither deduplicated nor coalesced.
-    """
+    """The result of some steps."""
 
     plan: TierPlan
     source: str

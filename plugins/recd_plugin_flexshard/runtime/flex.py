@@ -33,11 +33,7 @@ class FlexSizes:
 
 
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
-    """Sends the sizes; what it waits for sends the ids.
-
-    Attributes:
-        sizes: there after ``wait``.
-    """
+    """Sends the sizes; what it waits for sends the ids."""
 
     def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
         super().__init__()

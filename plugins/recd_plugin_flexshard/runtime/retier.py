@@ -72,15 +72,7 @@ class RecentAccesses:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The rows of the overlays, and what they would have been worth in the last steps.
-
-    Attributes:
-        hot: keys, most read first.
-        flex: keys, most read first.
-        accesses: of all ranks, that were counted.
-        covered_before: those of rows that were hot or flex.
-        covered_after: those of rows that are now.
-    """
+    """The rows of the overlays, and what they would have been worth in the last steps."""
 
     hot: Keys
     flex: Keys
@@ -118,16 +110,7 @@ def choose_rows(
 
 @dataclass(frozen=True)
 class RetierReport:
-    """What a new choice of rows changed, in all tables of a collection.
-
-    Attributes:
-        step: training batches that were distributed before.
-        moved: rows by the tiers that they moved from and to, ``("cold", "hot")`` and so on; only
-            changes that happened.
-        a2a_share_before: share of the last steps' accesses, of all ranks, that were of cold rows
-            and took the all-to-all over all ranks.
-        a2a_share_after: what the share would have been with the new tiers.
-    """
+    """What a new choice of rows changed, in all tables of a collection."""
 
     step: int
     moved: Mapping[tuple[str, str], int]
@@ -147,9 +130,6 @@ class Retiering:
 
     Sizes of the tiers, over all tables together, stay: the most read rows become hot, the next
     ones flex. A table may gain rows that another one loses.
-
-    Attributes:
-        reports: one for each choice.
     """
 
     def __init__(self, every: int) -> None:

@@ -64,12 +64,6 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
     FlexShard (arXiv 2301.02959): hot rows on every rank, flex rows in every node. A step is that of
     the tables without tiers: the copies learn in the backward pass, by the update rule and with the
     learning rate of the tables' kernels.
-
-    Attributes:
-        groups: of the tiers' collectives.
-        index: where the chosen rows are, for the next batch that is distributed.
-        hot: copies of the hot rows of all tables.
-        flex: copies of this rank's part of the flex rows.
     """
 
     def __init__(

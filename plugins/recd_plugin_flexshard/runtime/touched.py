@@ -23,12 +23,7 @@ _FORMATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Wire:
-    """Codecs of copies' rows and gradients: those of TorchRec's all-to-alls of sequences.
-
-    Attributes:
-        rows: codec of embeddings.
-        gradients: codec of their gradients.
-    """
+    """Codecs of copies' rows and gradients: those of TorchRec's all-to-alls of sequences."""
 
     def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None, embedding_dim: int) -> None:
         both = (codecs or {}).get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
@@ -81,14 +76,7 @@ SumByPosition = Callable[[Tensor, Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class Hop:
-    """Rows that go to other ranks in one all-to-all, numbered among those that any rank touched.
-
-    Attributes:
-        send: by rank that gets them, ascending; none for this rank.
-        send_sizes: how many, by rank.
-        receive: by rank that sends them.
-        receive_sizes: how many, by rank.
-    """
+    """Rows that go to other ranks in one all-to-all, numbered among those that any rank touched."""
 
     send: Tensor
     send_sizes: list[int]

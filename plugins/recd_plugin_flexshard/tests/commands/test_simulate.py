@@ -86,7 +86,7 @@ def test_accesses_that_have_changed(folder: Path) -> None:
     AccessProfile(more, "flat").save(folder / "p.parquet")
     assert simulate(*TOPOLOGY, "--profile", "p.parquet", "--json", "s.json").exit_code == 0
     assert (folder / "s.json").read_text() == lists, "the model has no feature x"
-    AccessProfile({}, "nothing").save(folder / "p.parquet")
+    AccessProfile({"t_seq_0_0": tables["t_seq_0_0"]}, "one").save(folder / "p.parquet")
     assert "does not cover table" in simulate(*TOPOLOGY, "--profile", "p.parquet").output
 
 
