@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,16 +62,6 @@ def published(target: Path, meanwhile: str = "") -> bool:
             target.write_text(meanwhile)
         work.publish(target)
     return work.resumed
-
-
-def test_what_a_link_onto_another_disk_leads_to_is_made(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
-        target = tmp_path / "made"
-        target.symlink_to(Path(disk) / "made")
-        published(target)
-        assert target.is_symlink()
-        assert [each.name for each in target.iterdir()] == ["maker"]
-        assert [each.name for each in Path(disk).iterdir()] == ["made"]
 
 
 def test_what_cannot_be_put_in_its_place_stays(tmp_path: Path) -> None:

@@ -91,13 +91,6 @@ def test_a_dead_rank_is_the_cause_when_its_peers_complain() -> None:
             launch(cases.raise_on_rank_1, 4, "kill")
 
 
-def test_ranks_stay_for_the_next_call() -> None:
-    with Ranks(2) as ranks:
-        assert ranks.run(cases.process_id) == ranks.run(cases.process_id)
-    with pytest.raises(RuntimeError, match="have ended"):
-        ranks.run(cases.process_id)
-
-
 def test_what_a_rank_starts_is_forked_from_the_server_of_the_ranks() -> None:
     """Another server would import everything again, for each rank."""
     parents = {pid for pids in launch(cases.parents_of_it_and_of_what_it_starts, 2) for pid in pids}

@@ -74,19 +74,6 @@ def test_those_in_a_collective_wait_for_those_that_are_not() -> None:
     ]
 
 
-def test_it_is_said_again_at_growing_intervals_and_when_it_goes_on() -> None:
-    ranks = Watched()
-    for quiet in (61, 70, 119, 130, 200, 250, 3):
-        ranks.beats(quiet, WAITING, READING, WAITING)
-        ranks.watch.look()
-    assert [line.partition(":")[0] for line in ranks.said] == [
-        "nothing has moved for 61 s",
-        "nothing has moved for 130 s",
-        "nothing has moved for 250 s",
-        "goes on, after 250 s",
-    ]
-
-
 def test_what_may_take_long_is_told_and_ends_nothing() -> None:
     ranks = Watched(timeout=100)
     saving = {"what": "saving a checkpoint", "long": True, "step": 20}

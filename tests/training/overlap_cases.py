@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import repeat
 from typing import Any
 from unittest import mock
 
@@ -18,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.sharding import pipeline as pipelines
-from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, overlaps
 from recd_plugins.testing.device import DEVICE
@@ -88,18 +86,6 @@ def tables_rest(rank: int, world_size: int, kind: Pipeline) -> tuple[list[Tensor
     for _ in range(4):
         pipeline.progress(batches)
     return before, _tables(dmp)
-
-
-def counted(rank: int, world_size: int, kind: Pipeline) -> tuple[int, dict[str, int]]:
-    """Ids that the lookups of four steps took, and bytes that were sent in them, by collective."""
-    dmp, optimizer = shard(world_size, None, DEVICE)
-    pipeline = pipeline_of(kind, dmp, optimizer, DEVICE)
-    batches = repeat(batch_of(rank, 0))
-    pipeline.progress(batches)
-    with CollectiveBytes() as sent, lookup_ids(dmp) as ids:
-        for _ in range(4):
-            pipeline.progress(batches)
-    return ids.total, sent.by("payload")
 
 
 def chosen(rank: int, world_size: int, asked: bool | None) -> bool:

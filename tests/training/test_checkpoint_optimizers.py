@@ -70,23 +70,6 @@ def test_state_that_the_optimizer_lacks_is_not_dropped(tmp_path: Path) -> None:
         run_on_ranks(go_on, 1, tmp_path, "sgd")
 
 
-def load_otherwise(rank: int, world_size: int, folder: Path) -> bool:
-    """Score without an optimizer, and go on with one that lacks a parameter."""
-    scores = trainer_with("sgd", world_size)
-    Checkpoints(folder, keep=1).load_one(folder / "step-000000002", scores.dmp)
-    names = [name for name, _ in scores.dmp.named_parameters() if name.endswith("bias")]
-    frozen = trainer_with("adam", world_size, names[0])
-    assert names[0] not in frozen.optimizer.params
-    Checkpoints(folder, keep=1).load(frozen.dmp, frozen.optimizer)
-    pairs = zip(scores.dmp.parameters(), frozen.dmp.parameters(), strict=True)
-    return all(torch.equal(one, other) for one, other in pairs)
-
-
-def test_state_of_what_is_not_trained_is_not_asked_for(tmp_path: Path) -> None:
-    run_on_ranks(save, 1, tmp_path, "adam")
-    assert run_on_ranks(load_otherwise, 1, tmp_path) == [True]
-
-
 def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list[str]:
     """What is said of a trainer's dense optimizer beside a table that one of the ranks has."""
     kind = {"sgd": EmbOptimType.EXACT_SGD, "adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}[of_table]

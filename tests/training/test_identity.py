@@ -245,38 +245,3 @@ def test_a_file_with_other_content(
     with pytest.raises(RecdError, match=f"{re.escape(words)}.*--allow {section} "):
         check_resumable(tmp_path, now, ())
     assert words in check_resumable(tmp_path, now, (section,))
-
-
-KINDS = '''
-from recd_plugins.api import Kind, Plugin, hookimpl
-
-class {name}(Plugin):
-    """Do nothing."""
-    kind, name = "{kind}", "acme.{kind}"
-
-@hookimpl
-def register_kinds():
-    return [Kind("{kind}", {name}, "data_{kind}", "by table", "Nothing.", "a.B", {observes})]
-
-@hookimpl
-def register_plugins():
-    return [{name}]
-'''
-
-
-@pytest.mark.parametrize("observes", [False, True])
-def test_sections_of_further_kinds(folder: Path, tmp_path: Path, observes: bool) -> None:
-    text = KINDS.format(name="Watch", kind="watch", observes=observes)
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "watch.py").write_text(text, encoding="utf-8")
-    section = "converter: {use: recd.ikjt}\ndata_watch: [{use: acme.watch, tables: [t_item_*]}]"
-    watched = identity(folder, ("converter: {use: recd.ikjt}", section),
-                       plugins_dir=tmp_path / "plugins")  # fmt: skip
-    (tmp_path / IDENTITY).write_text(identity_text(watched), encoding="utf-8")
-    assert check_resumable(tmp_path, watched, ()) == []
-    words = "data_watch[0] acme.watch is gone"
-    if observes:
-        assert words in check_resumable(tmp_path, identity(folder), ())
-    else:
-        with pytest.raises(RecdError, match=re.escape(words)):
-            check_resumable(tmp_path, identity(folder), ())

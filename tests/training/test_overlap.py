@@ -11,7 +11,6 @@ import torch
 from tests.training.lookahead_cases import Pipeline, Run, run
 from tests.training.overlap_cases import (
     chosen,
-    counted,
     events,
     load_after_a_pipeline,
     load_after_a_step,
@@ -63,10 +62,6 @@ def test_dense_gradients_are_summed_while_tables_learn_and_the_next_rows_are_loo
         *("forward 1", "backward 1", "tables have learned", "sum", "tables have learned"),
         *("look up 2", "sizes of ids 3", "optimizer", "ids 3"),
     ]
-
-
-def test_it_takes_as_many_ids_and_sends_as_much() -> None:
-    assert run_on_ranks(counted, 2, "overlapped") == run_on_ranks(counted, 2, "ours")
 
 
 def test_a_hook_of_the_trainers_own_stays() -> None:

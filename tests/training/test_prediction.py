@@ -41,8 +41,6 @@ COSTS = StageCosts(lookup=LookupCost(steps=1.0), all_reduce=AllReduceCost(steps=
     ("asked", "costs", "expected"),
     [
         (None, None, None),
-        (None, StageCosts(), None),
-        (None, COSTS, 1.5),
         (True, COSTS, 1.5),
         (False, COSTS, 2.0),
     ],

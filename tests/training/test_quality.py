@@ -100,10 +100,3 @@ def test_over_ranks() -> None:
         assert quality.num_samples == 500
         assert quality.auc == pytest.approx(whole.auc, abs=1e-6)
         assert quality.normalized_entropy == pytest.approx(whole.normalized_entropy, rel=1e-6)
-
-
-def test_the_window() -> None:
-    predictions = Predictions(window=10)
-    for _ in range(7):
-        predictions.update(torch.zeros(4), torch.ones(4))
-    assert predictions.num_samples == 12

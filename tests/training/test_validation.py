@@ -69,17 +69,6 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert not later.stops
 
 
-def test_a_curve_by_another_figure_is_left_behind_and_said() -> None:
-    before = ValidationCurve("auc", "max", [2, 4], [0.9, 0.8])
-    assert Validation(spec(metric="auc"), before).curve is before
-    other = Validation(spec(), before)
-    assert other.curve == ValidationCurve("normalized_entropy", "min")
-    assert "the best checkpoint by auc, of step 2, goes when newer ones come" in other.left
-    nothing = ValidationCurve("auc", "max"), None
-    assert [Validation(spec(), curve).left for curve in nothing] == ["", ""]
-    assert Validation(spec(metric="auc"), before).left == ""
-
-
 def test_pipelines_run_dry_where_it_is_due() -> None:
     def taken(batches: int, done: int, every: int | None) -> list[list[int]]:
         numbers = iter(range(batches))

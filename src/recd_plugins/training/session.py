@@ -29,7 +29,7 @@ from recd_plugins.distributed.signals import passed_on
 from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.topologies import TopologySpec, machine_of
-from recd_plugins.registry import RunConfig, TrainingSpec
+from recd_plugins.registry import RunConfig
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.registry.run_config import check_dataset
 from recd_plugins.training.assembly import Variant
@@ -126,7 +126,8 @@ def session(
     limits = hang_limits(registry)
     if torchrun_rank() is None:
         ranks_per_node = training.ranks_per_node or training.ranks
-        _check_topology(training, training.ranks, ranks_per_node, device)
+        if training.topology is not None:  # refused if it does not suit the ranks
+            machine_of(training, training.ranks, ranks_per_node, torch.device(device))
         with _prepared(registry, training.ranks, resume):
             yield Session(registry, job, 0, training.ranks, ranks_per_node, limits)
         return
@@ -143,7 +144,8 @@ def session(
                 f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun "
                 f"starts {ranks_per_node} ranks a node; leave it out (null) under torchrun"
             )
-        _check_topology(training, world_size, ranks_per_node, device)
+        if training.topology is not None:
+            machine_of(training, world_size, ranks_per_node, torch.device(device))
         if rank == 0:
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, resume))
@@ -184,14 +186,6 @@ def hang_limits(registry: RunConfig) -> HangLimits:
         return "No checkpoint was written, as training.checkpoint.path is not set: start anew"
 
     return HangLimits(training.hang_notice, training.hang_timeout, advice)
-
-
-def _check_topology(
-    training: TrainingSpec, world_size: int, ranks_per_node: int, device: str
-) -> None:
-    """Refuse a topology that does not suit the ranks; say how it is adapted to them."""
-    if training.topology is not None:
-        machine_of(training, world_size, ranks_per_node, torch.device(device))
 
 
 @contextmanager
