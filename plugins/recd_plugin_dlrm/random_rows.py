@@ -1,17 +1,18 @@
-"""Rows that are drawn: dense features and labels, and the options that say how."""
+"""Drawn rows, and dataset ``dlrm.random``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from recd_plugin_dlrm import draws
 from recd_plugin_dlrm.draws import stream_of
 from recd_plugins.api import (
     DataError,
@@ -59,15 +60,6 @@ class DrawnRowOptions(PluginOptions):
         default=4, description="Batches made ahead in a thread; 0 makes them in the trainer's own."
     )
 
-    @model_validator(mode="after")
-    def _moments_are_of_normal_features(self) -> Self:
-        changed = (self.dense_mean, self.dense_std) != (0.0, 1.0)
-        if changed and self.dense_distribution == "uniform":
-            raise ValueError(
-                "dense_mean and dense_std are for dense_distribution: normal, and it is uniform"
-            )
-        return self
-
 
 @dataclass(frozen=True, eq=False)
 class FeatureLists:
@@ -78,54 +70,41 @@ class FeatureLists:
 
 
 def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSchema:
-    """Sparse features, dense features, label."""
+    """Return the schema of sparse ``features`` and drawn dense features and labels."""
     return FeatureSchema(features, _dense_names(options), LABEL)
 
 
 def check_features(options: DrawnRowOptions, features: tuple[str, ...]) -> None:
-    """Refuse sparse features with the names of other columns, or of each other.
-
-    Raises:
-        DataError: which.
-    """
-    taken = {LABEL, *_dense_names(options)}
-    for place, name in enumerate(features):
-        if name in taken or name in features[:place]:
+    """Refuse sparse features with the names of other columns."""
+    for name in features:
+        if name in (LABEL, *_dense_names(options)):
             raise DataError(f"sparse feature {name}: another column has that name; choose another")
 
 
 def make_rows(
     options: DrawnRowOptions, first_row: int, num_rows: int, lists: Mapping[str, FeatureLists]
 ) -> pa.RecordBatch:
-    """Columns of the schema: those of ``lists``, dense features as float32, the label as int8.
-
-    Args:
-        options: how to draw.
-        first_row: of the whole table.
-        lists: of these rows, by feature.
-    """
-    from recd_plugin_dlrm import draws as kernels
-
+    """Return the lists of some rows with drawn dense features (float32) and labels (int8)."""
     names = _dense_names(options)
     logit = np.zeros(num_rows, np.float64)
     dense = []
     for number in range(options.dense):
         stream = stream_of(options.seed, "dense", number)
         if options.dense_distribution == "uniform":
-            drawn = kernels.uniforms(stream, first_row, num_rows)
+            drawn = draws.uniforms(stream, first_row, num_rows)
             standard, values = (drawn - 0.5) * math.sqrt(12), drawn
         else:
-            standard = kernels.normals(stream, first_row, num_rows)
+            standard = draws.normals(stream, first_row, num_rows)
             values = options.dense_mean + options.dense_std * standard
         logit += standard / math.sqrt(options.dense)
         dense.append(values.astype(np.float32))
-    drawn = kernels.uniforms(stream_of(options.seed, "label"), first_row, num_rows)
+    drawn = draws.uniforms(stream_of(options.seed, "label"), first_row, num_rows)
     if options.labels == "random":
         labels = drawn >= 0.5
     else:
         effects = np.zeros(num_rows, np.float64)
         for name, each in lists.items():
-            kernels.add_effects(
+            draws.add_effects(
                 stream_of(options.seed, "effects", name), each.offsets, each.ids, effects
             )
         logit += 2 * effects / math.sqrt(max(1, len(lists)))
@@ -137,14 +116,8 @@ def make_rows(
     )
 
 
-def units_of(options: DrawnRowOptions, split: Split, name: str) -> tuple[Unit, ...]:
-    """The rows of a split; those of the test split stand behind all others.
-
-    Raises:
-        DataError: there is no test split.
-    """
-    if split == "test" and not options.test_rows:
-        raise DataError(f"there is no test split: set option test_rows of {name}")
+def units_of(options: DrawnRowOptions, split: Split) -> tuple[Unit, ...]:
+    """Return the units of a split; the rows of the test split follow the others."""
     start, stop = 0, options.rows
     if split == "test":
         start, stop = stop, stop + options.test_rows
@@ -197,7 +170,7 @@ class Random(Dataset):
     options: Options
 
     def prepare(self) -> None:
-        """Nothing is stored; names are checked."""
+        """Check names; nothing is stored."""
         check_features(self.options, tuple(self._num_ids))
 
     def schema(self) -> FeatureSchema:
@@ -208,7 +181,9 @@ class Random(Dataset):
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         options = self.options
-        units = units_of(options, split, self.name)
+        if split not in self.splits():
+            raise DataError(f"there is no test split: set option test_rows of {self.name}")
+        units = units_of(options, split)
         drawn = options.model_dump(mode="json", exclude={"prefetch", "rows", "test_rows"})
         return PlannedReader(
             ReadPlan(units, batch_size),
@@ -232,10 +207,8 @@ class Random(Dataset):
             yield Rows(rows, (Origin(origin, first, piece.num_rows),))
 
     def _lists(self, name: str, num_ids: int, first_row: int, num_rows: int) -> FeatureLists:
-        from recd_plugin_dlrm import draws as kernels
-
         options = self.options
-        offsets = kernels.list_offsets(
+        offsets = draws.list_offsets(
             stream_of(options.seed, "lengths", name),
             first_row,
             num_rows,
@@ -244,8 +217,8 @@ class Random(Dataset):
         )
         stream = stream_of(options.seed, "ids", name)
         if options.exponent == 0:
-            return FeatureLists(offsets, kernels.uniform_ids(stream, first_row, offsets, num_ids))
-        ids = kernels.zipf_ids(stream, first_row, offsets, num_ids, options.exponent)
+            return FeatureLists(offsets, draws.uniform_ids(stream, first_row, offsets, num_ids))
+        ids = draws.zipf_ids(stream, first_row, offsets, num_ids, options.exponent)
         return FeatureLists(offsets, ids)
 
     @property

@@ -55,12 +55,7 @@ def criteo() -> None:
     help="Rows of a row group, the unit in which readers read.",
 )
 @click.option("--force", is_flag=True, help="Replace DST where this command wrote it.")
-@click.option(
-    "--json",
-    "json_path",
-    type=OUTPUT,
-    help="Write figures here.",
-)
+@click.option("--json", "json_path", type=OUTPUT, help="Write figures here.")
 def convert(
     source: Path, target: Path, force: bool, json_path: Path | None, **options: Any
 ) -> None:
@@ -80,18 +75,13 @@ def convert(
             start=add_bar,
         )
     size = sum(file.stat().st_size for file in target.rglob("*.parquet"))
-    click.echo(f"{target}: {done.rows:,} rows in {done.files} files, {size / 1e6:.1f} MB")
+    click.echo(f"{target}: {done.rows:,} rows in {done.part} files, {size / 1e6:.1f} MB")
     if done.num_bad_lines:
         shown = "\n  ".join(done.bad_lines)
         click.echo(f"skipped {done.num_bad_lines:,} bad lines, for example:\n  {shown}")
     if json_path is not None:
-        figures = {
-            "rows": done.rows,
-            "files": done.files,
-            "bytes": size,
-            "bad_lines": done.num_bad_lines,
-        }
-        write_json(json_path, figures)
+        counts = {"rows": done.rows, "files": done.part, "bad_lines": done.num_bad_lines}
+        write_json(json_path, {**counts, "bytes": size})
 
 
 @criteo.command()
@@ -111,19 +101,8 @@ def convert(
     show_default=True,
     help="TSV, plain or compressed, or npy files.",
 )
-@click.option(
-    "--rows",
-    type=AT_LEAST_1,
-    default=10_000,
-    show_default=True,
-    help="Rows of a day.",
-)
-@click.option(
-    "--days",
-    type=AT_LEAST_1,
-    default=None,
-    help="Days.  [default: 3; 7 of kaggle]",
-)
+@click.option("--rows", type=AT_LEAST_1, default=10_000, show_default=True, help="Rows of a day.")
+@click.option("--days", type=AT_LEAST_1, help="Days.  [default: 3; 7 of kaggle]")
 @click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True)
 def sample(
     folder: Path, kind: str, file_format: str, rows: int, days: int | None, seed: int
@@ -133,14 +112,7 @@ def sample(
 
     days = days or (7 if kind == "kaggle" else 3)
     with progress_bars() as add_bar:
-        files = write_sample(
-            folder,
-            kind=kind,
-            file_format=file_format,
-            rows=rows,
-            days=days,
-            seed=seed,
-            progress=add_bar("writing", rows * days),
-        )
+        progress = add_bar("writing", rows * days)
+        files = write_sample(folder, kind, file_format, rows, days, seed, progress)
     size = sum(file.stat().st_size for file in files)
     click.echo(f"{folder}: {rows * days:,} rows in {len(files)} files, {size / 1e6:.1f} MB")

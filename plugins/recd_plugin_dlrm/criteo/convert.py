@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugin_dlrm.criteo.days import UNIT_ROWS, DayFiles, RawRows, find_days
-from recd_plugin_dlrm.criteo.stored_days import SCHEMA
-from recd_plugin_dlrm.criteo.tables import CACHE
+from recd_plugin_dlrm.criteo.dataset import CACHE
+from recd_plugin_dlrm.criteo.days import SCHEMA, UNIT_ROWS, DayFiles, find_days
 from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream, stamp
 from recd_plugins.api import (
     DataError,
@@ -35,8 +35,8 @@ class ConvertOptions:
 
     Attributes:
         source: a TSV file, or a folder of them.
-        target: the folder to make: in it a folder for each file of ``source``.
-        part_rows: rows of a Parquet file; what a killed run has to do again at most.
+        target: the folder to make, with a folder for each file of ``source``.
+        part_rows: rows of a Parquet file, which a killed run has to do again at most.
         row_group_rows: rows of a row group.
         bad_lines, max_bad_lines: see ``BadLines``.
     """
@@ -50,26 +50,16 @@ class ConvertOptions:
 
 
 @dataclass
-class _Done:
-    """How far a file is: what comes next."""
+class ConvertedLogs:
+    """Converted rows: of all files, or of one so far, with the position to go on from."""
 
-    part: int = 0
-    offset: int = 0
-    line: int = 1
     rows: int = 0
+    part: int = 0
     num_bad_lines: int = 0
     bad_lines: list[str] = field(default_factory=list)
+    offset: int = 0
+    line: int = 1
     complete: bool = False
-
-
-@dataclass(frozen=True)
-class ConvertedLogs:
-    """What was done."""
-
-    rows: int
-    files: int
-    num_bad_lines: int
-    bad_lines: list[str]
 
 
 def convert(
@@ -79,18 +69,13 @@ def convert(
     say: Callable[[str], None] = lambda _: None,
     start: Callable[[str, int | None], Callable[[int], None]] = lambda *_: lambda _: None,
 ) -> ConvertedLogs:
-    """Convert; ``target`` appears when it is complete. A run that was killed is gone on from.
+    """Convert files; ``target`` appears when it is complete. A killed run is resumed.
 
     Args:
         options: what and how.
         force: replace a table that this command wrote.
-        say: takes lines that tell what happens.
-        start: begins a file: takes its name and rows, which are not known before it was read;
-            what it returns takes the rows done since the last call.
-
-    Raises:
-        DataError: the source is no TSV, a bad line too many, a damaged file, the target is there
-            or cannot be written.
+        say: takes messages.
+        start: adds a progress bar by name and rows; its result takes rows done.
     """
     days = find_days(options.source)
     for day in days:
@@ -100,16 +85,15 @@ def convert(
                 "the other formats as they are"
             )
     _check_target(options.source, options.target, force)
-    with work_folder(options.target, "recd-criteo", _identity(options, days), say) as work:
-        bad_lines = BadLines.of(options.bad_lines, options.max_bad_lines)
+    identity = _identity(options, days)
+    with work_folder(options.target, "recd-criteo", identity, say) as work:
+        bad_lines = BadLines(options.max_bad_lines if options.bad_lines == "skip" else 0)
         done = [_convert_day(day, options, work, bad_lines, start(day.name, None)) for day in days]
+        if _identity(options, days) != identity:
+            raise DataError(f"{options.source} changes while it is read; wait until it is complete")
         work.publish(options.target)
-    return ConvertedLogs(
-        sum(each.rows for each in done),
-        sum(each.part for each in done),
-        bad_lines.count,
-        bad_lines.shown,
-    )
+    rows, parts = sum(each.rows for each in done), sum(each.part for each in done)
+    return ConvertedLogs(rows, parts, bad_lines.count, bad_lines.shown[:5])
 
 
 def _convert_day(
@@ -118,48 +102,43 @@ def _convert_day(
     work: WorkFolder,
     bad_lines: BadLines,
     progress: Callable[[int], None],
-) -> _Done:
+) -> ConvertedLogs:
     note = work.path / f"{day.name}.json"
-    done = _load(note)
-    mine = bad_lines.of_one_file()
-    mine.add_known(done.num_bad_lines, done.bad_lines)
+    done = ConvertedLogs(**(read_note(note) or {}))
+    before, shown_before = bad_lines.count, len(bad_lines.shown)
+    bad_lines.add(done.num_bad_lines, done.bad_lines)
     progress(done.rows)
     if done.complete:
         return done
     for left in (work.table / day.name).glob(".*.tmp"):
         left.unlink()
-    before = stamp(day.path)
-    with TsvStream(day.path, mine) as stream:
+    with closing(TsvStream(day.path, bad_lines)) as stream:
         if done.offset:
             stream.seek(done.offset, done.line)
         while not done.complete:
             path = work.table / day.name / f"part-{done.part:05d}.parquet"
             rows = _write_part(path, stream, options, progress)
-            if rows < options.part_rows:
-                done.complete = True
             if rows == 0:
                 path.unlink()
-            done = _Done(
+            done = ConvertedLogs(
+                done.rows + rows,
                 done.part + (rows > 0),
+                bad_lines.count - before,
+                bad_lines.shown[shown_before:],
                 stream.offset,
                 stream.line,
-                done.rows + rows,
-                mine.count,
-                mine.shown,
-                done.complete,
+                complete=rows < options.part_rows,
             )
             if done.rows == 0:
                 raise DataError(f"{day.path}: no rows in this file")
-            if stamp(day.path) != before:
-                raise DataError(f"{day.path} changes while it is read; wait until it is complete")
-            write_note(note, vars(done))
+            write_note(note, asdict(done))
     return done
 
 
 def _write_part(
     path: Path, stream: TsvStream, options: ConvertOptions, progress: Callable[[int], None]
 ) -> int:
-    """Write one file of at most ``part_rows`` rows, and say how many there were."""
+    """Write one file of at most ``part_rows`` rows, and return how many there were."""
     left = options.part_rows
     with TableWriter(
         path,
@@ -169,19 +148,12 @@ def _write_part(
         metadata={_MARK: str(_VERSION).encode()},
         source=path,
     ) as writer:
-        while left:
-            rows = stream.read(min(left, UNIT_ROWS))
-            if not len(rows):
-                break
-            writer.write(_record_batch(rows))
+        while left and len(rows := stream.read(min(left, UNIT_ROWS))):
+            columns = [rows.labels, *rows.dense, *rows.sparse]
+            writer.write(pa.record_batch(list(map(pa.array, columns)), schema=SCHEMA))
             progress(len(rows))
             left -= len(rows)
     return options.part_rows - left
-
-
-def _record_batch(rows: RawRows) -> pa.RecordBatch:
-    columns = [rows.labels, *rows.dense, *rows.sparse]
-    return pa.record_batch([pa.array(column) for column in columns], schema=SCHEMA)
 
 
 def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
@@ -198,11 +170,8 @@ def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
     }
 
 
-def _load(note: Path) -> _Done:
-    return _Done(**(read_note(note) or {}))
-
-
 def _check_target(source: Path, target: Path, force: bool) -> None:
+    """Refuse to replace anything but a table of this command that is not being read."""
     if not target.exists():
         return
     if not force:
@@ -210,12 +179,12 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
     inner, outer = real_path(source), real_path(target)
     if outer in (inner, *inner.parents):
         raise DataError(f"{source} lies in {target}, which is to be replaced; name another folder")
-    files = [path for path in target.rglob("*") if path.is_file()] if target.is_dir() else []
+    files = [path for path in target.rglob("*") if path.is_file()]
     foreign = [path for path in files if not _is_ours(path)]
     if foreign or not files:
-        holds = f", it holds {foreign[0].relative_to(target)}" if foreign else ""
         raise DataError(
-            f"{target} was not written by recd criteo convert{holds}; remove it yourself"
+            f"{target} was not written by recd criteo convert, it holds "
+            f"{foreign[0].relative_to(target) if foreign else 'nothing'}; remove it yourself"
         )
 
 

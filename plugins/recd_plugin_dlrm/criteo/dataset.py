@@ -1,95 +1,53 @@
-"""Options of dataset ``dlrm.criteo``."""
+"""Dataset ``dlrm.criteo``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Mapping
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import click
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from recd_plugin_dlrm.criteo.days import DENSE, LABEL, SPARSE
+from recd_plugin_dlrm.criteo.days import (
+    DENSE,
+    LABEL,
+    SPARSE,
+    Day,
+    DayFiles,
+    NpyDay,
+    ParquetDay,
+    Stretch,
+    find_days,
+)
+from recd_plugin_dlrm.criteo.dictionary import (
+    Buckets,
+    CountedRows,
+    IdCoder,
+    dictionary_of,
+    encode,
+    raw_ids,
+)
+from recd_plugin_dlrm.criteo.tsv import BadLines, TsvDay, index_of
 from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
+    Piece,
+    PlannedReader,
     PluginOptions,
     Reader,
+    ReadPlan,
     Rows,
     Split,
+    Unit,
+    digest,
 )
 
-if TYPE_CHECKING:
-    from recd_plugin_dlrm.criteo.days import Day
-    from recd_plugin_dlrm.criteo.dictionary import IdCoder
-    from recd_plugin_dlrm.criteo.tables import CriteoTables, Start
-    from recd_plugins.api import Piece, Unit
-
-
-class CriteoOptions(PluginOptions):
-    """What ``dlrm.criteo`` reads, and how."""
-
-    path: Path = Field(
-        description="The file train.txt, or a folder with day_0, day_1... or train: TSV, "
-        "plain, .gz or .zst, .parquet, or npy in threes."
-    )
-    evaluate: Literal["test", "validation", "last_day", "nothing"] = Field(
-        default="test",
-        description="What the test split is: the second half of the last day, its first half, "
-        "the whole day, or nothing; then all days are trained on.",
-    )
-    parts: int = Field(
-        default=7, ge=2, description="Days that one file holds, which count as equally long."
-    )
-    dense: Literal["log1p", "stored"] | None = Field(
-        default=None,
-        description="log1p makes log(x + 1) of numbers, and 0 of negative ones; stored leaves "
-        "them; null is log1p for whole numbers and stored for floats.",
-    )
-    categorical: Literal["hashed", "dictionary", "raw"] = Field(
-        default="hashed",
-        description="How ids become rows of tables: modulo, by a dictionary of the training "
-        "days, or not at all.",
-    )
-    buckets: PositiveInt | dict[str, PositiveInt] = Field(
-        default=100_000, description="Of hashed: rows of every table, or by name or pattern."
-    )
-    threshold: PositiveInt = Field(
-        default=3, description="Of dictionary: ids that occur less often share row 1."
-    )
-    max_ids: int | None = Field(
-        default=None, ge=2, description="Of dictionary: rows of a table at most."
-    )
-    bad_lines: Literal["error", "skip"] = Field(
-        default="error", description="What a line of TSV is that is none of Criteo's."
-    )
-    max_bad_lines: NonNegativeInt = Field(
-        default=100, description="Of skip: one bad line more, in all files, is an error."
-    )
-    cache: Path | None = Field(
-        default=None,
-        description="Folder for row counts and dictionaries; null takes .recd-criteo beside "
-        "the data.",
-    )
-    npy_sparse: str = Field(
-        default="sparse",
-        pattern=r"^sparse\w*$",
-        description="The end of the names of npy files with ids.",
-    )
-    shuffle: bool = Field(
-        default=False, description="Read units of rows in another order in each epoch."
-    )
-    seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
-    prefetch: NonNegativeInt = Field(
-        default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
-    )
-
-
-# Passes over less than this are over before a progress bar could tell anything.
-_ROWS_WITH_PROGRESS = 2_000_000
+#: Folder beside the data for indexes and dictionaries, if option ``cache`` names no other.
+CACHE = ".recd-criteo"
 
 
 class Criteo(Dataset):
@@ -99,28 +57,82 @@ class Criteo(Dataset):
     free_options = frozenset({"path", "cache", "prefetch"})
     row_options = frozenset({"shuffle", "seed"})
 
-    class Options(CriteoOptions):
-        pass
+    class Options(PluginOptions):
+        path: Path = Field(
+            description="The file train.txt, or a folder with day_0, day_1... or train: TSV, "
+            "plain, .gz or .zst, .parquet, or npy in threes."
+        )
+        evaluate: Literal["test", "validation", "last_day", "nothing"] = Field(
+            default="test",
+            description="What the test split is: the second half of the last day, its first half, "
+            "the whole day, or nothing; then all days are trained on.",
+        )
+        parts: int = Field(
+            default=7, ge=2, description="Days that one file holds, which count as equally long."
+        )
+        dense: Literal["log1p", "stored"] | None = Field(
+            default=None,
+            description="log1p makes log(x + 1) of numbers, and 0 of negative ones; stored leaves "
+            "them; null is log1p for whole numbers and stored for floats.",
+        )
+        categorical: Literal["hashed", "dictionary", "raw"] = Field(
+            default="hashed",
+            description="How ids become rows of tables: modulo, by a dictionary of the training "
+            "days, or not at all.",
+        )
+        buckets: PositiveInt | dict[str, PositiveInt] = Field(
+            default=100_000, description="Of hashed: rows of every table, or by name or pattern."
+        )
+        threshold: PositiveInt = Field(
+            default=3, description="Of dictionary: ids that occur less often share row 1."
+        )
+        max_ids: int | None = Field(
+            default=None, ge=2, description="Of dictionary: rows of a table at most."
+        )
+        bad_lines: Literal["error", "skip"] = Field(
+            default="error", description="What a line of TSV is that is none of Criteo's."
+        )
+        max_bad_lines: NonNegativeInt = Field(
+            default=100, description="Of skip: one bad line more, in all files, is an error."
+        )
+        cache: Path | None = Field(
+            default=None,
+            description="Folder for row counts and dictionaries; null takes .recd-criteo beside "
+            "the data.",
+        )
+        npy_sparse: str = Field(
+            default="sparse",
+            pattern=r"^sparse\w*$",
+            description="The end of the names of npy files with ids.",
+        )
+        shuffle: bool = Field(
+            default=False, description="Read units of rows in another order in each epoch."
+        )
+        seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
+        prefetch: NonNegativeInt = Field(
+            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+        )
 
     options: Options
 
     def prepare(self) -> None:
-        """Count the rows of TSV files and make the dictionary, where that was not done before."""
-        tables = self._tables
-        if tables.num_bad_lines:
-            from recd_plugins.api import error_console
-
-            error_console().print(
-                f"{self.options.path}: skipped {tables.num_bad_lines} bad lines, for example "
-                f"{tables.bad_lines[0]}",
-                soft_wrap=True,
-                highlight=False,
-                markup=False,
+        """Index TSV files and make the dictionary, unless they are in the cache."""
+        days = self._days
+        if self._bad_lines.count:
+            click.echo(
+                f"{self.options.path}: skipped {self._bad_lines.count} bad lines, for example "
+                f"{self._bad_lines.shown[0]}",
+                err=True,
+            )
+        if self.options.shuffle and not all(day.can_jump for day in days):
+            raise DataError(
+                f"{self.options.path}: compressed files are read from front to back and cannot be "
+                "shuffled; convert them first: recd criteo convert"
             )
         _ = self._coder
 
     def identity(self) -> dict[str, Any]:
-        return {"days": {day.name: day.contents() for day in self._tables.days}}
+        return {"days": {day.name: day.contents() for day in self._days}}
 
     def schema(self) -> FeatureSchema:
         return FeatureSchema(SPARSE, DENSE, LABEL)
@@ -129,21 +141,22 @@ class Criteo(Dataset):
         return ("train",) if self.options.evaluate == "nothing" else ("train", "test")
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        from recd_plugins.api import PlannedReader, ReadPlan, digest
-
         options = self.options
         if split not in self.splits():
             raise DataError("there is no test split: option evaluate of dlrm.criteo is nothing")
-        tables = self._tables
+        units = tuple(
+            Unit(number, group, stretch.first_row, stretch.num_rows)
+            for number, stretches in self._rows_of(split)
+            for group, stretch in enumerate(stretches)
+        )
         shuffle = options.shuffle and split == "train"
-        coder = self._coder
         encoding = {"categorical", "dense", "buckets", "threshold", "max_ids"}
         return PlannedReader(
-            ReadPlan(self._units(split), batch_size, shuffle=shuffle, seed=options.seed),
-            lambda pieces: self._read(tables.days, coder, pieces),
+            ReadPlan(units, batch_size, shuffle=shuffle, seed=options.seed),
+            self._read,
             data={
                 "split": split,
-                "files": digest([day.identity() for day in tables.days]),
+                "files": digest([day.identity() for day in self._days]),
                 "parts": [options.evaluate, options.parts],
                 "encoding": digest(options.model_dump_json(include=encoding)),
             },
@@ -153,93 +166,72 @@ class Criteo(Dataset):
             ahead=options.prefetch,
         )
 
-    def _units(self, split: Split) -> tuple[Unit, ...]:
-        from recd_plugins.api import Unit
-
-        return tuple(
-            Unit(number, group, stretch.first_row, stretch.num_rows)
-            for number, stretches in self._tables.split(split)
-            for group, stretch in enumerate(stretches)
-        )
-
-    def _read(
-        self, days: list[Day], coder: IdCoder, pieces: Iterator[Piece]
-    ) -> Generator[Rows, None, None]:
-        from recd_plugin_dlrm.criteo.days import Stretch
-        from recd_plugin_dlrm.criteo.dictionary import encode
-
+    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
         for number, run in groupby(pieces, key=lambda piece: piece.unit.file):
             stretches = (
                 Stretch(piece.unit.first_row + piece.skip, piece.num_rows) for piece in run
             )
-            for rows, origins in days[number].read(stretches):
-                yield Rows(encode(rows, coder, self.options.dense), origins)
+            for rows, origins in self._days[number].read(stretches):
+                yield Rows(encode(rows, origins[0].path, self._coder, self.options.dense), origins)
+
+    def _rows_of(self, split: Split) -> list[tuple[int, list[Stretch]]]:
+        """Number of a file, and its rows in the split, for each day.
+
+        The first half of the last day, the longer one if they differ, is for validation, the
+        second for testing, as in torchrec.datasets.criteo. The days of a single file are equal
+        parts, of which the first have a row more if they do not come out even, as in DLRM.
+        """
+        sizes = [day.num_rows for day in self._days]
+        days = [(number, 0, size) for number, size in enumerate(sizes)]
+        if len(days) == 1:
+            parts = self.options.parts
+            size, more = divmod(sizes[0], parts)
+            edges = [part * size + min(part, more) for part in range(parts + 1)]
+            days = [(0, first, stop) for first, stop in pairwise(edges)]
+        number, first, stop = days[-1]
+        middle = stop - (stop - first) // 2
+        held_out: Mapping[str, tuple[int, int]] = {
+            "test": (middle, stop),
+            "validation": (first, middle),
+            "last_day": (first, stop),
+        }
+        if split == "test":
+            days = [(number, *held_out[self.options.evaluate])]
+        elif self.options.evaluate != "nothing":
+            del days[-1]
+        return [(number, self._days[number].stretches(*rows)) for number, *rows in days]
 
     @property
     def _cache(self) -> Path:
-        from recd_plugin_dlrm.criteo.tables import CACHE
-
         path = self.options.path
         return self.options.cache or (path if path.is_dir() else path.parent) / CACHE
 
     @cached_property
-    def _tables(self) -> CriteoTables:
-        from recd_plugin_dlrm.criteo.tables import CriteoTables
+    def _bad_lines(self) -> BadLines:
+        return BadLines(self.options.max_bad_lines if self.options.bad_lines == "skip" else 0)
 
-        with _progress() as start:
-            tables = CriteoTables(self.options, self._cache, start)
-        if self.options.shuffle and not all(day.can_jump for day in tables.days):
-            raise DataError(
-                f"{self.options.path}: compressed files are read from front to back and cannot be "
-                "shuffled; convert them first: recd criteo convert"
-            )
-        return tables
+    @cached_property
+    def _days(self) -> list[Day]:
+        return [self._open(files) for files in find_days(self.options.path)]
+
+    def _open(self, files: DayFiles) -> Day:
+        if files.format == "Parquet":
+            return ParquetDay(files.name, files.path)
+        if files.format == "npy":
+            return NpyDay(files.name, files.path, self.options.npy_sparse)
+        index = index_of(files.path, self._cache, self._bad_lines)
+        return TsvDay(files.name, files.path, index)
 
     @cached_property
     def _coder(self) -> IdCoder:
-        from recd_plugin_dlrm.criteo.dictionary import Buckets, raw_ids
-
-        if self.options.categorical == "raw":
-            return raw_ids
-        if self.options.categorical == "hashed":
-            return Buckets(self.options.buckets)
-        return self._dictionary()
-
-    def _dictionary(self) -> IdCoder:
-        from recd_plugin_dlrm.criteo.dictionary import DictionaryFile
-
         options = self.options
-        sections = self._tables.sections()
-        file = DictionaryFile(self._cache, sections, options.threshold, options.max_ids)
-        if (dictionary := file.load()) is not None:
-            return dictionary
-        with _progress() as start:
-            rows = sum(part.num_rows for section in sections for part in section.stretches)
-            return file.make(start("counting ids", rows))
-
-
-@contextmanager
-def _progress() -> Iterator[Start]:
-    """Progress bars of what takes a while; what is soon done shows none."""
-    from recd_plugins.api import AddBar, progress_bars
-
-    with ExitStack() as stack:
-        add_bar: AddBar | None = None
-
-        def start(name: str, num_rows: int | None) -> Callable[[int], None]:
-            done = 0
-            advance: Callable[[int], None] | None = None
-
-            def progress(rows: int) -> None:
-                nonlocal add_bar, advance, done
-                done += rows
-                if advance is not None:
-                    advance(rows)
-                elif done >= _ROWS_WITH_PROGRESS:
-                    add_bar = add_bar or stack.enter_context(progress_bars())
-                    advance = add_bar(name, num_rows)
-                    advance(done)
-
-            return progress
-
-        yield start
+        if options.categorical == "raw":
+            return raw_ids
+        if options.categorical == "hashed":
+            return Buckets(options.buckets)
+        sections = [
+            CountedRows(self._days[number], stretches)
+            for number, stretches in self._rows_of("train")
+            if stretches
+        ]
+        return dictionary_of(self._cache, sections, options.threshold, options.max_ids)

@@ -1,25 +1,39 @@
-"""Rows of Criteo's logs as they are stored: a label, 13 numbers, 26 ids."""
+"""The days of Criteo's logs: finding their files, and reading Parquet and npy."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError, Origin
+from recd_plugins.api import DataError, Origin, ParquetTable, Piece
 
 LABEL = "label"
 #: Names as in torchrec.datasets.criteo.
 DENSE = tuple(f"int_{number}" for number in range(13))
 SPARSE = tuple(f"cat_{number}" for number in range(26))
 COLUMNS = (LABEL, *DENSE, *SPARSE)
+#: Rows that are read at once where files have no units of their own.
+UNIT_ROWS = 16_384
+
+Format = Literal["TSV", "TSV, gzip", "TSV, zstd", "Parquet", "npy"]
+
+_TSV: dict[str, Format] = {"": "TSV", ".gz": "TSV, gzip", ".zst": "TSV, zstd"}
+_STEM = r"(?P<stem>day_(?P<day>\d+)|train)"
+_NAME = re.compile(rf"{_STEM}(\.tsv|\.txt|)(?P<suffix>|\.gz|\.zst)")
+_PARQUET_NAME = re.compile(rf"{_STEM}(\.parquet)?")
+_NPY_NAME = re.compile(rf"{_STEM}_(dense|sparse\w*|labels)\.npy")
+# Rows at the beginning and at the end that tell one npy file from another of its size.
+_EDGE = 1024
 
 
 @dataclass(frozen=True)
@@ -28,45 +42,22 @@ class RawRows:
 
     Attributes:
         labels: 0 or 1, int8 ``[num_rows]``.
-        dense: 13 arrays ``[num_rows]``: int64 as logged, 0 where the log has nothing, or floats
-            where files hold numbers that were transformed before.
-        sparse: 26 arrays of ids, int64 ``[num_rows]``, 0 where the log has nothing.
+        dense: 13 arrays ``[num_rows]``: int64 as logged, 0 where missing, or floats where files
+            hold transformed numbers.
+        sparse: 26 arrays of ids, int64 ``[num_rows]``, 0 where missing.
     """
 
-    labels: NDArray[np.int8]
+    labels: NDArray[Any]
     dense: Sequence[NDArray[Any]]
     sparse: Sequence[NDArray[np.int64]]
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def slice(self, start: int, stop: int) -> RawRows:
-        """Rows ``start`` to ``stop``, without a copy."""
-        return RawRows(
-            self.labels[start:stop],
-            [column[start:stop] for column in self.dense],
-            [column[start:stop] for column in self.sparse],
-        )
-
-
-Format = Literal["TSV", "TSV, gzip", "TSV, zstd", "Parquet", "npy"]
-
-_TSV: dict[str, Format] = {"": "TSV", ".gz": "TSV, gzip", ".zst": "TSV, zstd"}
-_NAME = re.compile(r"(?P<stem>day_(?P<day>\d+)|train)(?P<text>\.tsv|\.txt|)(?P<suffix>|\.gz|\.zst)")
-_PARQUET_NAME = re.compile(r"(?P<stem>day_(?P<day>\d+)|train)(\.parquet)?")
-_NPY_NAME = re.compile(r"(?P<stem>day_(?P<day>\d+)|train)_(dense|sparse\w*|labels)\.npy")
-
 
 @dataclass(frozen=True)
 class DayFiles:
-    """Where a day is.
-
-    Attributes:
-        name: ``day_0`` or ``train``.
-        number: of the day; None of a file that holds several days.
-        format: how it is stored.
-        path: the file or folder; of npy the folder with its three files.
-    """
+    """The file or folder of a day; ``number`` is None if it holds several days."""
 
     name: str
     number: int | None
@@ -75,98 +66,61 @@ class DayFiles:
 
 
 def find_days(path: Path) -> list[DayFiles]:
-    """The days at ``path``, in order; one that holds several days stands alone.
+    """Return the days at ``path`` in order, or the one file with several days.
 
     Raises:
-        DataError: nothing is there, a day is missing, stands twice, or is in another format.
+        DataError: nothing is there, or days are missing or there twice.
     """
     if path.is_file():
         return [_one_file(path)]
     if not path.is_dir():
         raise DataError(f"{path}: no such file or folder")
-    found = _in_folder(path)
-    days = sorted((day for day in found if day.number is not None), key=lambda day: day.number or 0)
-    whole = [day for day in found if day.number is None]
-    if days and whole:
-        raise DataError(
-            f"{path} has {_names(days[:1])} and {_names(whole[:1])}; name one of them in path"
-        )
+    found = sorted(_in_folder(path), key=lambda day: day.number or 0)
     if not found and any(path.glob("*.parquet")):
-        found = whole = [DayFiles(path.name, None, "Parquet", path)]
+        found = [DayFiles(path.name, None, "Parquet", path)]
     if not found:
         raise DataError(
             f"{path}: no file of Criteo's in this folder: day_0, day_1... or train, as .txt, .tsv, "
             "with .gz or .zst, as .parquet or a folder of it, or as _dense.npy, _sparse.npy and "
             "_labels.npy"
         )
-    for before, day in pairwise(days):
-        assert before.number is not None
-        if day.number == before.number:
-            raise DataError(f"{path} has {_names([before, day])}: one day, twice; remove one")
-        if day.number != before.number + 1:
-            raise DataError(
-                f"{path}: day_{before.number + 1} is missing between {before.name} and {day.name}"
-            )
-        if day.format != before.format:
-            raise DataError(
-                f"{path} mixes formats: {_names([before, day])}; keep days of one format there"
-            )
-    if len(whole) > 1:
-        raise DataError(f"{path} has {_names(whole)}; name one of them in path")
-    return days or whole
+    numbers = [day.number for day in found]
+    first = numbers[0]
+    if len(found) > 1 and (first is None or numbers != [*range(first, first + len(found))]):
+        names = ", ".join(f"{day.name} ({day.format})" for day in found)
+        raise DataError(
+            f"{path} has {names}: days are missing or there twice; name one file in path"
+        )
+    return found
 
 
 def _one_file(path: Path) -> DayFiles:
     if path.suffix == ".npy":
         raise DataError(f"{path}: npy files come in threes; name their folder in path")
-    if path.suffix == ".parquet":
-        return DayFiles(_known(path.stem), None, "Parquet", path)
-    kind = _TSV.get(path.suffix, "TSV")
-    stem = path.name.removesuffix(path.suffix) if kind != "TSV" else path.name
-    return DayFiles(_known(stem.removesuffix(".tsv").removesuffix(".txt")), None, kind, path)
+    kind: Format = "Parquet" if path.suffix == ".parquet" else _TSV.get(path.suffix, "TSV")
+    stem = path.name.partition(".")[0]
+    # Converted files keep the name, and a folder is searched for these names alone.
+    return DayFiles(stem if _PARQUET_NAME.fullmatch(stem) else "train", None, kind, path)
 
 
-def _known(stem: str) -> str:
-    """A name that is found in a folder, too: converted files are named by it."""
-    return stem if _PARQUET_NAME.fullmatch(stem) else "train"
-
-
-def _in_folder(folder: Path) -> list[DayFiles]:
-    days = []
-    npy: dict[str, DayFiles] = {}
-    try:
-        paths = sorted(folder.iterdir())
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror})") from error
-    for path in paths:
+def _in_folder(folder: Path) -> Iterator[DayFiles]:
+    npy = set()
+    for path in sorted(folder.iterdir()):
         if path.is_dir() or path.suffix == ".parquet":
-            if (match := _PARQUET_NAME.fullmatch(path.name)) and _is_parquet(path):
-                days.append(_day(match, "Parquet", path))
+            if (match := _PARQUET_NAME.fullmatch(path.name)) and (
+                path.is_file() or any(path.glob("*.parquet"))
+            ):
+                yield _day(match, "Parquet", path)
         elif match := _NPY_NAME.fullmatch(path.name):
-            npy[match["stem"]] = _day(match, "npy", folder)
+            npy.add(_day(match, "npy", folder))
         elif match := _NAME.fullmatch(path.name):
-            days.append(_day(match, _TSV[match["suffix"]], path))
-    return [*days, *npy.values()]
-
-
-def _is_parquet(path: Path) -> bool:
-    return path.is_file() or any(path.glob("*.parquet"))
+            yield _day(match, _TSV[match["suffix"]], path)
+    yield from npy
 
 
 def _day(match: re.Match[str], kind: Format, path: Path) -> DayFiles:
     number = None if match["day"] is None else int(match["day"])
     return DayFiles(match["stem"], number, kind, path)
-
-
-def _names(days: Sequence[DayFiles]) -> str:
-    return " and ".join(
-        f"{day.name}_*.npy" if day.format == "npy" else f"{day.path.name} ({day.format})"
-        for day in days
-    )
-
-
-#: Rows that are read at once where files have no units of their own.
-UNIT_ROWS = 16_384
 
 
 @dataclass(frozen=True)
@@ -177,14 +131,17 @@ class Stretch:
     num_rows: int
 
 
+DayRows = Generator[tuple[RawRows, tuple[Origin, ...]], None, None]
+
+
 class Day(ABC):
     """Rows of one file or set of files, in order.
 
     Attributes:
-        name: for messages and for the state of a reader: ``day_0``, ``train``.
+        name: ``day_0`` or ``train``.
         starts: the first row of each unit, int64 ``[num_units]``; reading may begin at one.
         num_rows: of all units, at least 1.
-        can_jump: whether reading may begin anywhere at no cost, which shuffling takes.
+        can_jump: whether reading may begin anywhere at no cost, as shuffling needs.
     """
 
     name: str
@@ -194,33 +151,136 @@ class Day(ABC):
 
     @abstractmethod
     def identity(self) -> list[Any]:
-        """What tells these rows from others, JSON values; equal wherever the files lie."""
+        """JSON values that identify these rows for a checkpoint, wherever the files lie."""
 
     def contents(self) -> dict[str, Any]:
-        """What tells this day from another of as many rows; as quick to know as ``identity``."""
+        """JSON values that tell this day from another with as many rows."""
         return {"rows": self.identity()}
 
-    def provenance(self) -> list[Any]:
-        """``identity``, and what else a dictionary of these ids is known by; JSON values."""
-        return self.identity()
-
     @abstractmethod
-    def read(
-        self, stretches: Iterable[Stretch]
-    ) -> Generator[tuple[RawRows, tuple[Origin, ...]], None, None]:
-        """The rows of stretches, each in one part or several, and where they came from.
-
-        Raises:
-            DataError: files are damaged, or were replaced after this object was made.
-        """
+    def read(self, stretches: Iterable[Stretch]) -> DayRows:
+        """Read the rows of stretches, each in one part or several, with their origins."""
 
     def stretches(self, first_row: int, stop_row: int) -> list[Stretch]:
-        """The rows from ``first_row`` to ``stop_row``, cut where units begin."""
+        """Cut rows ``first_row`` to ``stop_row`` where units begin."""
         inside = self.starts[(self.starts > first_row) & (self.starts < stop_row)].tolist()
         edges = [first_row, *inside, stop_row]
         return [Stretch(start, stop - start) for start, stop in pairwise(edges) if start < stop]
 
 
-def even_starts(num_rows: int) -> NDArray[np.int64]:
-    """Units of ``UNIT_ROWS`` rows."""
+def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
+    """Return the starts of units of ``UNIT_ROWS`` rows."""
+    if not num_rows:
+        raise DataError(f"{path}: no rows in this file")
     return np.arange(0, num_rows, UNIT_ROWS, dtype=np.int64)
+
+
+class NpyDay(Day):
+    """Memory-mapped ``NAME_dense.npy``, ``NAME_sparse.npy`` and ``NAME_labels.npy``.
+
+    Args:
+        name: ``day_0``.
+        folder: of the files.
+        sparse: the word for ids in file names; ``sparse_contig_freq`` for files of torchrec's
+            ``sparse_to_contiguous``.
+
+    Raises:
+        DataError: a file is missing, damaged, or of another shape or type.
+    """
+
+    def __init__(self, name: str, folder: Path, sparse: str) -> None:
+        self.name = name
+        self._path = folder / f"{name}_{sparse}.npy"
+        self._sparse = _load(self._path, len(SPARSE))
+        self.num_rows = len(self._sparse)
+        self._dense = _load(folder / f"{name}_dense.npy", len(DENSE), self.num_rows)
+        self._labels = _load(folder / f"{name}_labels.npy", 1, self.num_rows)
+        self.starts = even_starts(self._path, self.num_rows)
+
+    def identity(self) -> list[Any]:
+        return [self.name, self.num_rows, str(self._sparse.dtype), str(self._dense.dtype)]
+
+    def contents(self) -> dict[str, Any]:
+        edges = hashlib.sha256()
+        for array in (self._sparse, self._dense, self._labels):
+            edges.update(array[:_EDGE].tobytes() + array[-_EDGE:].tobytes())
+        return {"rows": self.identity(), "edges": edges.hexdigest()}
+
+    def read(self, stretches: Iterable[Stretch]) -> DayRows:
+        for stretch in stretches:
+            rows = slice(stretch.first_row, stretch.first_row + stretch.num_rows)
+            dense = np.ascontiguousarray(self._dense[rows].T)
+            if dense.dtype.kind != "f":
+                dense = dense.astype(np.int64)
+            sparse = np.ascontiguousarray(self._sparse[rows].T)
+            if sparse.dtype == np.int32:  # ids are unsigned, whatever the file says
+                sparse = sparse.view(np.uint32)
+            ids = sparse.astype(np.int64, copy=False)
+            labels = self._labels[rows].reshape(-1)
+            origin = Origin(str(self._path), stretch.first_row, stretch.num_rows)
+            yield RawRows(labels, list(dense), list(ids)), (origin,)
+
+
+def _load(path: Path, width: int, num_rows: int | None = None) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    wanted = num_rows or len(array)
+    if array.shape != (wanted, width) and (array.shape, width) != ((wanted,), 1):
+        raise DataError(f"{path} has shape {list(array.shape)}, not [{wanted}, {width}]")
+    return array
+
+
+#: Schema of converted files.
+SCHEMA = pa.schema(
+    [
+        pa.field(LABEL, pa.int8(), nullable=False),
+        *(pa.field(name, pa.int64(), nullable=False) for name in (*DENSE, *SPARSE)),
+    ]
+)
+
+
+class ParquetDay(Day):
+    """Rows of a Parquet file, or of all in a folder.
+
+    Raises:
+        DataError: a column is missing, or there are no rows.
+    """
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self._table = ParquetTable(path)
+        there = self._table.schema
+        if missing := [column for column in COLUMNS if column not in there.names]:
+            raise DataError(
+                f"{path}: no column {missing[0]}; columns are {LABEL}, {DENSE[0]} to {DENSE[-1]} "
+                f"and {SPARSE[0]} to {SPARSE[-1]}, as `recd criteo convert` writes them"
+            )
+        # Dense features may be floats that were transformed before.
+        floats = [column for column in DENSE if there.field(column).type == pa.float32()]
+        self._schema = pa.schema(
+            (each.name, pa.float32() if each.name in floats else each.type) for each in SCHEMA
+        )
+        sizes = [unit.num_rows for unit in self._table.units]
+        self.num_rows = sum(sizes)
+        if not self.num_rows:
+            raise DataError(f"{path}: no rows")
+        self.starts = np.array(list(accumulate(sizes, initial=0))[:-1], np.int64)
+
+    def identity(self) -> list[Any]:
+        return [self.name, *self._table.identity()]
+
+    def contents(self) -> dict[str, Any]:
+        return self._table.contents()
+
+    def read(self, stretches: Iterable[Stretch]) -> DayRows:
+        for rows in self._table.read(self._pieces(stretches), self._schema):
+            label, *columns = [rows.data.column(name).to_numpy() for name in COLUMNS]
+            yield RawRows(label, columns[:13], columns[13:]), rows.origins
+
+    def _pieces(self, stretches: Iterable[Stretch]) -> Iterator[Piece]:
+        for stretch in stretches:
+            unit = int(np.searchsorted(self.starts, stretch.first_row, "right")) - 1
+            skip = stretch.first_row - int(self.starts[unit])
+            yield Piece(self._table.units[unit], skip, stretch.num_rows)

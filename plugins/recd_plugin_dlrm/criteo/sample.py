@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from recd_plugin_dlrm.criteo.days import COLUMNS, DENSE, LABEL, SPARSE, RawRows
+from recd_plugin_dlrm.criteo.days import COLUMNS, DENSE, RawRows
 from recd_plugin_dlrm.criteo.tsv import compression_of
-from recd_plugins.api import DataError, RecdError, new_file
-
-SampleFormat = Literal["tsv", "gz", "zst", "npy"]
+from recd_plugins.api import DataError, new_file
 
 #: Ids that each feature has at most, drawn by Zipf's law with exponent 1.1.
 _IDS = (100, 50, 2000, 1000, 30, 10, 400, 40, 3, 1000) * 2 + (500, 2000, 12, 200, 15, 25)
@@ -28,45 +26,38 @@ _ROWS_AT_ONCE = 65_536
 
 def write_sample(
     folder: Path,
-    *,
     kind: str,
     file_format: str,
     rows: int,
     days: int,
     seed: int,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None],
 ) -> list[Path]:
-    """Write ``day_0``... of ``rows`` rows each, or ``train.txt`` of ``rows * days``.
-
-    Returns:
-        The files.
-
-    Raises:
-        DataError: there is something in the folder, or it cannot be written.
-    """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Write ``day_0``... of ``rows`` rows each, or ``train.txt`` of all, and return the files."""
+    if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder} is there already, and not empty; name another folder")
     if kind == "kaggle":
-        parts = {"train": rows * days}
-        suffix = ".txt"
+        parts, suffix = {"train": rows * days}, ".txt"
     else:
-        parts = {f"day_{day}": rows for day in range(days)}
-        suffix = ""
+        parts, suffix = {f"day_{day}": rows for day in range(days)}, ""
     files = []
     for number, (name, num_rows) in enumerate(parts.items()):
         sampler = Sampler(np.random.default_rng([seed, number]))
-        try:
-            if file_format == "npy":
-                files += write_npy(folder, name, sampler.rows(num_rows))
-                progress(num_rows)
-            else:
-                end = "" if file_format == "tsv" else f".{file_format}"
-                path = folder / f"{name}{suffix}{end}"
-                _write_tsv(path, sampler, num_rows, progress)
-                files.append(path)
-        except RecdError as error:
-            raise DataError(str(error)) from error
+        if file_format == "npy":
+            files += write_npy(folder, name, sampler.rows(num_rows))
+            progress(num_rows)
+        else:
+            end = "" if file_format == "tsv" else f".{file_format}"
+            files.append(folder / f"{name}{suffix}{end}")
+            write_tsv(files[-1], _pieces(sampler, num_rows, progress))
     return files
+
+
+def _pieces(sampler: Sampler, num_rows: int, progress: Callable[[int], None]) -> Iterator[RawRows]:
+    for first in range(0, num_rows, _ROWS_AT_ONCE):
+        rows = min(_ROWS_AT_ONCE, num_rows - first)
+        yield sampler.rows(rows)
+        progress(rows)
 
 
 class Sampler:
@@ -103,39 +94,25 @@ class Sampler:
         return RawRows(labels.astype(np.int8), dense, sparse)
 
 
-def tsv_table(rows: RawRows) -> pa.Table:
-    """Rows as the text of their columns; zeros of ids, and of some numbers, are missing."""
-    columns: Mapping[str, pa.Array] = {
-        LABEL: pa.array(rows.labels),
-        **{
-            name: pa.array(values, mask=(values == 0) & (np.arange(len(values)) % 2 == 0))
-            for name, values in zip(DENSE, rows.dense, strict=True)
-        },
-        **{name: _hex(ids) for name, ids in zip(SPARSE, rows.sparse, strict=True)},
-    }
-    return pa.table({name: columns[name] for name in COLUMNS})
+def write_tsv(path: Path, pieces: Iterable[RawRows]) -> None:
+    """Write rows as text, compressed as the suffix says.
 
-
-def write_tsv(path: Path, tables: list[pa.Table]) -> None:
-    """Write text of ``tsv_table``, compressed as the suffix says.
-
-    Raises:
-        RecdError: the place cannot be written.
+    Zeros of ids, and some zeros of numbers, are missing values.
     """
+    options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     with (
         new_file(path) as temporary,
         pa.output_stream(str(temporary), compression=compression_of(path)) as sink,
     ):
-        for table in tables:
-            _append(table, sink)
+        for rows in pieces:
+            even = np.arange(len(rows)) % 2 == 0
+            dense = [pa.array(values, mask=(values == 0) & even) for values in rows.dense]
+            columns = [pa.array(rows.labels), *dense, *map(_hex, rows.sparse)]
+            pa.csv.write_csv(pa.table(columns, COLUMNS), sink, options)
 
 
 def write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
-    """Write three files as torchrec does, but whole numbers where it has their logarithms.
-
-    Raises:
-        RecdError: the place cannot be written.
-    """
+    """Write three files as torchrec does, but whole numbers instead of their logarithms."""
     arrays: dict[str, NDArray[Any]] = {
         "dense": np.stack(rows.dense, axis=1).astype(np.int32),
         "sparse": np.stack(rows.sparse, axis=1),
@@ -147,24 +124,6 @@ def write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
         with new_file(files[-1]) as temporary, temporary.open("wb") as stream:
             np.save(stream, array)
     return files
-
-
-def _write_tsv(
-    path: Path, sampler: Sampler, num_rows: int, progress: Callable[[int], None]
-) -> None:
-    with (
-        new_file(path) as temporary,
-        pa.output_stream(str(temporary), compression=compression_of(path)) as sink,
-    ):
-        for first in range(0, num_rows, _ROWS_AT_ONCE):
-            rows = min(_ROWS_AT_ONCE, num_rows - first)
-            _append(tsv_table(sampler.rows(rows)), sink)
-            progress(rows)
-
-
-def _append(table: pa.Table, sink: pa.NativeFile) -> None:
-    options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    pa.csv.write_csv(table, sink, options)
 
 
 def _hex(ids: NDArray[np.int64]) -> pa.Array:

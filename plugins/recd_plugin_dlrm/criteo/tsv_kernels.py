@@ -25,18 +25,12 @@ def parse_lines(
     sparse: NDArray[np.int64],
     first: int,
 ) -> tuple[int, int, bool]:
-    """Parse the lines of ``data[start:stop]``, which ends with a line feed, into rows.
+    """Parse the lines of ``data[start:stop]`` into rows from ``first`` on.
 
-    Args:
-        data: bytes.
-        start, stop: of the lines.
-        labels, dense, sparse: rows to fill, ``[capacity]``, ``[13, capacity]`` and
-            ``[26, capacity]``.
-        first: the first row to fill.
+    Parsing stops at a malformed line, and at the ``[capacity]`` of ``labels``.
 
     Returns:
-        The row after the last that was filled, where the line after it starts, and whether that
-        line is none of Criteo's; parsing stops at one, and where rows are full.
+        The next row, the start of the next line, and whether that line is malformed.
     """
     row, position = first, start
     capacity = len(labels)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pydantic import ValidationError
 
 from recd_plugin_dlrm.random_rows import Random
 from recd_plugins.errors import DataError
@@ -66,10 +65,6 @@ def test_other_seeds_and_features_are_other_draws() -> None:
     assert not one["dense_0"].equals(one["dense_1"])
 
 
-def test_a_longer_table_starts_with_the_same_rows() -> None:
-    assert read(dataset(rows=20_000)).slice(0, 10_000).equals(read(dataset()))
-
-
 def test_the_test_split_is_of_other_rows() -> None:
     made = dataset(test_rows=1000)
     assert made.splits() == ("train", "test")
@@ -86,13 +81,6 @@ def test_lists_have_a_fixed_number_of_uniform_ids() -> None:
     counts = np.bincount(ids_of(table), minlength=50)
     assert len(counts) == 50
     assert abs(counts / 2000 - 1).max() < 0.12  # 5 standard deviations
-
-
-def test_lists_have_a_random_number_of_ids() -> None:
-    table = read(dataset(fixed=False, num_indices_per_lookup=4))
-    lengths = np.diff(table["sparse_0"].combine_chunks().offsets)
-    assert abs(np.bincount(lengths, minlength=5)[1:] / 2500 - 1).max() < 0.1
-    assert min(lengths) == 1
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 1.3])
@@ -154,8 +142,3 @@ def test_states_of_other_options_are_refused() -> None:
     reader = dataset(seed=1).reader(rank=0, world_size=1, batch_size=500, split="train")
     with pytest.raises(DataError, match="other data"):
         reader.load_state_dict(state)
-
-
-def test_moments_of_uniform_features_are_refused() -> None:
-    with pytest.raises(ValidationError, match="are for dense_distribution: normal"):
-        dataset(dense_std=2.0)

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_dlrm.trace.dataset import Trace
-from recd_plugin_dlrm.trace.generator import worst_difference
-from recd_plugin_dlrm.trace.profile import StackDistances, TraceProfile, profile_ids, write_profile
+from recd_plugin_dlrm.trace.generator import StackDistances, profile_ids, worst_difference
+from recd_plugin_dlrm.trace.profile import TraceProfile, write_profile
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Split
 from recd_plugins.testing.contracts import DatasetContract
@@ -111,7 +111,7 @@ def test_a_draw_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"profile\.parquet: no such file; make one with recd trac"):
+    with pytest.raises(DataError, match=r"profile\.parquet: no readable"):
         dataset(tmp_path)
     profile(tmp_path)
     with pytest.raises(DataError, match="t_fex matches no table; did you mean t_few"):

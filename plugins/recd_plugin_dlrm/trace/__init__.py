@@ -1,6 +1,6 @@
-"""Traces of ids: profiles of their locality, and synthetic traces with the same (arXiv 1906.00091).
+"""Locality of embedding lookups: profiles of traces, and synthetic traces (arXiv 1906.00091).
 
-A table's trace is the ids that it is looked up with, in order. Its locality is the distribution of
-LRU stack distances: how many distinct ids were seen since an id was seen last, itself counted, or 0
-where it is new. An LRU cache of C rows hits wherever the distance is 1 to C.
+A table's trace is the ids that it is looked up with, in order. The LRU stack distance of an access
+is the number of distinct ids since the last access to its id, itself included, or 0 for a new id.
+An LRU cache of C rows hits if the distance is 1 to C.
 """

@@ -1,15 +1,30 @@
-"""Options of dataset ``dlrm.trace``."""
+"""Dataset ``dlrm.trace``: rows drawn once, in the order of their traces, into a Parquet file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field, PositiveInt
 
-from recd_plugin_dlrm.random_rows import UNIT_ROWS, DrawnRowOptions, schema_of
+from recd_plugin_dlrm.random_rows import (
+    UNIT_ROWS,
+    DrawnRowOptions,
+    FeatureLists,
+    check_features,
+    make_rows,
+    schema_of,
+    units_of,
+)
+from recd_plugin_dlrm.trace.generator import TableTrace, generator_of
+from recd_plugin_dlrm.trace.profile import choose, read_profile
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -19,34 +34,14 @@ from recd_plugins.api import (
     Reader,
     ReadPlan,
     Split,
-    Unit,
     digest,
+    new_file,
+    row_progress,
 )
 
-
-class TraceOptions(DrawnRowOptions):
-    """What ``dlrm.trace`` reads, and how."""
-
-    profile: Path = Field(description="What recd trace profile made of the original traces.")
-    path: Path = Field(
-        description="The Parquet file of the rows; drawn before training where it is missing."
-    )
-    tables: list[str] | None = Field(
-        default=None,
-        description="Names or patterns of tables of the profile; null takes all of them.",
-    )
-    num_indices_per_lookup: PositiveInt | None = Field(
-        default=None,
-        le=100_000,
-        description="Ids in a list; null takes the mean of each original, rounded, at least 1.",
-    )
-    min_new: float | None = Field(
-        default=None,
-        ge=0,
-        lt=1,
-        description="Raise the share of new ids to this at least; null as far as LRU hit rates "
-        "need it; 0 leaves it as it was.",
-    )
+_KEY = b"recd_plugin_dlrm.trace_rows"
+# Raised when the same options would give other rows.
+_VERSION = 1
 
 
 class Trace(Dataset):
@@ -55,15 +50,57 @@ class Trace(Dataset):
     name = "dlrm.trace"
     free_options = frozenset({"path", "profile", "prefetch"})
 
-    class Options(TraceOptions):
-        pass
+    class Options(DrawnRowOptions):
+        profile: Path = Field(description="What recd trace profile made of the original traces.")
+        path: Path = Field(
+            description="The Parquet file of the rows; drawn before training where it is missing."
+        )
+        tables: list[str] | None = Field(
+            default=None,
+            description="Names or patterns of tables of the profile; null takes all of them.",
+        )
+        num_indices_per_lookup: PositiveInt | None = Field(
+            default=None,
+            le=100_000,
+            description="Ids in a list; null takes the mean of each original, rounded, at least 1.",
+        )
+        min_new: float | None = Field(
+            default=None,
+            ge=0,
+            lt=1,
+            description="Raise the share of new ids to this at least; null as far as LRU hit rates "
+            "need it; 0 leaves it as it was.",
+        )
 
     options: Options
 
     def prepare(self) -> None:
-        from recd_plugin_dlrm.trace.stored_rows import StoredRows
+        """Draw the file if it is missing, else check that it is the same.
 
-        StoredRows(self.options, self.name).make_or_check()
+        Raises:
+            DataError: the file was drawn with other options or from another profile.
+        """
+        options = self.options
+        profile = read_profile(options.profile)
+        tables = choose(list(profile.tables), options.tables or ())
+        traces = [profile.tables[table] for table in tables]
+        check_features(options, tuple(trace.feature for trace in traces))
+        wanted = self._provenance(traces)
+        if not options.path.exists():
+            self._draw(traces, wanted)
+            return
+        found = _provenance_of(options.path)
+        keys = sorted(found.keys() | wanted.keys())
+        differing = [
+            f"{key} was {found.get(key)!r} and is {wanted.get(key)!r}"
+            for key in keys
+            if found.get(key) != wanted.get(key)
+        ]
+        if differing:
+            raise DataError(
+                f"{options.path} was drawn otherwise: {'; '.join(differing)}. Remove it, or name "
+                "another path"
+            )
 
     def identity(self) -> dict[str, Any]:
         return {"rows": list(self._table.contents().values())}
@@ -78,13 +115,15 @@ class Trace(Dataset):
         return ("train", "test") if self.options.test_rows else ("train",)
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        from recd_plugin_dlrm.trace.stored_rows import provenance
-
+        if split not in self.splits():
+            raise DataError(f"there is no test split: set option test_rows of {self.name}")
         table = self._table
+        num_train = -(-self.options.rows // UNIT_ROWS)  # row groups of the test split follow
+        units = [each for each in table.units if (each.group < num_train) == (split == "train")]
         return PlannedReader(
-            ReadPlan(tuple(self._units(split)), batch_size),
+            ReadPlan(tuple(units), batch_size),
             lambda pieces: table.read(pieces, table.schema),
-            data={"split": split, "made": digest(provenance(self.options.path))},
+            data={"split": split, "made": digest(_provenance_of(self.options.path))},
             what=f"{self.options.path} ({split})",
             rank=rank,
             world_size=world_size,
@@ -99,11 +138,56 @@ class Trace(Dataset):
             )
         return ParquetTable(self.options.path)
 
-    def _units(self, split: Split) -> Iterator[Unit]:
-        """Row groups of the split: those of the test split stand behind all others."""
-        if split == "test" and not self.options.test_rows:
-            raise DataError(f"there is no test split: set option test_rows of {self.name}")
-        num_train = -(-self.options.rows // UNIT_ROWS)
-        for unit in self._table.units:
-            if (unit.group < num_train) == (split == "train"):
-                yield unit
+    def _draw(self, traces: list[TableTrace], made: dict[str, Any]) -> None:
+        options = self.options
+        num_rows = options.rows + options.test_rows
+        lengths = [
+            options.num_indices_per_lookup or max(1, round(trace.accesses / trace.rows))
+            for trace in traces
+        ]
+        generators = [
+            generator_of(trace, num_rows * length, options.seed, options.min_new)
+            for trace, length in zip(traces, lengths, strict=True)
+        ]
+        writer: pq.ParquetWriter | None = None
+        with (
+            row_progress(f"drawing {options.path.name}", num_rows) as progress,
+            new_file(options.path) as temporary,
+            ExitStack() as stack,
+        ):
+            for unit in [unit for split in self.splits() for unit in units_of(options, split)]:
+                lists = {}
+                for generator, length in zip(generators, lengths, strict=True):
+                    ids = generator.draw(unit.num_rows * length)
+                    offsets = np.arange(0, len(ids) + 1, length, dtype=np.int32)
+                    lists[generator.profile.feature] = FeatureLists(offsets, ids)
+                rows = make_rows(options, unit.first_row, unit.num_rows, lists)
+                rows = rows.replace_schema_metadata({_KEY: json.dumps(made)})
+                writer = writer or stack.enter_context(
+                    pq.ParquetWriter(
+                        temporary, rows.schema, compression="zstd", use_dictionary=False
+                    )
+                )
+                writer.write_batch(rows, row_group_size=unit.num_rows)
+                progress(unit.num_rows)
+
+    def _provenance(self, traces: list[TableTrace]) -> dict[str, Any]:
+        """Return JSON values that fix the rows to the last bit."""
+        content = hashlib.sha256()
+        for trace in traces:
+            content.update(f"{trace.feature} {trace.rows}".encode())
+            for array in (trace.ids, trace.distances, trace.counts):
+                content.update(np.ascontiguousarray(array).tobytes())
+        drawn = self.options.model_dump(mode="json", exclude={"profile", "path", "prefetch"})
+        return {"version": _VERSION, "traces": content.hexdigest()[:16], **drawn}
+
+
+def _provenance_of(path: Path) -> dict[str, Any]:
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+    if _KEY not in metadata:
+        raise DataError(f"{path} was not drawn by dlrm.trace; name another path")
+    found: dict[str, Any] = json.loads(metadata[_KEY])
+    return found

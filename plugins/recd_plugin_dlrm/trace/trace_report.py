@@ -1,9 +1,8 @@
-"""Trace profiles and synthetic traces as tables, as JSON and as pictures."""
+"""Trace profiles and synthetic traces as tables, JSON and plots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,13 @@ from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from recd_plugin_dlrm.trace.generator import SHARES, TableTrace, total_variation, worst_difference
+from recd_plugin_dlrm.trace.generator import (
+    SHARES,
+    TableTrace,
+    TraceGenerator,
+    total_variation,
+    worst_difference,
+)
 from recd_plugin_dlrm.trace.profile import TraceProfile
 from recd_plugins.api import plot_style, write_figure
 
@@ -24,25 +29,8 @@ _SHOWN = (0.01, 0.05, 0.1, 0.5)
 _MOST_CURVES = 12
 
 
-@dataclass(frozen=True, eq=False)
-class Synthetic:
-    """A synthetic trace next to the profile that it was drawn from.
-
-    Attributes:
-        profile: of the original.
-        new_share: the p0 that it was drawn with.
-        num_ids: distinct ids in it.
-        counts: int64 ``[k]``: its accesses by the distances of the profile.
-    """
-
-    profile: TableTrace
-    new_share: float
-    num_ids: int
-    counts: NDArray[np.int64]
-
-
 def profile_json(profile: TraceProfile) -> dict[str, Any]:
-    """What ``render_profile`` shows and more, as JSON values."""
+    """Return the figures of a profile as JSON values."""
     return {
         "source": profile.source,
         "tables": {name: _figures(trace) for name, trace in profile.tables.items()},
@@ -50,29 +38,34 @@ def profile_json(profile: TraceProfile) -> dict[str, Any]:
 
 
 def render_profile(profile: TraceProfile) -> RenderableType:
-    """A line a table, and under it what the columns mean."""
+    """Return a table of a profile, and the meaning of its columns."""
     lines = _table("accesses", "ids", "p0", "median", *(f"{share:.0%}" for share in _SHOWN))
     for name, trace in profile.tables.items():
         median = "-" if trace.median_distance is None else f"{trace.median_distance:,}"
-        lines.add_row(
-            name,
-            f"{trace.accesses:,}",
-            f"{len(trace.ids):,}",
-            f"{trace.new_share:.4g}",
-            median,
-            *(f"{rate:.1%}" for rate in _shown_rates(trace.hit_rates(trace.cache_sizes()))),
-        )
+        counts = f"{trace.accesses:,}", f"{len(trace.ids):,}", f"{trace.new_share:.4g}"
+        lines.add_row(name, *counts, median, *_shown_rates(trace, trace.counts))
     meaning = "p0: share of new ids; median: of the distances of the others; N %: hit rate of an "
     return Group(f"traces of {profile.source}", lines, f"{meaning}LRU cache of so many of the ids")
 
 
-def synthetic_json(traces: Sequence[Synthetic]) -> dict[str, Any]:
-    """What ``render_synthetic`` shows and more, as JSON values."""
-    return {trace.profile.table: _comparison(trace) for trace in traces}
+def synthetic_json(traces: Sequence[TraceGenerator]) -> dict[str, Any]:
+    """Return the figures of drawn traces and their originals as JSON values."""
+    return {
+        trace.profile.table: {
+            "accesses": trace.accesses,
+            "ids": trace.num_ids,
+            "p0": trace.new_share,
+            "hit_rates": _by_share(trace.profile, trace.counts),
+            "worst_hit_rate_difference": worst_difference(trace.profile, trace.counts),
+            "total_variation": total_variation(trace.profile.counts, trace.counts),
+            "original": _figures(trace.profile),
+        }
+        for trace in traces
+    }
 
 
-def render_synthetic(traces: Sequence[Synthetic]) -> RenderableType:
-    """How far each trace is from its original, and the hit rates of both."""
+def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
+    """Return tables of drawn traces and of the hit rates of both."""
     lines = _table("ids", "of", "p0", "raised to", "worst", "variation")
     rates = _table("trace", *(f"{share:.0%}" for share in _SHOWN))
     for trace in traces:
@@ -87,11 +80,8 @@ def render_synthetic(traces: Sequence[Synthetic]) -> RenderableType:
             f"{100 * worst_difference(profile, trace.counts):.2f} points",
             f"{total_variation(profile.counts, trace.counts):.4f}",
         )
-        sizes = profile.cache_sizes()
-        for name, counts in (("original", profile.counts), ("synthetic", trace.counts)):
-            shown = _shown_rates(profile.hit_rates(sizes, counts))
-            label = profile.table if name == "original" else ""
-            rates.add_row(label, name, *(f"{rate:.1%}" for rate in shown))
+        rates.add_row(profile.table, "original", *_shown_rates(profile, profile.counts))
+        rates.add_row("", "synthetic", *_shown_rates(profile, trace.counts))
     return Group(
         lines,
         "ids: distinct ones, of those of the original; p0: share of new ids; worst: the largest "
@@ -104,11 +94,7 @@ def render_synthetic(traces: Sequence[Synthetic]) -> RenderableType:
 
 @plot_style()
 def plot_profile(profile: TraceProfile, path: Path) -> None:
-    """The distribution of distances, and LRU hit rates by size, of the tables with most accesses.
-
-    Raises:
-        RecdError: the file cannot be written.
-    """
+    """Plot distances and LRU hit rates of the tables with most accesses."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")
@@ -117,7 +103,7 @@ def plot_profile(profile: TraceProfile, path: Path) -> None:
     for trace in traces[:_MOST_CURVES]:
         sums = np.cumsum(trace.counts[1:]) / max(1, trace.counts[1:].sum())
         left.step(trace.distances[1:], 100 * sums, where="post", label=trace.table)
-        _draw_rates(right, trace, trace.counts, trace.table)
+        _draw_rates(right, trace, trace.counts, label=trace.table)
     left.set(
         xscale="log",
         xlabel="LRU stack distance of ids that are not new",
@@ -130,22 +116,17 @@ def plot_profile(profile: TraceProfile, path: Path) -> None:
 
 
 @plot_style()
-def plot_synthetic(traces: Sequence[Synthetic], path: Path) -> None:
-    """LRU hit rates by size, of originals and synthetic traces.
-
-    Raises:
-        RecdError: the file cannot be written.
-    """
+def plot_synthetic(traces: Sequence[TraceGenerator], path: Path) -> None:
+    """Plot LRU hit rates of originals and drawn traces."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, trace in enumerate(traces[:_MOST_CURVES]):
-        table, color = trace.profile.table, f"C{number % 10}"
-        _draw_rates(axes, trace.profile, trace.profile.counts, table, color=color)
-        _draw_rates(
-            axes, trace.profile, trace.counts, f"{table}, synthetic", color=color, linestyle=":"
-        )
+        profile, color = trace.profile, f"C{number % 10}"
+        _draw_rates(axes, profile, profile.counts, label=profile.table, color=color)
+        label = f"{profile.table}, synthetic"
+        _draw_rates(axes, profile, trace.counts, label=label, color=color, linestyle=":")
     _finish_rates(axes)
     write_figure(path, figure)
 
@@ -159,7 +140,6 @@ def _table(*headings: str) -> Table:
 
 
 def _figures(trace: TableTrace) -> dict[str, Any]:
-    rates = trace.hit_rates(trace.cache_sizes())
     return {
         "feature": trace.feature,
         "rows": trace.rows,
@@ -167,42 +147,23 @@ def _figures(trace: TableTrace) -> dict[str, Any]:
         "ids": len(trace.ids),
         "p0": trace.new_share,
         "median_distance": trace.median_distance,
-        "hit_rates": _by_share(rates),
+        "hit_rates": _by_share(trace, trace.counts),
     }
 
 
-def _comparison(trace: Synthetic) -> dict[str, Any]:
-    profile = trace.profile
-    sizes = profile.cache_sizes()
-    return {
-        "accesses": int(trace.counts.sum()),
-        "ids": trace.num_ids,
-        "p0": trace.new_share,
-        "hit_rates": _by_share(profile.hit_rates(sizes, trace.counts)),
-        "worst_hit_rate_difference": worst_difference(profile, trace.counts),
-        "total_variation": total_variation(profile.counts, trace.counts),
-        "original": _figures(profile),
-    }
-
-
-def _by_share(rates: NDArray[np.float64]) -> dict[str, float]:
+def _by_share(trace: TableTrace, counts: NDArray[np.int64]) -> dict[str, float]:
+    rates = trace.hit_rates(trace.cache_sizes(), counts)
     return {f"{share:.2f}": float(rate) for share, rate in zip(SHARES, rates, strict=True)}
 
 
-def _shown_rates(rates: NDArray[np.float64]) -> list[float]:
-    return [float(rates[int(np.searchsorted(SHARES, share - 1e-9))]) for share in _SHOWN]
+def _shown_rates(trace: TableTrace, counts: NDArray[np.int64]) -> list[str]:
+    rates = _by_share(trace, counts)
+    return [f"{rates[f'{share:.2f}']:.1%}" for share in _SHOWN]
 
 
-def _draw_rates(
-    axes: Axes,
-    trace: TableTrace,
-    counts: NDArray[np.int64],
-    label: str,
-    **style: Any,
-) -> None:
+def _draw_rates(axes: Axes, trace: TableTrace, counts: NDArray[np.int64], **style: Any) -> None:
     sizes = np.unique(np.geomspace(1, len(trace.ids), 200).round().astype(np.int64))
-    rates = trace.hit_rates(sizes, counts)
-    axes.plot(100 * sizes / len(trace.ids), 100 * rates, label=label, **style)
+    axes.plot(100 * sizes / len(trace.ids), 100 * trace.hit_rates(sizes, counts), **style)
 
 
 def _finish_rates(axes: Axes) -> None:

@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.covering import by_night, covering
 
 from recd_plugin_dlrm.criteo import days, tsv
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
@@ -49,18 +48,3 @@ def write_days(tmp_path: Path, written_days: Callable[..., Path]) -> WriteDays:
         return folder / "new" if file_format == "parquet" else folder
 
     return write
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """By day any two of a setting, a format and a test of the contract meet; by night all three."""
-    cells = {}
-    for item in items:
-        if item.path == Path(__file__).with_name("test_contract.py"):
-            assert isinstance(item, pytest.Function)
-            params = dict(item.callspec.params)
-            cells[item.cls, params.pop("plugin"), (item.originalname, *params.values())] = item
-    if not by_night():
-        chosen = set(covering(list(cells), 2))
-        left_out = {item for cell, item in cells.items() if cell not in chosen}
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]

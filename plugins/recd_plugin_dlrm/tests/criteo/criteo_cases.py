@@ -9,7 +9,7 @@ import numpy as np
 
 from recd_plugin_dlrm.criteo.dataset import Criteo
 from recd_plugin_dlrm.criteo.days import RawRows
-from recd_plugin_dlrm.criteo.sample import Sampler, tsv_table, write_npy, write_tsv
+from recd_plugin_dlrm.criteo.sample import Sampler, write_npy, write_tsv
 
 #: Every way in which rows can lie.
 FORMATS = ("tsv", "gz", "zst", "parquet", "npy")
@@ -25,7 +25,7 @@ def write_day(folder: Path, name: str, file_format: str, rows: RawRows) -> None:
     else:
         suffix = {"tsv": "", "parquet": ""}.get(file_format, f".{file_format}")
         target = folder / "tsv" if file_format == "parquet" else folder
-        write_tsv(target / f"{name}{suffix}", [tsv_table(rows)])
+        write_tsv(target / f"{name}{suffix}", [rows])
 
 
 def sample_rows(num_rows: int, seed: int = 0) -> RawRows:

@@ -21,9 +21,7 @@ from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
 from recd_plugin_dlrm.criteo.days import DENSE, SPARSE
 from recd_plugin_dlrm.tests.criteo.criteo_cases import sample_rows, write_day
 from recd_plugins.cli import main
-from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.errors import DataError
-from recd_plugins.work_folder import WorkFolder
 
 #: Converts parts of 40 rows, and stops itself at the n-th of some events.
 SCRIPT = """
@@ -77,10 +75,8 @@ def write_source(folder: Path, file_format: str) -> None:
 @pytest.mark.parametrize(
     ("file_format", "event", "count", "kept"),
     [
-        ("gz", "write", 5, 1),
         ("tsv", "close", 3, 2),
         ("gz", "write_note", 4, 2),
-        ("gz", "read", 14, 3),
         ("tsv", "publish", 1, 5),
     ],
 )
@@ -105,7 +101,7 @@ def test_a_killed_run_is_gone_on_from(tmp_path, file_format, event, count, kept)
     )
     again = convert(options, force=True, say=said.append)
     assert said == ["going on from a run that broke off"]
-    assert replace(again, bad_lines=[]) == replace(whole, files=5, bad_lines=[])
+    assert replace(again, bad_lines=[]) == replace(whole, part=5, bad_lines=[])
     found = read(tmp_path / "dst")
     assert [(name, len(table)) for name, table in found.items()] == [
         *((f"day_0/part-0000{part}.parquet", rows) for part, rows in enumerate((40, 40, 20))),
@@ -136,36 +132,12 @@ def test_what_is_written(tmp_path):
             assert np.array_equal(table[name].to_numpy(), values)
 
 
-def test_session_parquet_is_not_needed_but_the_table_is_plain_parquet(tmp_path):
-    write_source(tmp_path / "src", "gz")
-    convert(ConvertOptions(tmp_path / "src", tmp_path / "dst", part_rows=40))
-    table = ParquetTable(tmp_path / "dst")
-    assert sum(unit.num_rows for unit in table.units) == 180
-
-
-def test_another_input_starts_anew(tmp_path, monkeypatch):
-    write_source(tmp_path / "src", "gz")
-    options = ConvertOptions(tmp_path / "src", tmp_path / "dst", part_rows=40)
-
-    def interrupted(*_arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(WorkFolder, "publish", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            convert(options)
-    write_day(tmp_path / "src", "day_1", "gz", sample_rows(10))
-    said: list[str] = []
-    assert convert(options, say=said.append).rows == 110
-    assert said == ["starting anew: input changed since a run broke off"]
-
-
 @pytest.mark.parametrize(
     ("file_format", "options", "message"),
     [
         ("npy", [], "is npy; this command converts TSV, and dlrm.criteo reads the other formats"),
-        ("tsv", [], "day_0:51: 1 columns where there are 40, separated by tabs: 'bad'"),
-        ("tsv", ["--bad-lines", "skip", "--max-bad-lines", "0"], "more than 0 bad lines"),
+        ("tsv", [], "day_0:51: 1 columns, not 40 separated by tabs: 'bad'"),
+        ("tsv", ["--bad-lines", "skip", "--max-bad-lines", "0"], "1 bad lines"),
         ("truncated", [], "day_1.gz: the file is cut off or damaged"),
         ("none", [], "src: no such file or folder"),
     ],
@@ -181,28 +153,15 @@ def test_a_source_that_is_refused(tmp_path, monkeypatch, file_format, options, m
     refused(tmp_path, message, *options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--force"], "dst was not written by recd criteo convert, it holds mine; remove it"),
-        ([], "dst is there already; name another folder, or add --force"),
-    ],
-)
-def test_a_target_that_is_left_alone(tmp_path, monkeypatch, options, message):
+def test_targets_that_are_left_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_source(Path("src"), "gz")
     Path("dst").mkdir()
     Path("dst/mine").touch()
-    refused(tmp_path, message, *options)
-
-
-@pytest.mark.parametrize("source", ["dst", "dst/day_0.gz"])
-def test_force_does_not_replace_what_is_read(tmp_path, monkeypatch, source):
-    """Not even where an earlier table lies among it."""
-    monkeypatch.chdir(tmp_path)
+    refused(tmp_path, "dst is there already; name another folder, or add --force")
+    refused(tmp_path, "dst was not written by recd criteo convert, it holds mine", "--force")
     write_source(Path("dst"), "gz")
-    convert(ConvertOptions(Path("dst"), Path("dst/parquet")))
-    refused(tmp_path, f"{source} lies in dst", "--force", source=source)
+    refused(tmp_path, "dst/day_0.gz lies in dst", "--force", source="dst/day_0.gz")
 
 
 def test_force_does_not_replace_other_files_beside_a_table(tmp_path, monkeypatch):
@@ -242,6 +201,7 @@ def test_the_command_says_what_it_did(tmp_path, monkeypatch):
 
 
 def test_a_file_that_grows_is_noticed(tmp_path):
+    """And the next run starts anew."""
     write_day(tmp_path, "day_0", "tsv", sample_rows(100))
 
     def grow(_rows: int) -> None:
@@ -251,3 +211,6 @@ def test_a_file_that_grows_is_noticed(tmp_path):
     options = ConvertOptions(tmp_path / "day_0", tmp_path / "dst", bad_lines="skip")
     with pytest.raises(DataError, match="day_0 changes while it is read"):
         convert(options, start=lambda *_: grow)
+    said: list[str] = []
+    assert convert(options, say=said.append).rows == 100
+    assert said == ["starting anew: input changed since a run broke off"]

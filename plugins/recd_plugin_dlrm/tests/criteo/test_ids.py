@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from typing import Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from recd_plugin_dlrm.criteo import dictionary
 from recd_plugin_dlrm.criteo.days import SPARSE
-from recd_plugin_dlrm.criteo.dictionary import IdCounts
+from recd_plugin_dlrm.criteo.dictionary import CountedRows, IdCounts
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
 from recd_plugins.errors import DataError
 
@@ -63,7 +62,7 @@ def test_counting_in_parts_is_counting(parts, waiting):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dictionary, "_FEWEST_WAITING", waiting)
         for part in parts:
-            counts.add(np.array(part, np.int64))
+            counts.add(*np.unique(np.array(part, np.int64), return_counts=True))
         counts.flush()
     expected = Counter(value for part in parts for value in part)
     assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == expected
@@ -81,7 +80,7 @@ def test_the_dictionary_is_made_once(write_days, monkeypatch):
     make(folder, **options).prepare()
     expected = ids_of(make(folder, **options))
     with monkeypatch.context() as patch:
-        patch.setattr(dictionary, "_count", None)
+        patch.setattr(CountedRows, "counts", None)
         assert ids_of(make(folder, **options)) == expected
         # Evaluation reads other rows of the last day, which is none of training's.
         assert ids_of(make(folder, evaluate="validation", **options)) == expected
@@ -95,25 +94,12 @@ def test_the_dictionary_is_made_once(write_days, monkeypatch):
     assert not list(cache.glob("counts-*"))
 
 
-def test_the_dictionary_is_of_the_ids_that_npy_sparse_names(tmp_path):
-    for number, rows in enumerate((60, 30)):
-        write_day(tmp_path, f"day_{number}", "npy", sample_rows(rows, number))
-        other = np.stack(sample_rows(rows, number + 5).sparse, axis=1)
-        np.save(tmp_path / f"day_{number}_sparse_other.npy", other)
-    options = {"categorical": "dictionary", "threshold": 1}
-    make(tmp_path, **options).prepare()
-    options["npy_sparse"] = "sparse_other"
-    assert ids_of(make(tmp_path, **options)) == ids_of(
-        make(tmp_path, cache=tmp_path / "c", **options)
-    )
-
-
 def test_counting_goes_on_where_it_broke_off(write_days, monkeypatch):
     folder = write_days("gz", 60, 30, 30, 10)
     options = {"categorical": "dictionary", "cache": folder / "cache"}
     expected = ids_of(make(folder, categorical="dictionary", cache=folder / "other"))
     counted = []
-    count = dictionary._count
+    count = CountedRows.counts
 
     def killed(section, progress):
         counted.append(section.day.name)
@@ -122,19 +108,11 @@ def test_counting_goes_on_where_it_broke_off(write_days, monkeypatch):
         return count(section, progress)
 
     with monkeypatch.context() as patch:
-        patch.setattr(dictionary, "_count", killed)
+        patch.setattr(CountedRows, "counts", killed)
         with pytest.raises(KeyboardInterrupt):
             make(folder, **options).prepare()
         assert ids_of(make(folder, **options)) == expected
     assert counted == ["day_0", "day_1", "day_2", "day_2"]
-
-
-def test_a_damaged_dictionary_is_made_anew(write_days):
-    folder = write_days("npy", 60, 30)
-    expected = ids_of(make(folder, categorical="dictionary"))
-    (path,) = (folder / ".recd-criteo").glob("dictionary-*")
-    os.truncate(path, path.stat().st_size // 2)
-    assert ids_of(make(folder, categorical="dictionary")) == expected
 
 
 def test_buckets_by_pattern(write_days):

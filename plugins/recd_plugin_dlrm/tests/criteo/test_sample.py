@@ -19,8 +19,10 @@ def sample(*options: str) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("file_format", ["tsv", "gz", "zst", "npy"])
-@pytest.mark.parametrize("kind", ["terabyte", "kaggle"])
+@pytest.mark.parametrize(
+    ("kind", "file_format"),
+    [("terabyte", "tsv"), ("kaggle", "gz"), ("terabyte", "zst"), ("kaggle", "npy")],
+)
 def test_samples_can_be_read(tmp_path, monkeypatch, kind, file_format):
     monkeypatch.chdir(tmp_path)
     said = sample("--kind", kind, "--format", file_format)

