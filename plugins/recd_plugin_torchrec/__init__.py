@@ -11,37 +11,24 @@ REQUIRES_API = 2
 
 @hookimpl
 def register_shardings() -> Sequence[type[Sharding]]:
-    from recd_plugin_torchrec.column_wise import ColumnWise
-    from recd_plugin_torchrec.data_parallel import DataParallel
-    from recd_plugin_torchrec.planner import Planner
-    from recd_plugin_torchrec.row_wise import RowWise
-    from recd_plugin_torchrec.table_wise import TableWise
+    from recd_plugin_torchrec import shardings as found
 
-    return [TableWise, RowWise, ColumnWise, DataParallel, Planner]
+    return [found.TableWise, found.RowWise, found.ColumnWise, found.DataParallel, found.Planner]
 
 
 @hookimpl
 def register_caches() -> Sequence[type[Cache]]:
-    from recd_plugin_torchrec.uvm import Uvm
+    from recd_plugin_torchrec.shardings import Uvm
 
     return [Uvm]
 
 
 @hookimpl
 def register_plugins() -> Sequence[type[Plugin]]:
-    from recd_plugin_torchrec.optimizers import (
-        Adagrad,
-        Adam,
-        Lamb,
-        PartialRowWiseAdam,
-        PartialRowWiseLamb,
-        RowWiseAdagrad,
-        Sgd,
-    )
-    from recd_plugin_torchrec.pipelines import Base, SparseDist
-    from recd_plugin_torchrec.rec_metrics import RecMetrics
+    from recd_plugin_torchrec import optimizers as found
+    from recd_plugin_torchrec.training import Base, RecMetrics, SparseDist
 
     return [
-        *(Sgd, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam),
-        *(Lamb, PartialRowWiseLamb, RecMetrics, Base, SparseDist),
+        *(found.Sgd, found.Adagrad, found.RowWiseAdagrad, found.Adam, found.PartialRowWiseAdam),
+        *(found.Lamb, found.PartialRowWiseLamb, RecMetrics, Base, SparseDist),
     ]

@@ -1,4 +1,4 @@
-"""``torchrec.sgd`` and the other optimizers by which FBGEMM trains rows in the backward pass."""
+"""Optimizers by which FBGEMM trains rows in the backward pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ class FusedOptimizer(Optimizer):
     """An optimizer whose options are arguments of FBGEMM's kernel."""
 
     class Options(PluginOptions):
-        """Rate."""
-
         learning_rate: float = Field(
             ge=0, le=_MOST, description="Learning rate; 0 keeps the tables as they are."
         )
@@ -40,7 +38,7 @@ class FusedOptimizer(Optimizer):
         return RowUpdate(getattr(optim, self.optimizer), arguments)
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that options are."""
+        """Return FBGEMM optimizer kwargs for these options."""
         return options
 
 
@@ -58,8 +56,6 @@ class Adagrad(FusedOptimizer):
     optimizer = "Adagrad"
 
     class Options(FusedOptimizer.Options):
-        """Rate and epsilon."""
-
         eps: float = Field(default=1e-8, ge=_LEAST, le=_MOST, description="Added to what divides.")
 
 
@@ -70,8 +66,6 @@ class RowWiseAdagrad(FusedOptimizer):
     optimizer = "RowWiseAdagrad"
 
     class Options(Adagrad.Options):
-        """Rate, epsilon and weight decay."""
-
         weight_decay: float = Field(
             default=0.0, ge=0, le=_MOST, description="Of rows that are read. On CUDA alone."
         )
@@ -86,7 +80,7 @@ class RowWiseAdagrad(FusedOptimizer):
             return self
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
-        """With FBGEMM's name of the mode; without a decay there is none."""
+        """Add FBGEMM's weight decay mode."""
         from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
 
         mode = options.pop("weight_decay_mode").upper() if options["weight_decay"] else "NONE"
@@ -100,8 +94,6 @@ class Adam(FusedOptimizer):
     optimizer = "Adam"
 
     class Options(Adagrad.Options):
-        """Rate, epsilon, decays of moments and weights."""
-
         beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment.")
         beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment.")
         weight_decay: float = Field(

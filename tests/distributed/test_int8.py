@@ -15,7 +15,7 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 
-from recd_plugin_torchrec.row_wise import RowWise
+from recd_plugin_torchrec.shardings import RowWise
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.planner import build_planner

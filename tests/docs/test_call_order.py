@@ -22,7 +22,7 @@ from functools import wraps
 from recd_plugin_recd.ikjt import KjtConverter
 from recd_plugin_recd.pooling.plugins import MeanPooling
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugin_torchrec.pipelines import Base
+from recd_plugin_torchrec.training import Base
 from recd_plugins import api
 
 CALLS = {calls}

@@ -15,12 +15,14 @@ from torchrec.distributed.planner.types import ParameterConstraints, ShardingOpt
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugin_torchrec.column_wise import ColumnWise
-from recd_plugin_torchrec.data_parallel import DataParallel
-from recd_plugin_torchrec.planner import Planner
-from recd_plugin_torchrec.row_wise import RowWise
-from recd_plugin_torchrec.table_wise import TableWise
-from recd_plugin_torchrec.uvm import Uvm
+from recd_plugin_torchrec.shardings import (
+    ColumnWise,
+    DataParallel,
+    Planner,
+    RowWise,
+    TableWise,
+    Uvm,
+)
 from recd_plugins import RunConfig, prepare
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.errors import RecdError, RegistryError, SetupError

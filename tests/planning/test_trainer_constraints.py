@@ -15,9 +15,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recd_plugin_torchrec.data_parallel import DataParallel
-from recd_plugin_torchrec.row_wise import RowWise
-from recd_plugin_torchrec.uvm import Uvm
+from recd_plugin_torchrec.shardings import DataParallel, RowWise, Uvm
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints, table_optimizers

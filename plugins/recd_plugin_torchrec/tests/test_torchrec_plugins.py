@@ -8,13 +8,15 @@ import torch
 from pydantic import ValidationError
 
 import recd_plugin_torchrec
-from recd_plugin_torchrec.column_wise import ColumnWise
-from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.optimizers import RowWiseAdagrad, Sgd
-from recd_plugin_torchrec.planner import Planner
-from recd_plugin_torchrec.row_wise import RowWise
-from recd_plugin_torchrec.table_wise import TableWise
-from recd_plugin_torchrec.uvm import Uvm
+from recd_plugin_torchrec.shardings import (
+    ColumnWise,
+    DataParallel,
+    Planner,
+    RowWise,
+    TableWise,
+    Uvm,
+)
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table
 

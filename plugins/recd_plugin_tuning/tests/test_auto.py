@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from recd_plugin_torchrec.table_wise import TableWise
+from recd_plugin_torchrec.shardings import TableWise
 from recd_plugin_tuning.auto import patterns_of
 from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins import prepare

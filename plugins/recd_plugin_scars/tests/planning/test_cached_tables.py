@@ -23,8 +23,7 @@ from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
-from recd_plugin_torchrec.column_wise import ColumnWise
-from recd_plugin_torchrec.row_wise import RowWise
+from recd_plugin_torchrec.shardings import ColumnWise, RowWise
 from recd_plugins import RunConfig
 from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.plain import PlainConverter

@@ -1,20 +1,58 @@
-"""``torchrec.rec_metrics``."""
+"""TorchRec's train pipelines and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from recd_plugins.api import Metric, PluginOptions, ScoredBatch
+from recd_plugins.api import Metric, Pipeline, PluginOptions, ScoredBatch, TrainPipeline
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
     from torchrec.metrics.rec_metric import RecMetric
 
-# Those that keep sums alone, which are added up over ranks.
+
+class Base(Pipeline):
+    """One batch after the other: only the copy to the device overlaps (TrainPipelineBase)."""
+
+    name = "torchrec.base"
+
+    def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
+        """TorchRec's pipeline, started anew with each iterator."""
+        from torchrec.distributed.train_pipeline import TrainPipelineBase
+
+        class BasePipeline(TrainPipelineBase):
+            _iterator: Iterator[Any] | None = None
+
+            def progress(self, dataloader_iter: Iterator[Any]) -> Any:
+                if dataloader_iter is not self._iterator:
+                    self._iterator = dataloader_iter
+                    self.reset()
+                return super().progress(dataloader_iter)
+
+        return BasePipeline(model, optimizer, device)
+
+
+class SparseDist(Pipeline):
+    """The input dist of the next batch overlaps as well (TrainPipelineSparseDist)."""
+
+    name = "torchrec.sparse_dist"
+
+    def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
+        from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+
+        pipeline: TrainPipeline = TrainPipelineSparseDist(
+            model, optimizer, device, execute_all_batches=True
+        )
+        return pipeline
+
+
+# Metrics that keep only sums, which are added over ranks.
 _CLASSES = {
     "calibration": "CalibrationMetric",
     "ctr": "CTRMetric",
@@ -35,8 +73,6 @@ class RecMetrics(Metric):
     name = "torchrec.rec_metrics"
 
     class Options(PluginOptions):
-        """Which."""
-
         names: list[
             Literal[
                 "calibration",
@@ -54,13 +90,13 @@ class RecMetrics(Metric):
     options: Options
 
     def start(self) -> dict[str, dict[str, Tensor]]:
-        """No sums yet, by name of the metric."""
+        """Return empty sums by name of the metric."""
         return {name: {} for name in self.options.names}
 
     def update(
         self, state: dict[str, dict[str, Tensor]], batch: ScoredBatch
     ) -> dict[str, dict[str, Tensor]]:
-        """With the sums of the batch added."""
+        """Add the sums of a batch."""
         labels = batch.labels.double()
         for name, sums in state.items():
             metric = _made(name)
@@ -74,7 +110,7 @@ class RecMetrics(Metric):
         return state
 
     def results(self, states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, float]:
-        """TorchRec's names, without those of the task and the window."""
+        """Return lifetime values by TorchRec's names, without task and window."""
         found = {}
         for name in self.options.names:
             seen = [state[name] for state in states if state[name]]

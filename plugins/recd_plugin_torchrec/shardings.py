@@ -1,0 +1,233 @@
+"""TorchRec's sharding types, its planner and FBGEMM's UVM cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+
+from pydantic import Field, model_validator
+
+from recd_plugins.api import Cache, PlanContext, PluginOptions, SetupError, Sharding, Table
+
+if TYPE_CHECKING:
+    import torch
+    from torchrec.distributed.planner.types import ParameterConstraints
+
+
+class CoalesceOptions(PluginOptions):
+    coalesce: bool = Field(
+        default=False, description="Send each id of a table once a batch and rank."
+    )
+
+
+class TypedSharding(Sharding):
+    """Tables of one sharding type of TorchRec."""
+
+    sharding_type: ClassVar[str]
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """One sharding type for each of ``tables``."""
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        return {
+            table.name: ParameterConstraints(sharding_types=[self.sharding_type])
+            for table in tables
+        }
+
+
+class CoalescingSharding(TypedSharding):
+    """A sharding type whose ids may be coalesced."""
+
+    class Options(CoalesceOptions):
+        pass
+
+    options: CoalesceOptions
+
+    @property
+    def coalesces(self) -> bool:
+        return self.options.coalesce
+
+
+def _saves(tables: Sequence[Table], setting: PlanContext) -> bool:
+    """Whether coalescing may send less: of pooled tables, fewer rows than ranks send sums."""
+    profile, batch_size = setting.data.profile(), setting.batch_size
+    uncoalesced = replace(profile, distinct={})
+
+    def sent(table: Table) -> float:
+        ids = uncoalesced.ids(table, batch_size)
+        sums = setting.world_size * uncoalesced.rows(table, batch_size)
+        return min(ids, sums) if table.pooled else ids
+
+    known = [table for table in tables if table.name in profile.distinct]
+    return any(profile.ids(table, batch_size) < sent(table) for table in known)
+
+
+class TableWise(CoalescingSharding):
+    """Each table whole on one rank, which the planner chooses."""
+
+    name = "torchrec.table_wise"
+    sharding_type = "table_wise"
+
+    @classmethod
+    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
+        """Offer sequences on CPUs, whose rows the planner splits.
+
+        Ranks without a table call no kernel. The bytes sent leave tables to one rank; where
+        processors take the time, they count less.
+        """
+        costs = setting.costs
+        if setting.world_size == 1 or costs is None or not costs.lookup.lookups:
+            return []
+        sequences = [table for table in tables if not table.pooled]
+        if setting.device_type != "cpu" or not sequences:
+            return []
+        return [{}, {"coalesce": True}] if _saves(sequences, setting) else [{}]
+
+
+class RowWise(CoalescingSharding):
+    """The rows of each table split evenly over all ranks."""
+
+    name = "torchrec.row_wise"
+    sharding_type = "row_wise"
+
+
+class ColumnWise(CoalescingSharding):
+    """The columns of each table split into equal parts, which the planner places."""
+
+    name = "torchrec.column_wise"
+    sharding_type = "column_wise"
+
+    class Options(CoalesceOptions):
+        shards: int = Field(default=2, ge=2, description="Parts of a table.")
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """One sharding type and the width of a part for each of ``tables``.
+
+        Raises:
+            SetupError: a table's columns do not split into that many parts of 4, 8, 12, ...
+        """
+        shards = cast(ColumnWise.Options, self.options).shards
+        for table in tables:
+            # FBGEMM's kernels take rows of whole groups of four scalars.
+            if table.embedding_dim % (4 * shards):
+                raise SetupError(
+                    f"{self.name}: table {table.name} has {table.embedding_dim} columns, which "
+                    f"do not split into {shards} parts of a multiple of 4; change the model's "
+                    "embedding_dim or the option shards"
+                )
+        found = super().constraints(tables)
+        for table in tables:
+            found[table.name].min_partition = table.embedding_dim // shards
+        return found
+
+
+class DataParallel(TypedSharding):
+    """Each table whole on every rank, its gradients averaged. For small tables."""
+
+    name = "torchrec.data_parallel"
+    sharding_type = "data_parallel"
+    replicates = True
+
+
+class Planner(CoalescingSharding):
+    """TorchRec's planner decides, as for tables that no entry names."""
+
+    name = "torchrec.planner"
+
+    class Options(CoalesceOptions):
+        replicate: bool = Field(
+            default=False,
+            description="Small tables may be on every rank: of deduplicated batches on CPU, and of "
+            "sequences.",
+        )
+
+        @model_validator(mode="after")
+        def _not_both(self) -> Self:
+            if self.coalesce and self.replicate:
+                raise ValueError(
+                    "coalesce and replicate: ids of replicated tables are not sent; leave one out"
+                )
+            return self
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:  # noqa: ARG002
+        """None: the planner is free."""
+        return {}
+
+    @property
+    def may_replicate(self) -> bool:
+        return cast(Planner.Options, self.options).replicate
+
+    @classmethod
+    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
+        """Offer tables coalesced or on every rank, where that may send less."""
+        offered = [{"coalesce": True}] if _saves(tables, setting) else []
+        return [*offered, {"replicate": True}] if _some_are_small(tables, setting) else offered
+
+
+def _some_are_small(tables: Sequence[Table], setting: PlanContext) -> bool:
+    """Whether summing gradients may take less time than sending embeddings.
+
+    That of one table, or of all tables within the latency of the collectives that this spares.
+    """
+    if setting.device_type != "cpu" or setting.world_size == 1:
+        return False
+    profile, batch_size = replace(setting.data.profile(), distinct={}), setting.batch_size
+
+    def sent(table: Table) -> float:
+        return (profile.rows if table.pooled else profile.ids)(table, batch_size)
+
+    if any(table.num_embeddings < sent(table) for table in tables):
+        return True
+    if setting.costs is None:
+        return False
+    from recd_plugins.api import COLLECTIVES
+
+    reduced = sum(4 * table.embedding_dim * table.num_embeddings for table in tables)
+    latency = COLLECTIVES * setting.costs.all_to_all.collectives
+    return reduced * setting.costs.all_reduce.bytes_reduced < latency
+
+
+class Uvm(Cache):
+    """FBGEMM's UVM caching: tables in host memory, their hot rows in GPU memory."""
+
+    name = "torchrec.uvm"
+
+    class Options(PluginOptions):
+        load_factor: float = Field(
+            default=0.2, gt=0, le=1, description="Rows in GPU memory, as a share of the table."
+        )
+        algorithm: Literal["lru", "lfu"] = Field(
+            default="lru", description="Which rows stay: last used, or most used."
+        )
+
+    def check(self, device: torch.device) -> None:
+        """Refuse a device that is not CUDA.
+
+        Raises:
+            SetupError: says what to do.
+        """
+        if device.type != "cuda":
+            raise SetupError(
+                f"{self.name} needs CUDA, as it caches host memory in GPU memory, and this run is "
+                f"on {device.type}: set enabled: false on its cache entry, or train on a machine "
+                'with a GPU (pip install "recd-plugins[cuda]")'
+            )
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """The caching kernel and its parameters for each of ``tables``."""
+        from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+        from torchrec.distributed.planner.types import ParameterConstraints
+        from torchrec.distributed.types import CacheParams
+
+        options = cast(Uvm.Options, self.options)
+        return {
+            table.name: ParameterConstraints(
+                compute_kernels=["fused_uvm_caching"],
+                cache_params=CacheParams(
+                    algorithm=CacheAlgorithm[options.algorithm.upper()],
+                    load_factor=options.load_factor,
+                ),
+            )
+            for table in tables
+        }
