@@ -1,4 +1,4 @@
-"""``recd evaluate``: how good a trained model is on the test split."""
+"""``recd evaluate``, ``predict``, ``export``, ``embeddings`` and ``report``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from recd_plugin_runs.score_format import ROW, SCORE, check_keep, format_of
 from recd_plugins.api import (
     BATCH_SIZE,
     CHECKPOINT,
@@ -37,6 +36,10 @@ from recd_plugins.api import (
     write_json,
     write_text,
 )
+
+#: Columns of every file of scores: the 0-based row of the table, and the probability.
+ROW, SCORE = "row", "score"
+_FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 
 
 @click.command()
@@ -161,8 +164,13 @@ def predict(
     recd predict registry.yaml new.parquet -o scores.parquet
     recd predict registry.yaml new.parquet -o scores.csv --keep user_id --checkpoint newest
     """
-    kind = format_of(output, kind)
-    check_keep(keep)
+    if (kind := kind or _FORMATS.get(output.suffix.lower())) is None:
+        raise RecdError(
+            f"{output}: its suffix names no format of {', '.join(_FORMATS)}; name one with --format"
+        )
+    for name in keep:
+        if name in (ROW, SCORE) or keep.count(name) > 1:
+            raise RecdError(f"--keep {name}: the file of scores has one such column already")
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
     local = () if "://" in table else (Path(table),)

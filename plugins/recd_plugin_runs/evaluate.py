@@ -36,14 +36,7 @@ from recd_plugins.api import (
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation found, the same on every rank.
-
-    Attributes:
-        checkpoint: that was evaluated.
-        step: after which it was saved.
-        test: quality on the test split.
-        metrics: figures of the registry's metrics.
-    """
+    """Quality of a checkpoint on the test split, with the registry's metrics."""
 
     checkpoint: str
     step: int
@@ -51,7 +44,7 @@ class Evaluated:
     metrics: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values, metrics beside the quality, as those of a run."""
+        """Return JSON values."""
         return {
             "checkpoint": self.checkpoint,
             "step": self.step,
@@ -60,11 +53,7 @@ class Evaluated:
 
 
 def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
-    """Evaluate a checkpoint. A collective call in a process group that exists.
-
-    Raises:
-        RecdError: the registry, the data or the checkpoint does not allow it.
-    """
+    """Evaluate a checkpoint. A collective call in a process group that exists."""
     trained = load_trained(job)
     if rank == 0 and not trained.same_data:
         say_other_data(job.checkpoint)
@@ -79,7 +68,7 @@ def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
 
 
 def _readers(registry: RunConfig) -> str | None:
-    """What reads in other processes, and what would not; None where the ranks read."""
+    """Name what reads in other processes, None if the ranks read."""
     if registry.ingestion is not None:
         return f"ingestion {registry.ingestion.plugin.name}"
     workers = registry.training.workers
@@ -90,39 +79,32 @@ _ROWS_AT_ONCE = 65_536
 
 
 def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
-    """Write ``id``, ``vector`` and maybe ``value`` of each row; says how many.
+    """Write ``id``, ``vector`` and maybe ``value`` of each row of a table as Parquet.
 
-    Args:
-        registry: whose model it is.
-        checkpoint: of its run.
-        table: its name.
-        output: a Parquet file.
+    Returns:
+        The number of rows.
 
     Raises:
-        RecdError: the checkpoint is damaged or has no such table, or other preprocessing than the
-            registry, or the place cannot be written.
+        RecdError: the checkpoint is damaged, has no such table or other preprocessing.
     """
     weights = table_weights(checkpoint, table).numpy()
     values = _values(registry, checkpoint, table, len(weights))
-    with new_file(output) as temporary:
-        writer: pq.ParquetWriter | None = None
+    fields = [("id", pa.int64()), *([] if values is None else [("value", values.type)])]
+    schema = pa.schema([*fields, ("vector", pa.list_(pa.float32(), weights.shape[1]))])
+    with new_file(output) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for start in range(0, len(weights), _ROWS_AT_ONCE):
             some = weights[start : start + _ROWS_AT_ONCE]
-            columns: dict[str, pa.Array] = {"id": pa.array(np.arange(start, start + len(some)))}
-            if values is not None:
-                columns["value"] = values.slice(start, len(some))
             flat = pa.array(np.ascontiguousarray(some, np.float32).reshape(-1))
-            columns["vector"] = pa.FixedSizeListArray.from_arrays(flat, weights.shape[1])
-            batch = pa.RecordBatch.from_pydict(columns)
-            writer = writer or pq.ParquetWriter(temporary, batch.schema)
-            writer.write_batch(batch)
-        if writer is not None:
-            writer.close()
+            columns = [pa.array(np.arange(start, start + len(some)))]
+            if values is not None:
+                columns.append(values.slice(start, len(some)))
+            columns.append(pa.FixedSizeListArray.from_arrays(flat, weights.shape[1]))
+            writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
     return len(weights)
 
 
 def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) -> pa.Array | None:
-    """What preprocessing made each id of, where all features of the table have one vocabulary."""
+    """Return the original value of each id, if the table's features share one vocabulary."""
     load_fitted(registry, checkpoint)
     check_same_preprocessing(checkpoint, registry)
     schema = registry.dataset.schema()
@@ -145,7 +127,7 @@ def _values(registry: RunConfig, checkpoint: Path, table: str, num_rows: int) ->
 
 
 def say_absent(registry: RunConfig, checkpoint: Path) -> None:
-    """Say why the data is not there, and where the columns come from; nothing where it is."""
+    """Print why the training data is not there, if it is not."""
     if isinstance(registry.dataset, AbsentData):
         click.echo(
             "Without the data that it was trained on, which cannot be read "
@@ -161,11 +143,11 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
 
 
 class UnknownIds:
-    """Sets of the ids of each feature that its preprocessing meets from now on and does not know.
+    """Counts out-of-vocabulary ids from now on.
 
     Args:
-        registry: whose preprocessing is fitted.
-        readers: what preprocesses in other processes, where nothing is counted; None for this one.
+        registry: with fitted preprocessing.
+        readers: what preprocesses in other processes, where nothing is counted.
     """
 
     def __init__(self, registry: RunConfig, readers: str | None = None) -> None:
@@ -186,7 +168,7 @@ class UnknownIds:
             self._features.setdefault(_joined(features), []).append(ids)
 
     def say(self) -> None:
-        """Say on rank 0 how many there are on all ranks, or why nobody knows. A collective call."""
+        """Print the counts of all ranks on rank 0, or why there are none. A collective call."""
         if self._readers is not None:
             if self._features and dist.get_rank() == 0:
                 click.echo(

@@ -1,23 +1,28 @@
-"""A trained model as one program of torch.export, with its preprocessing, from raw ids on."""
+"""A trained model with its preprocessing as one module, from raw ids to probabilities."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn import functional as F
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugin_runs.serving_model import ServingModel, with_plain_tables
 from recd_plugins.api import (
     AbsentData,
     FeatureSchema,
+    ModelInput,
+    Preprocessing,
     RecdError,
     Rows,
     RunConfig,
@@ -31,6 +36,209 @@ from recd_plugins.api import (
     write_json,
 )
 
+
+class ServingModel(nn.Module):
+    """Scores rows whose features are stored once for many of them.
+
+    Args:
+        model: with plain tables; takes a ``ModelInput``.
+        schema: features that it is given.
+        steps: preprocessing of each feature, fitted.
+    """
+
+    def __init__(
+        self, model: nn.Module, schema: FeatureSchema, steps: Mapping[str, Sequence[Preprocessing]]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.schema = schema
+        self.steps = steps
+
+    def forward(
+        self,
+        dense: Tensor,
+        values: dict[str, Tensor],
+        lengths: dict[str, Tensor],
+        rows: dict[str, Tensor],
+    ) -> Tensor:
+        """Probabilities, float32 ``[B]``.
+
+        Args:
+            dense: numbers of each row, float64 ``[B, num_dense]``, in the order of the schema.
+            values: by sparse feature, raw ids of its stored rows, int64 ``[num_values]``.
+            lengths: of those rows, int64 ``[num_stored]``.
+            rows: the stored row of each row, int64 ``[B]``; 0 to B - 1 where none is shared.
+        """
+        features = {}
+        for name in self.schema.sparse:
+            ids, offsets = values[name], F.pad(lengths[name].cumsum(0), (1, 0))
+            for step in self.steps.get(name, ()):
+                ids, offsets = step.transform(ids, offsets)
+            features[name] = StoredRows(ids, offsets.diff(), rows[name])
+        dense = self._dense(dense).float()
+        batch = ModelInput(
+            dense_features=dense,
+            sparse_features=features,
+            labels=dense.new_zeros(dense.shape[0]),
+            replicated_features=features,
+            sequence_features=features,
+            num_unique={name: each.counts.shape[0] for name, each in features.items()},
+            inverse_lookup={name: each.rows for name, each in features.items()},
+        )
+        _, (_, logits, _) = self.model(batch)
+        probabilities: Tensor = logits.sigmoid()
+        return probabilities
+
+    def _dense(self, dense: Tensor) -> Tensor:
+        columns = []
+        for index, name in enumerate(self.schema.dense):
+            numbers = dense[:, index]
+            offsets = torch.arange(dense.shape[0] + 1)
+            for step in self.steps.get(name, ()):
+                numbers, offsets = step.transform(numbers, offsets)
+            columns.append(numbers.view(dense.shape[0], -1))
+        return torch.cat(columns, dim=1) if columns else dense
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Stored rows of a feature, read as a JaggedTensor, and the stored row of each row.
+
+    Attributes:
+        ids: of stored rows, int64 ``[num_values]``.
+        counts: ids of each stored row, int64 ``[num_stored]``.
+        rows: the stored row of each row, int64 ``[B]``.
+    """
+
+    ids: Tensor
+    counts: Tensor
+    rows: Tensor
+
+    def values(self) -> Tensor:
+        return self.ids
+
+    def lengths(self) -> Tensor:
+        return self.counts
+
+
+class PlainBags(nn.Module):
+    """An EmbeddingBagCollection over stored rows."""
+
+    def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
+        super().__init__()
+        self.modes = [config.pooling for config in bags.embedding_bag_configs()]
+        self.outputs = list(_outputs(bags.embedding_bag_configs()))
+        self.lengths = [config.embedding_dim for config in bags.embedding_bag_configs()]
+        self.tables = nn.ModuleList(
+            _table(bags.embedding_bags[config.name].weight, int8)
+            for config in bags.embedding_bag_configs()
+        )
+
+    def forward(self, features: Mapping[str, StoredRows]) -> KeyedTensor:
+        vectors = []
+        for table, feature, _ in self.outputs:
+            stored = features[feature]
+            looked_up = self.tables[table](stored.ids)
+            pooled = _sums(looked_up, stored.counts)
+            if self.modes[table] == PoolingType.MEAN:
+                pooled = pooled / stored.counts.clamp(min=1).unsqueeze(1)
+            vectors.append(pooled.index_select(0, stored.rows))
+        return KeyedTensor(
+            keys=[name for *_, name in self.outputs],
+            length_per_key=[self.lengths[table] for table, *_ in self.outputs],
+            values=torch.cat(vectors, dim=1),
+        )
+
+
+class PlainSequences(nn.Module):
+    """An EmbeddingCollection over stored rows."""
+
+    def __init__(self, sequences: EmbeddingCollection, int8: bool) -> None:
+        super().__init__()
+        self.outputs = list(_outputs(sequences.embedding_configs()))
+        self.tables = nn.ModuleList(
+            _table(sequences.embeddings[config.name].weight, int8)
+            for config in sequences.embedding_configs()
+        )
+
+    def forward(self, features: Mapping[str, StoredRows]) -> dict[str, JaggedTensor]:
+        return {
+            name: JaggedTensor(
+                self.tables[table](features[feature].ids), lengths=features[feature].counts
+            )
+            for table, feature, name in self.outputs
+        }
+
+
+class _Rows(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
+
+
+def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
+    """Replace TorchRec's tables in place."""
+    for name, module in list(model.named_children()):
+        if isinstance(module, EmbeddingBagCollection):
+            setattr(model, name, PlainBags(module, int8))
+        elif isinstance(module, EmbeddingCollection):
+            setattr(model, name, PlainSequences(module, int8))
+        else:
+            with_plain_tables(module, int8=int8)
+    return model
+
+
+def _table(weight: Tensor, int8: bool) -> nn.Module:
+    return Int8Rows(weight) if int8 else _Rows(weight)
+
+
+def _outputs(configs: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
+    """Yield table, feature and name of each output, as TorchRec names them."""
+    seen = Counter(feature for config in configs for feature in config.feature_names)
+    for index, config in enumerate(configs):
+        for feature in config.feature_names:
+            yield index, feature, feature if seen[feature] == 1 else f"{feature}@{config.name}"
+
+
+def _sums(vectors: Tensor, lengths: Tensor) -> Tensor:
+    """Return the sum of the vectors of each row, ``[num_rows, dim]``."""
+    row = torch.repeat_interleave(lengths, output_size=vectors.shape[0])
+    return vectors.new_zeros(lengths.shape[0], vectors.shape[1]).index_add(0, row, vectors)
+
+
+class Int8Rows(nn.Module):
+    """The rows of ``weight`` as FBGEMM's fused 8-bit rows.
+
+    TorchRec's inference modules have such rows too, with scales of 16 bits in place of 32.
+
+    Args:
+        weight: float32 ``[rows, dim]``.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        import fbgemm_gpu  # noqa: F401
+
+        # Of each row its numbers, then scale and offset, two float32.
+        packed = torch.ops.fbgemm.FloatToFused8BitRowwiseQuantized(weight.detach().contiguous())
+        dim = weight.shape[1]
+        self.register_buffer("numbers", packed[:, :dim].contiguous())
+        scales = packed[:, dim:].contiguous().view(torch.float32)
+        self.register_buffer("scales", scales.contiguous())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Float32 ``[num_ids, dim]``."""
+        # Not by an index in brackets, to which -1 is the last row.
+        scale, offset = self.scales.index_select(0, ids).unbind(1)
+        return self.numbers.index_select(0, ids).float() * scale.unsqueeze(1) + offset.unsqueeze(1)
+
+    numbers: Tensor
+    scales: Tensor
+
+
 #: Files of an export.
 PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.json"
 # Enough to see what 8 bits do to scores.
@@ -38,11 +246,7 @@ _ROWS_COMPARED = 4096
 
 
 def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) -> ServingModel:
-    """The model of a checkpoint in one piece, with preprocessing as it was fitted.
-
-    Raises:
-        RecdError: the checkpoint is damaged or of another model; or a module cannot be exported.
-    """
+    """Return the model of a checkpoint with its fitted preprocessing."""
     model = unchecked_model(registry, checkpoint)
     schema = registry.dataset.schema()
     steps = fitted_steps(registry, schema)
@@ -50,7 +254,7 @@ def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) 
 
 
 def exported(model: ServingModel) -> ExportedProgram:
-    """The program of a model: any number of rows, of stored rows and of ids.
+    """Trace a model for any number of rows, stored rows and ids.
 
     Raises:
         RecdError: code of a plugin cannot be traced.
@@ -77,60 +281,21 @@ def write_export(model: ServingModel, folder: Path, name: str) -> None:
     program = exported(model)
     _detach_empty(program)
     with new_file(folder / name) as temporary, temporary.open("wb") as file:
-        writer = _Writer(file)
-        torch.export.save(program, writer)
-        if writer.error is not None:
-            raise writer.error
+        torch.export.save(program, file)
     write_json(folder / SIGNATURE, signature(model.schema))
 
 
 def _detach_empty(program: ExportedProgram) -> None:
-    """Give constants without values, as of a vocabulary of none, memory of their own.
-
-    torch.export.save (torch 2.11 to 2.14) takes one whose memory is larger for a part of another.
-    """
+    """Give empty constants memory of their own, which torch.export.save (2.11 to 2.14) needs."""
     for constants in (program.constants, program.state_dict):
         for name, value in constants.items():
             if isinstance(value, Tensor) and not value.numel():
                 constants[name] = value.new_empty(value.shape)
 
 
-class _Writer(BytesIO):
-    """A file for torch's writer in C++, which ends the process where a write fails.
-
-    A BytesIO as torch takes files that are ``io.IOBase`` and can be sought; it keeps nothing.
-
-    Args:
-        file: to write to.
-
-    Attributes:
-        error: the first that the file had; nothing is written after it.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        """See ``BytesIO.write``; never fails."""
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
-        return memoryview(data).nbytes
-
-
 @dataclass(frozen=True)
 class ScoreError:
-    """How far scores of quantized tables are from those of float32.
-
-    Attributes:
-        rows: that were scored, the first of the training split.
-        mean: absolute difference of probabilities.
-        largest: likewise.
-    """
+    """Absolute differences of probabilities of 8-bit tables, on the first training rows."""
 
     rows: int
     mean: float
@@ -140,12 +305,7 @@ class ScoreError:
 def export_to(
     registry: RunConfig, checkpoint: Path, folder: Path, *, int8: bool
 ) -> ScoreError | None:
-    """Write the programs of a checkpoint into a folder, and compare them where there are two, and
-    training rows.
-
-    Raises:
-        RecdError: as ``serving_model`` and ``exported``.
-    """
+    """Write the programs of a checkpoint into a folder, and compare two on training rows."""
     model = serving_model(registry, checkpoint)
     write_export(model, folder, PROGRAM)
     (folder / INT8_PROGRAM).unlink(missing_ok=True)  # of a former export
@@ -165,7 +325,7 @@ def export_to(
 
 
 def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
-    """Rows of a dataset as the inputs of a program; none is shared."""
+    """Return the inputs of a program for rows of a dataset; none is shared."""
     kjt = kjt_from_columns(
         {name: sparse_column(rows, name) for name in schema.sparse}, len(rows)
     ).to_dict()
@@ -178,7 +338,7 @@ def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
 
 
 def signature(schema: FeatureSchema) -> dict[str, Any]:
-    """What the inputs of a program are, JSON values."""
+    """Describe the inputs of a program, as JSON values."""
     return {
         "dense": list(schema.dense),
         "sparse": list(schema.sparse),
@@ -193,7 +353,7 @@ def signature(schema: FeatureSchema) -> dict[str, Any]:
 
 
 def _example(schema: FeatureSchema) -> tuple[Any, ...]:
-    """Inputs whose sizes are all different, so that none is taken for another."""
+    """Return inputs whose sizes all differ."""
     values: dict[str, Tensor] = {}
     lengths: dict[str, Tensor] = {}
     rows: dict[str, Tensor] = {}
@@ -209,6 +369,6 @@ def _example(schema: FeatureSchema) -> tuple[Any, ...]:
 
 @contextmanager
 def _traceable() -> Iterator[None]:
-    """A context in which modules leave their compiled kernels aside, as in a script."""
+    """Let modules take plain operations instead of compiled kernels."""
     with patch("torch.jit.is_scripting", return_value=True):
         yield

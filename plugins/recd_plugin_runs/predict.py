@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,20 +16,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recd_plugin_runs.commands import ROW, SCORE
 from recd_plugin_runs.evaluate import UnknownIds, say_absent
-from recd_plugin_runs.score_file import KeptColumns, ScoreWriter, score_file
-from recd_plugin_runs.score_format import ROW, SCORE
+from recd_plugin_runs.score_file import BatchWriter, KeptColumns, score_file
 from recd_plugins.api import (
     AbsentData,
     DataError,
     Dataset,
     FeatureSchema,
     ModelInput,
-    PluginError,
+    RecdError,
     RowPipeline,
     Rows,
     RunConfig,
-    Storage,
     Trained,
     TrainedJob,
     check_agreement,
@@ -45,10 +44,6 @@ from recd_plugins.api import (
     slice_rows,
     with_trained_columns,
 )
-
-
-class NoRowError(DataError):
-    """A table to score without rows, by the first of which tables would be placed."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +69,11 @@ class PredictJob(TrainedJob):
     replaces: bool = False
 
     def load(self) -> RunConfig:
-        """See ``TrainedJob.load``; with an AbsentData where what it was trained on is not there."""
+        """Load the registry, with an AbsentData if the training data is gone."""
         return with_trained_columns(super().load(), self.checkpoint)
 
     def prepare(self) -> None:
-        """See ``TrainedJob.prepare``; says what is not there."""
+        """Prepare the table to score."""
         registry = self.load()
         say_absent(registry, self.checkpoint)
         dataset = registry.dataset.to_score(self.table)
@@ -89,76 +84,48 @@ class PredictJob(TrainedJob):
         """The columns to keep of the table that ``dataset`` reads, reached as it is; or None."""
         if not self.keep:
             return None
-        storage = dataset.storage()
-        if not isinstance(storage, Storage | None):
-            raise PluginError(
-                f"{dataset.title}: storage returned {storage!r:.80}; expected a Storage or None"
-            )
-        return KeptColumns(self.table, self.keep, storage)
+        return KeptColumns(self.table, self.keep, dataset.storage())
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """By the table to score where that of the training is not there.
-
-        Raises:
-            NoRowError: it has none.
-        """
+        """Plan by the table to score if the training data is gone."""
         if not isinstance(registry.dataset, AbsentData):
             return registry
         dataset, size = registry.dataset.to_score(self.table), registry.training.batch_size
         rows = 0
-        for each in scanned(dataset, ()):
+        for each in scanned(dataset):
             rows += len(each)
             if rows >= size:
                 break
         if not rows:
-            raise NoRowError(f"{self.table}: has no row")
+            raise DataError(f"{self.table}: has no row")
         planned = replace(registry, dataset=dataset)
         return planned.with_training({"batch_size": min(size, rows)})
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was scored, the same on every rank.
-
-    Attributes:
-        rows: how many.
-        seconds: of reading, scoring and writing.
-    """
+    """Rows that were scored, and the seconds of reading, scoring and writing."""
 
     rows: int
     seconds: float
 
 
 def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
-    """Score each row of a table that is prepared. A collective call in a process group that exists.
-
-    Raises:
-        RecdError: the registry, the table or the checkpoint does not allow it.
-    """
-    start, rows = time.perf_counter(), 0
-    try:
-        trained = load_trained(job)
-    except NoRowError:
-        if rank == 0:
-            dataset = job.load().dataset.to_score(job.table)
-            with _Output(job, keys_of(dataset), job.kept(dataset)):
-                pass
-        return Predicted(0, time.perf_counter() - start)
+    """Score each row of a prepared table. A collective call in a process group that exists."""
+    trained = load_trained(job)
     prepared = trained.parts.prepared
     registry = trained.registry
     dataset = registry.dataset.to_score(job.table)
     kept = job.kept(dataset) if rank == 0 else None
     _check_columns(job.table, dataset.schema(), registry.dataset.schema())
-    with plugin_call(dataset, "identity"):
-        rows_here = dataset.identity()
-    check_agreement("looking at the table", {"its rows": rows_here})
+    check_agreement("looking at the table", {"its rows": dataset.identity()})
     size = job.batch_size or registry.training.batch_size
     # The training split may have fewer rows than a batch of these.
     scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
     pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
     unknown = UnknownIds(registry)
-    keys = keys_of(dataset)
-    dealt = turns(scanned(dataset, keys), tuple(keys), rank, world_size, size)
+    keys = dataset.keys()
+    dealt = turns(scanned(dataset), tuple(keys), rank, world_size, size)
     start, rows = time.perf_counter(), 0
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -198,7 +165,7 @@ def _scores(
 
 
 def _check_scores(rows: Rows, logits: Tensor) -> None:
-    """Refuse what says nothing of its row, as an evaluation does."""
+    """Refuse logits that are not finite, as an evaluation does."""
     if len(wrong := (~logits.isfinite()).nonzero()):
         at = int(wrong[0])
         raise DataError(
@@ -220,7 +187,7 @@ class _Output:
     def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
         self._job = job
         self._stack = ExitStack()
-        self._writer: ScoreWriter | None = None
+        self._writer: BatchWriter | None = None
         self._row = 0
         self._names = keys
         self._kept = kept
@@ -245,13 +212,19 @@ class _Output:
         self._write(pa.RecordBatch.from_pydict(columns))
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        if self._writer is None:
-            job = self._job
-            file = score_file(
-                job.output, job.kind, batch.schema, token=job.token, replaces=job.replaces
-            )
-            self._writer = self._stack.enter_context(file)
-        self._writer.write(batch)
+        job = self._job
+        try:
+            if self._writer is None:
+                file = score_file(
+                    job.output, job.kind, batch.schema, token=job.token, replaces=job.replaces
+                )
+                self._writer = self._stack.enter_context(file)
+            self._writer.write_batch(batch)
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise RecdError(
+                f"{job.output}: a column has values that {job.kind} does not take ({error}); "
+                "write .parquet"
+            ) from error
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
@@ -316,44 +289,8 @@ def turns(
         )
 
 
-def keys_of(dataset: Dataset) -> dict[str, str]:
-    """What ``Dataset.keys`` says.
-
-    Raises:
-        PluginError: two keys have one name, or one has that of the scores; or it failed.
-    """
-    with plugin_call(dataset, "keys"):
-        keys = dict(dataset.keys())
-    names = list(keys.values())
-    for name in names:
-        if name == SCORE or names.count(name) > 1:
-            raise PluginError(
-                f"{dataset.title}: keys() names a column {name!r}, and files of scores have "
-                "another one of that name; give each a name of its own"
-            )
-    return keys
-
-
-def scanned(dataset: Dataset, keys: Collection[str]) -> Iterator[Rows]:
-    """Every row of the dataset, in stored order.
-
-    Args:
-        dataset: of ``to_score``.
-        keys: columns that ``keys_of`` says.
-
-    Raises:
-        DataError: the table is wrong.
-        PluginError: a column of ``keys`` is missing; ``scan`` failed, or yields no Rows.
-    """
+def scanned(dataset: Dataset) -> Iterator[Rows]:
+    """Yield every row of a dataset of ``to_score``, in stored order."""
     with plugin_call(dataset, "scan"):
         rows = dataset.scan("train")
-    for each in plugin_items(dataset, "scan", rows):
-        if not isinstance(each, Rows):
-            raise PluginError(f"{dataset.title}: scan yields a {type(each).__name__}, no Rows")
-        there = each.data.schema.names
-        if missing := [name for name in keys if name not in there]:
-            raise PluginError(
-                f"{dataset.title}: scan yields no column {missing[0]}, which keys() names; it "
-                f"yields {', '.join(there)}"
-            )
-        yield each
+    return plugin_items(dataset, "scan", rows)

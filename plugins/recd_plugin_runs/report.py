@@ -1,7 +1,8 @@
-"""Runs as ``recd run --json`` wrote them."""
+"""HTML pages of runs that ``recd run --json`` wrote."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recd_plugins.api import (
     COLORS,
@@ -24,7 +24,6 @@ from recd_plugins.api import (
     html_page,
     html_section,
     html_table,
-    parse_json,
     plot_style,
     quality_advice,
     svg_of,
@@ -35,73 +34,9 @@ from recd_plugins.api import (
 EQUAL_LOSSES = 1e-5
 
 
-Number = int | float
-
-
-class _Shape(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-
-class _Memory(_Shape):
-    peak: Number
-    mean: Number
-
-
-class _Stalls(_Shape):
-    share: Number
-    shares: dict[str, Number]
-
-
-class _Validation(_Shape):
-    metric: str
-    steps: list[int]
-    values: list[Number | None]
-    best_step: int | None
-    stopped_early: bool
-
-
-class _Quality(_Shape):
-    model_config = ConfigDict(strict=True, extra="allow")
-    __pydantic_extra__: dict[str, Number | None]
-
-    num_samples: int
-
-
-class _Spread(_Shape):
-    median: Number
-    least: Number
-    most: Number
-
-
-class _Figures(_Shape):
-    """What a page reads of a run; whatever else is there it shows as it is."""
-
-    losses: list[Number | None]
-    samples_per_second: Number | None
-    step_seconds: Number | None
-    stages: dict[str, Number] | None
-    collective_bytes: dict[str, Number]
-    ids_looked_up: Number | None
-    peak_memory_bytes: Number | None
-    step_memory: _Memory | None
-    train: _Quality | None
-    test: _Quality | None
-    stalls: _Stalls | None = None
-    validation: _Validation | None = None
-    registry: str | None = None
-    settings: list[str] = []
-    rounds: dict[str, dict[str, _Spread | None]] = {}
-
-
 @dataclass(frozen=True)
 class Run:
-    """Figures of a run.
-
-    Attributes:
-        name: tells it from the others of a page.
-        values: as ``Result.as_json`` gives them.
-        report: that it is a side of, whose first side is what ratios of rounds are over.
-    """
+    """Figures of a run, as ``Result.as_json`` gives them, and the comparison it is a side of."""
 
     name: str
     values: Mapping[str, Any]
@@ -141,27 +76,23 @@ class Run:
         return most if most <= EQUAL_LOSSES else None
 
 
-def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """The runs of files that ``recd run --json`` wrote, in order, each with a name of its own.
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the runs of files that ``recd run --json`` wrote, each with a name of its own.
 
     Raises:
-        RecdError: a file cannot be read, or is none of those.
+        RecdError: a file is none of those.
     """
-    paths = list(paths)
     found: list[Run] = []
     for path in paths:
         try:
-            values = parse_json(path.read_bytes())
-        except OSError as error:
-            raise RecdError(f"{path}: cannot be read ({error.strerror})") from error
+            runs = runs_of(json.loads(path.read_bytes()))
         except ValueError as error:
             raise RecdError(f"{path}: is no JSON ({error}); recd run --json writes it") from error
-        runs = runs_of(values)
         if not runs:
             raise RecdError(f"{path}: holds no run; a file is wanted that recd run --json wrote")
         for run in runs:
-            _check(path, run)
-        found += [replace(run, name=_name(path, run.name, len(paths))) for run in runs]
+            of_file = path.stem if len(paths) > 1 or not run.name else ""
+            found.append(replace(run, name=f"{of_file} {run.name}".strip()))
     names = [run.name for run in found]
     return [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({i + 1})")
@@ -170,38 +101,19 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def runs_of(report: Any) -> list[Run]:
-    """The runs in a report of ``recd run``, the yardstick of a comparison first; none elsewhere."""
+    """Return the runs in a report of ``recd run``, the baseline of a comparison first."""
     if not isinstance(report, dict):
         return []
-    shardings = report.get("shardings")
-    both = {name: report.get(name) for name in ("baseline", "plugins")}
-    sides = shardings if isinstance(shardings, dict) else both
-    if not all(isinstance(values, dict) for values in sides.values()):
-        sides = {"": report}
+    sides = report.get("shardings") or {
+        name: report[name] for name in ("baseline", "plugins") if report.get(name)
+    }
     shared = {name: report[name] for name in ("registry", "settings") if name in report}
-    rounds = report.get("rounds")
-    by_side = rounds if isinstance(rounds, dict) else {}
-    runs = [
-        Run(name, {**values, **shared, "rounds": by_side.get(name, {})}, report)
-        for name, values in sides.items()
-        if isinstance(values, dict) and values.keys() >= {"losses", "collective_bytes"}
+    rounds = report.get("rounds") or {}
+    return [
+        Run(name, {**values, **shared, "rounds": rounds.get(name, {})}, report)
+        for name, values in (sides or {"": report}).items()
+        if values.keys() >= {"losses", "collective_bytes"}
     ]
-    return runs if len(runs) == len(sides) else []
-
-
-def _check(path: Path, run: Run) -> None:
-    try:
-        _Figures.model_validate(run.values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, (*filter(None, [run.name]), *first["loc"])))
-        raise RecdError(
-            f"{path}: {place}: {first['msg'].lower()}; a file is wanted as recd run --json wrote it"
-        ) from error
-
-
-def _name(path: Path, side: str, num_files: int) -> str:
-    return " ".join(filter(None, [path.stem if num_files > 1 or not side else "", side]))
 
 
 # What has a place of its own on the page; all else are sections that parts of a run report.
@@ -229,7 +141,9 @@ def page(runs: Sequence[Run]) -> str:
         element("h2", "Figures"),
         _figures(runs),
         *html_section(
-            "Losses", "Of each step, the mean over ranks, before it.", loss_plot(_with_losses(runs))
+            "Losses",
+            "Of each step, the mean over ranks, before it.",
+            loss_plot([run for run in runs if run.losses]),
         ),
         *_validations(runs),
         *_where_time_goes(runs),
@@ -381,10 +295,6 @@ def _registries(runs: Sequence[Run]) -> Iterable[Html]:
         if settings:
             yield element("p", f"With {', '.join(settings)}.")
         yield element("pre", text)
-
-
-def _with_losses(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.losses]
 
 
 # Steps of a curve are averaged where there are more: no screen shows more points.

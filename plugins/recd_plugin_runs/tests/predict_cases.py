@@ -48,14 +48,6 @@ def scored_elsewhere(rank: int, world_size: int, folder: Path, names: Sequence[s
         assert predict(rank, world_size, job).rows == len(pq.read_table(table))
 
 
-def scored_nothing(rank: int, world_size: int, folder: Path) -> None:
-    """A table without rows; scores are in ``no scores.parquet``."""
-    table, output = str(folder / "empty.parquet"), folder / "no scores.parquet"
-    checkpoint, keep = newest(folder / "nothing"), ("number",)
-    job = PredictJob(folder / "nothing.yaml", checkpoint, table=table, output=output, keep=keep)
-    assert predict(rank, world_size, job).rows == 0
-
-
 def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str) -> str:
     """What scoring ``table`` by a checkpoint is refused with."""
     try:

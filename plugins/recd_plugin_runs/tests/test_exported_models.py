@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from recd_plugin_runs.export import exported
-from recd_plugin_runs.serving_model import ServingModel, with_plain_tables
+from recd_plugin_runs.export import ServingModel, _detach_empty, exported, with_plain_tables
 from recd_plugins import load_registry
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
@@ -64,3 +65,18 @@ def test_scores_of_programs_are_those_of_models(name: str, tmp_path: Path) -> No
             expected = model(*inputs)
         assert expected.std() > 1e-6
         assert (program(*inputs) - expected).abs().max() <= 1e-6
+
+
+class _Known(nn.Module):
+    """Whether ids are of a vocabulary that holds none."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return torch.isin(ids, torch.from_numpy(np.empty(0, np.int64)))
+
+
+def test_a_vocabulary_of_no_values_can_be_written(tmp_path: Path) -> None:
+    program = torch.export.export(_Known(), (torch.arange(3),))
+    _detach_empty(program)
+    with (tmp_path / "model.pt2").open("wb") as file:
+        torch.export.save(program, file)
+    assert not torch.export.load(tmp_path / "model.pt2").module()(torch.arange(3)).any()

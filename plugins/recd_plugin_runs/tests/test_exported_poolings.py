@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recd_plugin_runs.export import exported
-from recd_plugin_runs.serving_model import ServingModel, with_plain_tables
+from recd_plugin_runs.export import ServingModel, exported, with_plain_tables
 from recd_plugins import load_registry
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model

@@ -135,14 +135,11 @@ def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
     for text, expected in (
         ("{", "is no JSON"),
         ("[]", "holds no run"),
-        ('{"losses": [0.1], "collective_bytes": 3}', "samples_per_second: field required"),
         ('{"baseline": {}, "plugins": {}}', "holds no run"),
     ):
         bad.write_text(text)
         with pytest.raises(RecdError, match=f"bad.json: {expected}"):
             read_runs([bad])
-    with pytest.raises(RecdError, match="cannot be read"):
-        read_runs([tmp_path / "missing.json"])
 
 
 def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
@@ -225,26 +222,6 @@ def test_validations_are_a_curve() -> None:
     }  # fmt: skip
     html = page([Run("", a_run(validation=curve))])
     assert "auc of the test split by step, best after step 10, where the run was stopped." in html
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"train": {"auc": 0.7}}, "train.num_samples: field required"),
-        ({"stalls": {"share": "x", "shares": {}}}, "stalls.share"),
-        ({"stages": []}, "stages: input should be a valid dictionary"),
-        ({"losses": ["x"]}, "losses.0"),
-        ({"settings": 5}, "settings: input should be a valid list"),
-        ({"rounds": {"step_seconds": {"ratio": 1}}}, "rounds"),
-    ],
-)
-def test_a_run_that_somebody_changed(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
-    path = tmp_path / "a.json"
-    if "rounds" in changed:
-        changed = {"rounds": {"": changed["rounds"]}}
-    path.write_text(json.dumps(a_run(**changed)), encoding="utf-8")
-    with pytest.raises(RecdError, match=rf"a\.json: .*{told}.*as recd run --json wrote it"):
-        read_runs([path])
 
 
 def test_a_page_is_replaced_by_force_alone(tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugin_runs.trackers.lines import Csv, JsonLines
-from recd_plugin_runs.trackers.services import MlFlow, TensorBoard, WandB
+from recd_plugin_runs.trackers.destinations import Csv, JsonLines, MlFlow, TensorBoard, WandB
 from recd_plugins.api import Plugin, hookimpl
 
 REQUIRES_API = 2

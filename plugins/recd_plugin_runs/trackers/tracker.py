@@ -1,4 +1,4 @@
-"""What the trackers share: which figures there are, when, and that only rank 0 tells them."""
+"""The base class of trackers: figures of a run, written by rank 0."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +22,6 @@ from recd_plugins.api import (
     RunInterruption,
     RunStart,
     RunStep,
-    is_stream,
     why_not,
 )
 
@@ -33,9 +32,6 @@ if TYPE_CHECKING:
 def _local(path: object) -> object:
     if "://" in str(path):
         raise ValueError(f"{path} is a URL; it is written to this machine: name a path")
-    with suppress(OSError):  # told when it is written
-        if isinstance(path, str | Path) and is_stream(Path(path)):
-            raise ValueError(f"{path} is a pipe or a device; name a file that can be read again")
     return path
 
 
@@ -54,43 +50,42 @@ class TrackerOptions(PluginOptions):
 
 
 class Tracker(Callback):
-    """Writes records of figures: of training every so many steps, and of each evaluation.
+    """Writes figures of training every so many steps, and of each evaluation.
 
-    A subclass says where to. A run that goes on from a checkpoint writes on behind the records that
-    were there when that was saved: later ones come again.
+    A resumed run appends to the records that its checkpoint had; later ones come again.
     """
 
     class Options(TrackerOptions):
-        """Those of every tracker."""
+        pass
 
     options: TrackerOptions
 
     @abstractmethod
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        """Make ready to write. Where records begin anew, so does their number.
+        """Make ready to write; set ``_records`` to 0 if records begin anew.
 
         Args:
             start: of the run.
-            kept: records before a checkpoint that the run goes on from; None for a new run.
-            more: what ``more_state`` gave then, and ``last``: figures of the last record.
+            kept: records of the checkpoint that the run resumes; None for a new run.
+            more: the ``more_state`` of the checkpoint, and ``last``: figures of the last record.
         """
 
     @abstractmethod
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write a record, of so many steps done."""
+        """Write the figures after a step."""
 
     def flush(self) -> None:
-        """Have all records safe: a checkpoint is written that counts on them."""
+        """Write records to disk before a checkpoint."""
 
     def close(self, how: str) -> None:
-        """The run is over: ``completed``, or ``interrupted``."""
+        """End the run: ``completed``, or ``interrupted``."""
 
     def more_state(self) -> Mapping[str, Any]:
-        """What ``begin`` needs of this run to go on, a JSON object."""
+        """Return JSON values that ``begin`` needs to resume."""
         return {}
 
     def on_start(self, start: RunStart) -> None:
-        """Begin, unless the run goes on from a checkpoint, whose state follows."""
+        """Begin, unless the state of a checkpoint follows."""
         self._start, self._writes = start, start.rank == 0
         self._total: Tensor | float = 0.0
         self._last_figures: dict[str, float] = {}
@@ -101,7 +96,6 @@ class Tracker(Callback):
             self._begin(None, {})
 
     def on_step(self, step: RunStep) -> None:
-        """Add up the loss where it is; now and then, write it."""
         if not self._writes:
             return
         import torch
@@ -117,7 +111,6 @@ class Tracker(Callback):
             self._write_steps(step.step)
 
     def on_evaluate(self, evaluation: RunEvaluation) -> None:
-        """Write what was measured."""
         figures = {**asdict(evaluation.quality), **evaluation.metrics}
         of_split = {f"{evaluation.split}_{name}": float(each) for name, each in figures.items()}
         self._write(evaluation.step, of_split)
@@ -125,17 +118,15 @@ class Tracker(Callback):
             self._since, self._timed = time.perf_counter(), 0
 
     def on_interrupt(self, interruption: RunInterruption) -> None:  # noqa: ARG002
-        """Leave what is there complete."""
         self._close("interrupted")
 
     def on_end(self, end: RunEnd) -> None:
-        """Write the last steps, too."""
         if self._steps:
             self._write_steps(end.step)
         self._close("completed")
 
     def state_dict(self) -> dict[str, Any]:
-        """Of rank 0: how many records there are, and the steps that are in none yet."""
+        """Return records and pending steps of rank 0."""
         if not self._writes:
             return {}
         self._begin_late()
@@ -151,7 +142,6 @@ class Tracker(Callback):
         }
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on behind the records of the checkpoint."""
         if not self._writes or not states[0]:
             return
         state = dict(states[0])
@@ -192,7 +182,7 @@ class Tracker(Callback):
                 self.close(how)
 
     def _begin_late(self) -> None:
-        """Of a run that goes on from a checkpoint that knows nothing of this tracker."""
+        """Begin a run whose checkpoint has no state of this tracker."""
         if not self._began:
             self._begin(None, {})
 
@@ -204,7 +194,7 @@ class Tracker(Callback):
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Errors of files are told by the place, and what may be done goes on from there."""
+        """Name the path in errors of files."""
         try:
             yield
         except OSError as error:

@@ -1,30 +1,185 @@
-"""A registry file as trackers show it: nested values."""
+"""CSV and JSON-lines trackers; a resumed run appends to its file."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from recd_plugin_runs.trackers.tracker import LocalPath, Tracker, TrackerOptions
-from recd_plugins.api import RunStart, optional_library
+from recd_plugins.api import DataError, RunStart, optional_library, write_text
+
+
+def check_kind(path: Path, is_first: Callable[[str], bool]) -> None:
+    """Make the folder of a file, and refuse a file of another kind by its first line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            if (line := file.readline()) and not is_first(line):
+                raise DataError(f"{path}: exists and is not a file of this tracker; name another")
+
+
+def set_aside(path: Path) -> Path | None:
+    """Rename the file of an earlier run, ``run.csv`` to ``run.1.csv``."""
+    number = 1
+    while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+        number += 1
+    return path.rename(aside) if path.exists() else None
+
+
+def go_on(
+    path: Path,
+    records: int,
+    last: Mapping[str, float],
+    read: Callable[[str, str], Mapping[str, Any]],
+) -> bool:
+    """Cut a file to the records of a checkpoint, and return whether it had them.
+
+    A file that another run has written since is renamed, and stderr says so.
+
+    Args:
+        path: of the file.
+        records: their number when the checkpoint was saved.
+        last: figures of the last of them.
+        read: parses a line, given the first line and that one.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    lines = [line for line in lines if line.endswith("\n")]
+
+    def is_last(line: str) -> bool:
+        try:
+            there = read(lines[0], line)
+            return all(float(there[name]) == value for name, value in last.items())
+        except (KeyError, TypeError, ValueError, csv.Error):
+            return False
+
+    if len(lines) > records and (is_last(lines[records]) if records else len(lines) == 1):
+        write_text(path, "".join(lines[: 1 + records]))
+        return True
+    if not lines and not records:
+        return False
+    aside = set_aside(path)
+    print(
+        f"{path}: has not the {records} records of before the checkpoint that the run goes on from"
+        f"{f'; it is {aside} now' if aside else ''}, and a new file begins here",
+        file=sys.stderr,
+    )
+    return False
+
+
+def append(path: Path, text: str) -> None:
+    """Write at the end, in one piece."""
+    with path.open("a", encoding="utf-8", newline="") as file:
+        file.write(text)
+
+
+def sync(path: Path) -> None:
+    """Have a file on disk, where there is one."""
+    if path.exists():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+_FIRST = ("step", "time", "loss", "learning_rate", "samples_per_second")
+
+
+class Csv(Tracker):
+    """Figures of a run, a row a record, in a CSV file."""
+
+    name = "trackers.csv"
+    free_options = frozenset({"path", "every"})
+
+    class Options(TrackerOptions):
+        path: LocalPath = Field(description="CSV file; a file of an earlier run is renamed.")
+
+    options: Options
+
+    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """A new file has a header, to which columns are added as figures come."""
+        path = self.options.path
+        check_kind(path, lambda line: line.startswith("step,time,"))
+        self._columns = list(_FIRST)
+        if kept is None:
+            set_aside(path)
+        elif go_on(path, kept, more.get("last", {}), _row):
+            self._columns = next(csv.reader(io.StringIO(path.read_text("utf-8"))))
+            return
+        self._records = 0
+        append(path, _text([self._columns]))
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """A row, with what it lacks left empty; the file is written anew where a column is."""
+        path = self.options.path
+        if new := [name for name in figures if name not in self._columns]:
+            _, *rows = csv.reader(io.StringIO(path.read_text("utf-8")))
+            self._columns += new
+            write_text(path, _text([self._columns, *([*row, *[""] * len(new)] for row in rows)]))
+        record: dict[str, Any] = {"step": step, "time": round(time.time(), 3), **figures}
+        append(path, _text([[record.get(name, "") for name in self._columns]]))
+
+    def flush(self) -> None:
+        sync(self.options.path)
+
+
+def _row(names: str, row: str) -> Mapping[str, Any]:
+    (found,) = csv.DictReader(io.StringIO(names + row))
+    return found
+
+
+def _text(rows: list[list[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+class JsonLines(Tracker):
+    """Figures of a run, a JSON object a line, in a file."""
+
+    name = "trackers.jsonl"
+    free_options = frozenset({"path", "every"})
+
+    class Options(TrackerOptions):
+        path: LocalPath = Field(description="File of lines; a file of an earlier run is renamed.")
+
+    options: Options
+
+    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
+        """The first line of a new file has the registry."""
+        path = self.options.path
+        check_kind(path, lambda line: line.startswith('{"registry"'))
+        if kept is None:
+            set_aside(path)
+        elif go_on(path, kept, more.get("last", {}), lambda _, line: json.loads(line)):
+            return
+        self._records = 0
+        self._append({"registry": start.registry, "settings": list(start.settings)})
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """A line."""
+        known = {name: each if math.isfinite(each) else None for name, each in figures.items()}
+        self._append({"step": step, "time": round(time.time(), 3), **known})
+
+    def flush(self) -> None:
+        sync(self.options.path)
+
+    def _append(self, value: Mapping[str, Any]) -> None:
+        append(self.options.path, json.dumps(value, allow_nan=False) + "\n")
 
 
 def config_of(start: RunStart) -> dict[str, Any]:
-    """What the registry file says, and what was set in place of it."""
+    """Return the values of the registry file, and the settings."""
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
 
-    try:
-        found = YAML(typ="safe").load(start.registry)
-    except YAMLError:  # of a start that a program made
-        found = None
-    values = found if isinstance(found, dict) else {}
-    return {**values, "settings": list(start.settings)}
+    return {**(YAML(typ="safe").load(start.registry) or {}), "settings": list(start.settings)}
 
 
 class TensorBoard(Tracker):
@@ -34,8 +189,6 @@ class TensorBoard(Tracker):
     free_options = frozenset({"path", "every"})
 
     class Options(TrackerOptions):
-        """Where to, and how often."""
-
         path: LocalPath = Field(
             description="Folder of event files, as tensorboard --logdir takes it."
         )
@@ -61,16 +214,14 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """On disk."""
         self._writer.flush()
 
     def close(self, how: str) -> None:  # noqa: ARG002
-        """No more of it."""
         self._writer.close()
 
 
 def _set_aside(folder: Path) -> None:
-    """Move events of an earlier run, which ours would void, to a folder that is shown beside it."""
+    """Move events of an earlier run, which ours would void, to a folder beside."""
     events = [*folder.glob("events.out.tfevents.*")]
     number = 1
     while (aside := folder / f"earlier.{number}").exists():
@@ -89,8 +240,6 @@ class WandB(Tracker):
     free_options = frozenset({"project", "run", "folder", "mode", "every"})
 
     class Options(TrackerOptions):
-        """Where to, and how often."""
-
         project: str = Field(description="Project of Weights & Biases.")
         run: str | None = Field(default=None, description="Name of the run; null takes a new one.")
         folder: Path = Field(default=Path("."), description="Folder in which it puts its wandb/.")
@@ -142,8 +291,6 @@ class MlFlow(Tracker):
     free_options = frozenset({"tracking_uri", "experiment", "run", "every"})
 
     class Options(TrackerOptions):
-        """Where to, and how often."""
-
         tracking_uri: str | None = Field(
             default=None,
             description="Server, database or folder of MLflow; null takes MLFLOW_TRACKING_URI.",
@@ -203,7 +350,7 @@ _LONGEST = 250
 
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """Values by where they stand, under names that MLflow takes: it reads / as that of a path."""
+    """Flatten values under dotted names that MLflow takes."""
     items: list[tuple[str, Any]] = []
     if isinstance(value, dict):
         items = [(f"{name}.{key}" if name else str(key), item) for key, item in value.items()]

@@ -1,7 +1,8 @@
-"""Columns that ``--keep`` carries stand beside the scores of their own rows, or not at all."""
+"""Files of scores, and columns that ``--keep`` carries."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_runs.predict import PredictJob, _Output
-from recd_plugin_runs.score_file import KeptColumns
+from recd_plugin_runs.score_file import KeptColumns, score_file
 from recd_plugins.api import TableWriter
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, RecdError
 
 
 def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) -> None:
@@ -42,3 +43,29 @@ def test_lists_that_a_table_has_in_a_dictionary_are_lists(tmp_path: Path) -> Non
     kept = KeptColumns(str(path), ["a"])
     found = [kept.take(np.arange(start, start + 2))["a"].to_pylist() for start in (0, 2)]
     assert found == [[[1, 2], [1, 2]], [[], [3]]]
+
+
+def test_lines_are_json_whatever_the_numbers(tmp_path: Path) -> None:
+    numbers = [float("nan"), float("inf"), 0.5]
+    batch = pa.RecordBatch.from_pydict({"w": numbers, "many": [[each] for each in numbers]})
+    with score_file(tmp_path / "s.jsonl", "jsonl", batch.schema) as writer:
+        writer.write_batch(batch)
+    lines = (tmp_path / "s.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [row["w"] for row in found] == [None, None, 0.5]
+    assert [row["many"] for row in found] == [[None], [None], [0.5]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [("csv", pa.array([[1]])), ("jsonl", pa.array([2**31 - 1], pa.date32()))],
+)
+def test_what_a_format_does_not_take_is_told(tmp_path: Path, kind: str, column: pa.Array) -> None:
+    job = PredictJob(tmp_path / "r.yaml", tmp_path, output=tmp_path / f"s.{kind}", kind=kind)
+    keys = [pa.RecordBatch.from_pydict({"b": column})]
+    with (
+        pytest.raises(RecdError, match=rf"s.{kind}: a column has values that {kind} does not take"),
+        _Output(job, {"b": "b"}, None) as output,
+    ):
+        output.write(keys, np.zeros(1))
+    assert not list(tmp_path.iterdir())
