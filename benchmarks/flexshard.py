@@ -44,7 +44,7 @@ from benchmarks._measure import (
 )
 from recd_plugin_flexshard.planning import TableDemand, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import RowTiers
-from recd_plugins.data.measure_access import measure_access
+from recd_plugins.data.access import measure_access
 from recd_plugins.distributed.launch import Ranks
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from recd_plugins.api import Ingestion, PlanMode, hookimpl
-
-if TYPE_CHECKING:
-    from recd_plugins.api import Internal
+from recd_plugins.api import Ingestion, Internal, PlanMode, hookimpl
 
 REQUIRES_API = 2
 
@@ -29,6 +25,8 @@ def register_plans() -> Sequence[type[PlanMode]]:
 
 @hookimpl
 def register_internals() -> Sequence[Internal]:
-    from recd_plugin_dsi.internals import INTERNALS
-
-    return INTERNALS
+    kv = ("_internal_kv_del", "_internal_kv_put")
+    return (
+        Internal("ray.data", ("_internal",), "changing how many readers there are"),
+        Internal("ray.experimental.internal_kv", kv, "seeing that a block is read again"),
+    )

@@ -1,31 +1,36 @@
-"""The Ray cluster of a run: one that is there, or one that is started on each machine."""
+"""The Ray cluster of a run: one that exists, or one that is started on each machine."""
 
 from __future__ import annotations
 
 import fcntl
+import logging
+import os
 import secrets
 import shutil
+import signal
 import socket
-from contextlib import suppress
+import tempfile
+import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
-from recd_plugin_dsi import worker_start
-from recd_plugin_dsi.helper import Helper
-from recd_plugin_dsi.options import RayOptions
-from recd_plugin_dsi.worker_server import WorkerServer
+from recd_plugin_dsi.helper import Helper, serve
+from recd_plugin_dsi.ray_ingestion import RayOptions
 from recd_plugins.api import SetupError
 
-# Of a cluster that is there: it answers at once.
+# For a cluster that exists to answer.
 _CONNECT_SECONDS = 5.0
-# For a cluster that the run started, to end; it does so without being waited for, too.
+# For a cluster of this run to end.
 _LEAVE_SECONDS = 20.0
-# For what is left of a cluster whose host has ended.
+# For processes of a cluster whose host has ended.
 _END_SECONDS = 2.0
-# Readers that keep ahead of their trainer wait for it, and take seconds to start anew.
+# For the other ranks to leave the cluster of a run.
+_PATIENCE_SECONDS = 60.0
+# Readers that are ahead of their trainer wait for it, and take seconds to start anew.
 _IDLE_SECONDS = 600
 # Ray starts with no less.
 _LEAST_STORE_BYTES = 80_000_000
@@ -33,7 +38,7 @@ _LEAST_STORE_BYTES = 80_000_000
 
 @dataclass
 class RayCluster:
-    """Where a rank's readers run. ``leave`` it in the end.
+    """Where a rank's readers run.
 
     Attributes:
         address: of Ray.
@@ -42,7 +47,7 @@ class RayCluster:
         lock: held while this rank uses a cluster that ends with the run.
         host: the process that holds it, in the rank that started it.
         processes: of Ray, likewise; its agents outlive a host that is killed.
-        folder: with its files, which do so too; None of a cluster that was there.
+        folder: its files, likewise; None of a cluster that existed.
     """
 
     address: str
@@ -54,26 +59,24 @@ class RayCluster:
     folder: Path | None = None
 
     def leave(self) -> None:
-        """Say that this rank is done. In the rank that started it, the cluster ends with the last.
-
-        A second call does nothing.
-        """
+        """Leave the cluster. In the rank that started it, it ends with the last rank."""
         if self.lock is not None:
             self.lock.close()
-            self.lock = None
-        if self.host is not None:
-            ended = self.host.leave(_LEAVE_SECONDS)
-            self.host = None
-            if ended:
-                _end(self.processes)
-            if ended and self.folder is not None:
+        if self.host is None:
+            return
+        host, self.host = self.host, None
+        if host.leave(_LEAVE_SECONDS):
+            for process in psutil.wait_procs(self.processes, timeout=_END_SECONDS)[1]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            if self.folder is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def join(options: RayOptions, world_size: int) -> RayCluster:
-    """The cluster that the options name, or one for the ranks of this machine.
+    """Join the cluster that the options name, or one for the ranks of this machine.
 
-    Without an address a collective call, where there is a process group: the first rank of each
+    Without an address this is a collective call if there is a process group: the first rank of each
     machine starts Ray and tells the others.
     """
     if options.address is not None:
@@ -81,17 +84,15 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
     machine = socket.gethostname()
     machines = _gather(machine)
     ranks = machines.count(machine)
-    rank = _rank()
     host, told = None, None
-    if machines.index(machine) == rank:
+    if machines.index(machine) == _rank():
         host, told = _start(options, ranks)
-    answers: list[dict[str, str]] = [answer for answer in _gather(told) if answer is not None]
-    first = [name for number, name in enumerate(machines) if machines.index(name) == number]
+    answers = _gather(told)
     try:
         for answer in answers:
-            if "message" in answer:
+            if answer is not None and "message" in answer:
                 raise SetupError(answer["message"])
-        mine = answers[first.index(machine)]
+        mine = answers[machines.index(machine)]
         lock = Path(mine["lock"]).open()  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_SH)
         _gather(None)  # nobody leaves before all have come
@@ -104,37 +105,17 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
     return RayCluster(mine["address"], ranks, mine["token"], lock, host, processes, folder)
 
 
-def agreed(value: bool) -> bool:
-    """Whether it is so on every rank. A collective call, where there is a process group."""
-    return all(_gather(value))
-
-
-class _Host(Helper):
-    """The process that holds Ray, and the one that its workers are forked from."""
-
-    def __init__(self, token: str, **environ: str) -> None:
-        self._workers = WorkerServer()
-        environ[worker_start.SERVER] = self._workers.address
-        super().__init__("recd_plugin_dsi.local_ray", token, **environ)
-
-    def leave(self, patience: float) -> bool:
-        """See ``Helper.leave``."""
-        ended = super().leave(patience)
-        self._workers.end()
-        return ended
-
-
 def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     # Ray runs what it is sent, and its ports are open to the network.
     token = secrets.token_hex(32)
-    host = _Host(
+    host = Helper(
+        "recd_plugin_dsi.cluster",
         token,
-        # By itself Ray puts its processes behind all others, and trainers would wait for readers
-        # that wait for trainers.
+        # By default Ray lowers the priority of readers, and trainers would wait for them.
         RAY_worker_niceness="0",
-        # By itself Ray ends processes that wait for a second, where they are more than the CPUs.
+        # By default Ray ends processes that wait for a second if there are more than CPUs.
         RAY_idle_worker_killing_time_threshold_ms=str(_IDLE_SECONDS * 1000),
-        # A node is lost after five of these; by itself Ray takes 15 s.
+        # A node is lost after five of these, by default after 15 s.
         RAY_health_check_period_ms="1000",
     )
     # Half of the store may be in the making or on its way out.
@@ -154,29 +135,24 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     return host, {**fields, "token": token}
 
 
-def _end(processes: list[psutil.Process]) -> None:
-    """Kill those that do not end by themselves."""
-    for process in psutil.wait_procs(processes, timeout=_END_SECONDS)[1]:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 def _reachable(address: str) -> str:
     if address == "auto":
         return address
     name, _, port = address.rpartition(":")
-    remedy = "start one by `ray start --head`, or leave address out and the run starts its own"
     if not name or not port.isdigit():
         raise SetupError(f"address {address!r} of dsi.ray is not HOST:PORT, nor auto")
     try:
         socket.create_connection((name, int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
-        raise SetupError(f"no Ray cluster answers at {address}: {error}; {remedy}") from None
+        raise SetupError(
+            f"no Ray cluster answers at {address}: {error}; start one by `ray start --head`, or "
+            "leave address out and the run starts its own"
+        ) from None
     return address
 
 
 def _gather(value: Any) -> list[Any]:
-    """Of every rank; this one's alone where there is no process group."""
+    """Return the values of all ranks; only this one's without a process group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -190,3 +166,56 @@ def _rank() -> int:
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def main() -> None:
+    """Hold a Ray cluster of one machine until the trainer that started it and all ranks are done.
+
+    Ranks that use it hold a shared lock of a file; a rank that dies loses it.
+    """
+    connection = serve()
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+    _, fields = connection.recv()
+    # Short, as sockets stand in it. For this user alone; Ray opens its own folder, inside, to all.
+    folder = Path(tempfile.mkdtemp(prefix="recd-ray-"))
+    with ExitStack() as at_end:
+        at_end.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            import ray
+
+            os.environ["RAY_TMPDIR"] = str(folder / "r")
+            context: Any = ray.init(
+                "local",
+                num_cpus=fields["cpus"],
+                object_store_memory=fields["memory"],
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(folder / "r"),
+            )
+            at_end.callback(ray.shutdown)
+            (folder / "lock").touch()
+            address = context.address_info["gcs_address"]
+            connection.send(("ready", {"address": address, "lock": str(folder / "lock")}))
+            while True:
+                connection.recv()
+        except EOFError:
+            _wait_for_ranks(folder / "lock")
+        except Exception as error:
+            connection.send(("failed", {"message": f"{type(error).__name__}: {error}"}))
+
+
+def _wait_for_ranks(lock: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    with lock.open() as file:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.1)
+            else:
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,22 +1,35 @@
-"""The process that runs Ray Data for one rank, and passes on the blocks that its readers make."""
+"""The process that runs Ray Data for one rank and passes its blocks on, and readers on Ray."""
 
 from __future__ import annotations
 
 import logging
 import os
+import pickle
+import time
 import traceback
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
+from functools import lru_cache
 from multiprocessing.connection import Connection
 from queue import Queue
-from threading import Event, Thread
-from typing import Any
+from threading import Thread
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import ray
 import ray.data
 from ray.data import DataContext, ExecutionOptions, ExecutionResources
+
+# Ray Data has no public way to bound the tasks of a Dataset that runs. Ray 2.60.
+from ray.data._internal.execution.backpressure_policy import (
+    ENABLED_BACKPRESSURE_POLICIES,
+    ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY,
+)
+from ray.data._internal.execution.backpressure_policy.backpressure_policy import (
+    BackpressurePolicy,
+)
+from ray.data._internal.execution.operators.map_operator import MapOperator
 from ray.exceptions import (
     OutOfMemoryError,
     RayError,
@@ -25,18 +38,39 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+# A store of the cluster for small values; there is no public one.
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
+
 from recd_plugin_dsi.helper import Sender, serve
-from recd_plugin_dsi.limit import install, limit, set_limit
-from recd_plugin_dsi.readers import make_blocks, warm_up
+from recd_plugins.api import (
+    BatchBlock,
+    RecdError,
+    TaskReader,
+    encode,
+    portable,
+    silence_upstream,
+)
+
+if TYPE_CHECKING:
+    from ray.data._internal.execution.interfaces import PhysicalOperator
+
+
+class AtMost(BackpressurePolicy):
+    """Bounds the tasks of each Dataset of this process; tasks that run are not ended."""
+
+    tasks = 1
+
+    def can_add_input(self, op: PhysicalOperator) -> bool:
+        return not isinstance(op, MapOperator) or op.num_active_tasks() < AtMost.tasks
 
 
 def main() -> None:
     """Serve a trainer until its connection ends."""
     connection = serve()
     with suppress(EOFError, OSError):
-        (_, start), (_, opened) = connection.recv(), connection.recv()
-        _Feeder(connection, **start, opened=opened).serve()
-    # Not by the interpreter's end, which would wait for Ray's threads: Ray notices.
+        _, start = connection.recv()
+        _Feeder(connection, **start).serve()
+    # A regular exit would wait for Ray's threads.
     os._exit(0)
 
 
@@ -46,24 +80,28 @@ class _Feeder:
     Args:
         connection: to the trainer.
         address: of the cluster.
-        opened: for its first feed, as ``_open`` takes it.
+        task: a pickled ``ReadTask``.
+        cpus_per_reader, memory, deaths: options.
     """
 
-    # Of the feed that is open: a pickled ``ReadTask``, and options.
-    _task: bytes
-    _cpus_per_reader: float
-    _memory: int
-    _deaths: int
-
-    def __init__(self, connection: Connection, address: str, opened: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        address: str,
+        task: bytes,
+        cpus_per_reader: float,
+        memory: int,
+        deaths: int,
+    ) -> None:
         self._connection = connection
+        self._task, self._cpus_per_reader = task, cpus_per_reader
+        self._memory, self._deaths = memory, deaths
         self._sender = Sender(connection)
         self._asked: Queue[dict[str, Any]] = Queue()
         self._position: dict[str, Any] = {}
-        # The newest number of readers that was asked for.
+        # The newest number of readers that was requested.
         self._wanted = 0
-        self._stopped = Event()
-        # Before Ray is there: joining one that has gone would outlast the trainer.
+        # Before Ray: joining a cluster that has gone would outlast the trainer.
         Thread(target=self._listen, daemon=True).start()
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -73,8 +111,9 @@ class _Feeder:
         context = DataContext.get_current()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
-        install(context)
-        self._open(**opened)
+        policies = [*ENABLED_BACKPRESSURE_POLICIES, AtMost]
+        context.set_config(ENABLED_BACKPRESSURE_POLICIES_CONFIG_KEY, policies)
+        self._sender.send("ready", cpus=_cpus())
 
     def serve(self) -> None:
         while True:
@@ -85,69 +124,55 @@ class _Feeder:
             while True:
                 kind, fields = self._connection.recv()
                 if kind == "read":
-                    self._stopped.clear()
                     self._asked.put(fields)
-                elif kind == "stop":
-                    self._stopped.set()
                 elif kind == "taken":
                     self._sender.taken()
-                elif kind == "open":
-                    self._open(**fields)
                 else:
                     self._scale(**fields)
         except (EOFError, OSError):
             os._exit(0)
 
-    def _open(self, task: bytes, cpus_per_reader: float, memory: int, deaths: int) -> None:
-        """Read for a feed, from now on."""
-        self._task, self._cpus_per_reader = task, cpus_per_reader
-        self._memory, self._deaths = memory, deaths
-        self._wanted = 0  # readers that the feed before was still to get are none of this one's
-        self._sender.send("ready", cpus=_cpus())
-
     def _scale(self, readers: int) -> None:
-        """As many readers as asked for, or as there is room for in the cluster."""
+        """Run as many readers as requested, or as the cluster has room for."""
         cpus = _cpus()
         # CPUs are free for a moment between two tasks, too: never more than there are.
-        most = min(limit() + self._room(_cpus(free=True)), self._room(cpus))
-        self._wanted = min(readers, max(limit(), most))
-        if self._wanted > limit():
+        most = min(AtMost.tasks + self._room(_cpus(free=True)), self._room(cpus))
+        self._wanted = min(readers, max(AtMost.tasks, most))
+        if self._wanted > AtMost.tasks:
             Thread(target=self._add, args=(self._wanted, readers, cpus), daemon=True).start()
         else:
-            set_limit(self._wanted)
-            self._sender.send("scaled", readers=limit(), asked=readers, cpus=cpus)
+            AtMost.tasks = self._wanted
+            self._sender.send("scaled", readers=self._wanted, asked=readers, cpus=cpus)
 
     def _add(self, wanted: int, asked: int, cpus: float) -> None:
-        """More readers, once they are ready: in order, all would wait for the first block of one.
+        """Add readers once they are ready: blocks come in order, so all would wait for a new one.
 
-        Those that wait too long for their trainer are busy, so the tasks start new processes.
+        Readers that run are busy, so these tasks start new processes.
         """
         warm: Any = ray.remote(num_cpus=self._cpus_per_reader, max_retries=0)(warm_up)
-        new = [warm.remote(self._task, self._position) for _ in range(wanted - limit())]
+        new = [warm.remote(self._task, self._position) for _ in range(wanted - AtMost.tasks)]
         with suppress(RayError):  # what is wrong shows where blocks are made
             ray.get(new)
         if wanted == self._wanted:
-            set_limit(wanted)
+            AtMost.tasks = wanted
             self._sender.send("scaled", readers=wanted, asked=asked, cpus=cpus)
 
     def _room(self, cpus: float) -> int:
         return int(cpus / self._cpus_per_reader + 1e-6)
 
     def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
-        """Send the blocks from a position on, in their order, up to the last, or until stopped."""
+        """Send the blocks from a position to the end of the epoch, in order."""
         self._position, self._wanted = position, readers
         if num_blocks is None:
-            set_limit(1)
+            AtMost.tasks = 1
             rows = self._strides(position, readers)
         else:
-            set_limit(readers)
+            AtMost.tasks = readers
             # Behind the last block is one with the position at the end of the epoch.
             rows = self._rows(position, range(num_blocks + 1), None, self._memory)
         try:
             with closing(rows):
                 for row in rows:
-                    if self._stopped.is_set():
-                        break
                     data = memoryview(row.column("data").chunk(0)[0].as_buffer())
                     fields = row.drop_columns("data").to_pylist()[0]
                     self._sender.send_block(data, **fields)
@@ -155,18 +180,18 @@ class _Feeder:
                         break
         except (WorkerCrashedError, OutOfMemoryError) as error:
             self._sender.send("died", message=str(error))
-        except RayError as error:
-            # What a reader raised is one of these too, and anything else of Ray itself.
-            if isinstance(error, RayTaskError | UserCodeException):
-                self._sender.send("raised", message="".join(traceback.format_exception(error)))
-            else:
-                self._sender.send("lost", message=f"{type(error).__name__}: {error}")
         except Exception as error:
-            self._sender.send("raised", message="".join(traceback.format_exception(error)))
+            # Errors of a reader are errors of Ray, too.
+            if isinstance(error, RayError) and not isinstance(
+                error, RayTaskError | UserCodeException
+            ):
+                self._sender.send("lost", message=f"{type(error).__name__}: {error}")
+            else:
+                self._sender.send("raised", message="".join(traceback.format_exception(error)))
         self._sender.send("done")
 
     def _strides(self, position: dict[str, Any], readers: int) -> Generator[pa.Table, None, None]:
-        """Of a dataset that cannot pass over rows: each reader reads all, and makes its share."""
+        """Read a dataset that cannot skip rows: each reader reads all, and makes its share."""
         memory = self._memory // readers
         streams = [
             self._rows(position, range(number, number + 1), readers, memory)
@@ -209,10 +234,68 @@ class _Feeder:
 
 
 def _cpus(free: bool = False) -> float:
-    """Of the cluster."""
     resources: Any = ray.available_resources if free else ray.cluster_resources  # untyped
     return float(resources().get("CPU", 0.0))
 
 
+def make_blocks(
+    numbers: pa.Table, task: bytes, position: dict[str, Any], stride: int | None, stream: str
+) -> Iterator[pa.Table]:
+    """Make blocks in a reader: rows with their bytes, and what the trainer needs to know."""
+    for number in numbers["number"].to_pylist():
+        begun = f"recd/{stream}/{number}".encode()
+        again = bool(_internal_kv_put(begun, b"", overwrite=False))
+        for block in _blocks(number, task, position, stride):
+            yield _row(block, again)
+            again = False
+        _internal_kv_del(begun)
+
+
+def warm_up(task: bytes, position: dict[str, Any]) -> None:
+    """Make a block and drop it, so that modules are imported, kernels loaded and files open."""
+    with suppress(RecdError):
+        _open(task).block(position, 0)
+
+
+def _blocks(
+    number: int, task: bytes, position: dict[str, Any], stride: int | None
+) -> Iterable[BatchBlock]:
+    try:
+        reader = _open(task)
+    except Exception as error:
+        return [BatchBlock(number, [], portable(error))]
+    if stride is None:
+        return [reader.block(position, number)]
+    return reader.blocks(position, number, stride)
+
+
+# Ray keeps its processes from one task to the next, and from one epoch to the next.
+@lru_cache(maxsize=1)
+def _open(task: bytes) -> TaskReader:
+    silence_upstream()
+    reader: TaskReader = pickle.loads(task).open()
+    return reader
+
+
+def _row(block: BatchBlock, again: bool) -> pa.Table:
+    start = time.perf_counter()
+    data = encode(block)
+    row: dict[str, Any] = {
+        "last": block.end is not None,
+        "process": os.getpid(),
+        "again": again,
+        "packing": time.perf_counter() - start,
+    }
+    columns = {name: pa.array([value]) for name, value in row.items()}
+    offsets = pa.array([0, data.nbytes], pa.int64()).buffers()[1]
+    columns["data"] = pa.Array.from_buffers(
+        pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)]
+    )
+    return pa.table(columns)
+
+
 if __name__ == "__main__":
-    main()
+    # Ray pickles functions of ``__main__`` by value.
+    from recd_plugin_dsi import feeder
+
+    feeder.main()

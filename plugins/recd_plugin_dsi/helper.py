@@ -64,11 +64,6 @@ class Helper:
         """The id of the process."""
         return self._process.pid
 
-    @property
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
     def send(self, kind: str, **fields: Any) -> None:
         """A message; lost where the process has ended, which ``receive`` notices."""
         with suppress(OSError):

@@ -34,8 +34,7 @@ class ReadersPlan(PlanMode):
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Measure, and follow the rule."""
-        from recd_plugin_dsi.readers_report import plot, render
-        from recd_plugin_dsi.study import study_readers
+        from recd_plugin_dsi.readers_report import plot, render, study_readers
         from recd_plugins.api import STALL_TARGET
 
         assert question.batch_size is not None, "the batch size is not looked for"

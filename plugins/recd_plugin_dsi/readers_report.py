@@ -1,19 +1,246 @@
-"""The report of ``recd plan --readers``: how many readers a registry takes on this machine."""
+"""Costs of one reader and of the trainer alone on this machine.
+
+The reader runs in a process of its own with one thread of torch, as the trainer's workers do, and
+packs its blocks for the wire. The trainer then trains, on all ranks, on batches that lie ready.
+Each takes several rounds, of which medians count: other load of the machine slows some of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from itertools import cycle, islice, pairwise
 from pathlib import Path
+from statistics import fmean, median, pstdev
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugin_dsi.measure import Reading, Training
-from recd_plugins.api import STALL_CAUSES, Pace, plot_style, size_text, write_figure
+from recd_plugins.api import (
+    STALL_CAUSES,
+    BatchBlock,
+    Job,
+    MakingTimes,
+    Pace,
+    ReadTask,
+    RunConfig,
+    assemble,
+    available_cores,
+    backend_for,
+    build_model,
+    choose_device,
+    clock_of,
+    decode,
+    device_of_rank,
+    encode,
+    launch,
+    peak_bytes,
+    plot_style,
+    prepare,
+    read_task,
+    silence_upstream,
+    size_text,
+    wrapped_dataset,
+    write_figure,
+)
+
+_ROUNDS = 5
+# Of a round: whole blocks, until there are so many batches and so many seconds.
+_READ_BATCHES, _READ_SECONDS = 8, 0.5
+# Batches that lie ready, and steps of a round, after those that fill the pipeline.
+_READY, _STEPS, _WARMUP = 8, 8, 4
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One reader.
+
+    Attributes:
+        making: seconds of a batch by part, packing for the wire and unpacking with it.
+        deviation: standard deviation of the seconds that the reader is busy with a batch.
+        cpu_seconds: of processors, a batch.
+        batch_bytes: of a batch on the wire.
+        memory_bytes: of the reader's process at its peak, the libraries that it imports with it.
+    """
+
+    making: MakingTimes
+    deviation: float
+    cpu_seconds: float
+    batch_bytes: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """The trainer on batches that lie ready, the slowest rank.
+
+    Attributes:
+        seconds: of a step.
+        deviation: their standard deviation.
+        cpu_seconds: of processors, a step of one rank.
+        pin_seconds: that pinning a batch took; 0 without CUDA.
+    """
+
+    seconds: float
+    deviation: float
+    cpu_seconds: float
+    pin_seconds: float
+
+
+def study_readers(
+    registry: RunConfig,
+    plugins_dir: Path | None,
+    batch_size: int,
+    target: float,
+    show: Callable[[str], None],
+) -> ReaderPlan:
+    """Read with one reader, train on ``training.ranks`` ranks, and plan readers.
+
+    Args:
+        registry: not prepared.
+        plugins_dir: of the registry.
+        batch_size: rows of a rank.
+        target: the share of its time that the trainer may wait.
+        show: called with each step.
+    """
+    overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
+    registry = _without_stores(registry.with_training(overrides))
+    ranks = registry.training.ranks
+    wrapped_dataset(registry).prepare()
+    device = choose_device(registry)
+    job = Job(
+        registry.path,
+        plugins_dir=plugins_dir,
+        overrides=overrides,
+        device=device,
+        text=registry.text,
+    )
+    show("reading with one reader")
+    with torch.device("meta"):
+        prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
+    work = read_task(registry, 0, ranks, prepared=prepared)
+    reader = wrapped_dataset(registry).reader(
+        rank=0, world_size=ranks, batch_size=batch_size, split="train"
+    )
+    blocks = reader.num_blocks()
+    reading = launch(_read, 1, work, reader.state_dict(), threads=1)[0]
+    show("training on batches that lie ready")
+    trained = launch(_train, ranks, job, backend=backend_for(device))
+    return ReaderPlan(
+        reading=reading,
+        training=max(trained, key=lambda rank: rank.seconds),
+        block=len(reader) / blocks if blocks else 1.0,
+        target=target,
+        batch_size=batch_size,
+        ranks=ranks,
+        cores=available_cores(),
+    )
+
+
+def _read(_rank: int, _world_size: int, work: ReadTask, position: dict[str, Any]) -> Reading:
+    silence_upstream()
+    reader = work.open()
+    blocks = _endless(lambda: reader.blocks(position, 0, 1))
+    _round(blocks, batches=1, seconds=0.0)
+    rounds = [_round(blocks, _READ_BATCHES, _READ_SECONDS) for _ in range(_ROUNDS)]
+    return Reading(
+        MakingTimes(
+            **{
+                part.name: median(
+                    fmean(getattr(made, part.name) for made in each.making) for each in rounds
+                )
+                for part in fields(MakingTimes)
+            }
+        ),
+        median(pstdev(made.reader for made in each.making) for each in rounds),
+        median(each.cpu_seconds / len(each.making) for each in rounds),
+        sum(each.bytes for each in rounds) / sum(len(each.making) for each in rounds),
+        peak_bytes(torch.device("cpu")),
+    )
+
+
+@dataclass
+class _Round:
+    making: list[MakingTimes]
+    cpu_seconds: float = 0.0
+    bytes: int = 0
+
+
+def _round(blocks: Iterator[BatchBlock], batches: int, seconds: float) -> _Round:
+    """Read, pack and unpack some blocks; unpacking is no work of a reader."""
+    found = _Round([])
+    start = time.perf_counter()
+    while len(found.making) < batches or time.perf_counter() - start < seconds:
+        begun = time.process_time()
+        block = next(blocks)
+        packing = time.perf_counter()
+        packed = encode(block)
+        found.cpu_seconds += time.process_time() - begun
+        found.bytes += packed.nbytes
+        unpacking = time.perf_counter()
+        unpacked = decode(packed)
+        moved = unpacked.moved(unpacking - packing, time.perf_counter() - unpacking)
+        found.making += [model_input.making for model_input, _ in moved.batches]
+    return found
+
+
+def _endless(blocks: Callable[[], Iterator[BatchBlock]]) -> Iterator[BatchBlock]:
+    """Blocks with batches, epoch after epoch."""
+    while True:
+        for block in blocks():
+            if isinstance(block.end, Exception):
+                raise block.end
+            if block.batches:
+                yield block
+
+
+def _train(rank: int, world_size: int, job: Job) -> Training:
+    silence_upstream()
+    device = device_of_rank(job.device)
+    registry = _without_stores(job.load())
+    parts = assemble(registry, "plugins", device)
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+    with parts.prepared.dataloader(rank=rank, world_size=world_size, device=device) as loader:
+        ready = list(islice(_epochs(loader), _READY))
+    batches = cycle(ready)
+    clock = clock_of(device)
+    parts.dmp.train()
+    for _ in range(_WARMUP):
+        pipeline.progress(batches)
+    steps, cpu = [], []
+    for _ in range(_ROUNDS):
+        dist.barrier()
+        begun = time.process_time()
+        marks = [clock.mark()]
+        for _ in range(_STEPS):
+            pipeline.progress(batches)
+            marks.append(clock.mark())
+        steps.append([clock.seconds(*pair) for pair in pairwise(marks)])
+        cpu.append((time.process_time() - begun) / _STEPS)
+    return Training(
+        median(fmean(each) for each in steps),
+        median(pstdev(each) for each in steps),
+        median(cpu),
+        fmean(batch.making.arrival for batch in ready),
+    )
+
+
+def _without_stores(registry: RunConfig) -> RunConfig:
+    """Let ranks read by themselves, without caches, whose files belong to runs."""
+    return replace(registry.with_training({"workers": 0}), cache=(), ingestion=None)
+
+
+def _epochs(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
 
 # Numbers of readers that are shown, at the most.
 _LINES = 12
@@ -46,7 +273,6 @@ class ReaderPlan:
         target: share of its time that the trainer may wait.
         batch_size: rows of a batch of one rank.
         ranks: of the training.
-        ranks_here: that this machine would run: all of a node.
         cores: of this machine.
     """
 
@@ -56,7 +282,6 @@ class ReaderPlan:
     target: float
     batch_size: int
     ranks: int
-    ranks_here: int
     cores: int
 
     @cached_property
@@ -80,12 +305,12 @@ class ReaderPlan:
     @property
     def trainer_cores(self) -> float:
         """Busy with the ranks of this machine while they do not wait."""
-        return self.ranks_here * self.training.cpu_seconds / self.training.seconds
+        return self.ranks * self.training.cpu_seconds / self.training.seconds
 
     @property
     def reader_cores(self) -> float:
         """Busy with the readers of these ranks while they keep up, whatever their number."""
-        return self.ranks_here * self.reading.cpu_seconds / self.pace.taking
+        return self.ranks * self.reading.cpu_seconds / self.pace.taking
 
     @property
     def cores_suffice(self) -> bool:
@@ -102,11 +327,11 @@ class ReaderPlan:
         share = self.pace.stall_share(readers)
         # A step is never shorter than the processors' work for it, shared out to all cores.
         work = self.training.cpu_seconds + self.reading.cpu_seconds
-        least = self.ranks_here * work / self.cores
+        least = self.ranks * work / self.cores
         step = self.training.seconds / (1 - share) if share < 1 else float("inf")
         stretched = max(step, least)
         share_here = max(share, 1 - self.training.seconds / stretched)
-        return ReadersPoint(readers, share, share_here, self.ranks_here * work / stretched)
+        return ReadersPoint(readers, share, share_here, self.ranks * work / stretched)
 
     @cached_property
     def curve(self) -> list[ReadersPoint]:
@@ -128,11 +353,9 @@ class ReaderPlan:
         return {
             "stall_target": self.target,
             "readers_per_rank": readers,
-            "readers_per_node": None if readers is None else readers * self.ranks_here,
             "readers": None if readers is None else readers * self.ranks,
             "batch_size": self.batch_size,
             "ranks": self.ranks,
-            "ranks_per_node": self.ranks_here,
             "block_batches": self.block,
             "reader": {
                 **{f"{cause}_seconds": getattr(making, cause) for cause in STALL_CAUSES},
@@ -151,7 +374,6 @@ class ReaderPlan:
                 "suffice": self.cores_suffice,
             },
             "bytes_per_second_of_a_rank": self.bytes_per_second,
-            "bytes_per_second_of_a_node": self.bytes_per_second * self.ranks_here,
             "curve": [asdict(point) for point in self.curve],
             "advice": self.advice(),
         }
@@ -218,17 +440,17 @@ def _curve(plan: ReaderPlan) -> Table:
 
 
 def _needs(plan: ReaderPlan) -> Text:
-    readers = plan.readers or 0
-    on_node = readers * plan.ranks_here
-    memory = plan.reading.memory_bytes
-    lines = [
-        f"readers: {readers} of a rank, {on_node} of a node, {readers * plan.ranks} in all; "
-        f"memory {size_text(memory)} each, {size_text(on_node * memory)} on a node",
+    readers, memory = plan.readers or 0, plan.reading.memory_bytes
+    wire = (
         f"a batch has {size_text(plan.reading.batch_bytes)} on the wire: "
-        f"{size_text(plan.bytes_per_second)}/s to a rank, "
-        f"{size_text(plan.bytes_per_second * plan.ranks_here)}/s to a node",
-    ]
-    return Text("\n".join(lines if readers else lines[1:]))
+        f"{size_text(plan.bytes_per_second)}/s to a rank"
+    )
+    if not readers:
+        return Text(wire)
+    return Text(
+        f"readers: {readers} of a rank, {readers * plan.ranks} in all; memory "
+        f"{size_text(memory)} each, {size_text(readers * plan.ranks * memory)} in all\n{wire}"
+    )
 
 
 def _new(title: str, *columns: str) -> Table:

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
     from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad
     from recd_plugins.compat.torchrec_internals import require_attributes
     from recd_plugins.cores import available_cores
+    from recd_plugins.data.access import measure_access
+    from recd_plugins.data.access_options import AccessOptions
     from recd_plugins.data.arrow import (
         broken_list,
         dense_features,
@@ -72,7 +74,6 @@ if TYPE_CHECKING:
         place,
         sparse_column,
     )
-    from recd_plugins.data.fitted_steps import build_preprocess, fitted_steps, num_dense_inputs
     from recd_plugins.data.ipc import decode, encode
     from recd_plugins.data.list_dict import (
         Layout,
@@ -81,16 +82,15 @@ if TYPE_CHECKING:
         to_list_dict,
         to_lists,
     )
+    from recd_plugins.data.loader import hand_out, read_task
     from recd_plugins.data.lower import lower
-    from recd_plugins.data.measure_access import AccessOptions, measure_access
     from recd_plugins.data.parquet import ParquetTable, read_footers, read_metadata
-    from recd_plugins.data.plain import PlainConverter
-    from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
-    from recd_plugins.data.read_task import hand_out, read_task
-    from recd_plugins.data.reader import PlannedReader, digest, prefetch
+    from recd_plugins.data.prepared import RegistryLookups, smallest_batch, wrapped_dataset
+    from recd_plugins.data.preprocess import build_preprocess, fitted_steps, num_dense_inputs
+    from recd_plugins.data.reader import Piece, PlannedReader, ReadPlan, Unit, digest, prefetch
     from recd_plugins.data.row_filter import Condition
-    from recd_plugins.data.row_groups import ReadOptions, int96_columns
-    from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
+    from recd_plugins.data.row_groups import ReadOptions
+    from recd_plugins.data.row_pipeline import PlainConverter, RowPipeline, fitted_transforms
     from recd_plugins.data.rows import (
         RowTable,
         concat_rows,
@@ -104,7 +104,6 @@ if TYPE_CHECKING:
     from recd_plugins.data.storage import Location, Url
     from recd_plugins.data.table_writer import Nulls, TableWriter
     from recd_plugins.data.workers import WorkerContext
-    from recd_plugins.data.wrapped_dataset import RegistryLookups, smallest_batch, wrapped_dataset
     from recd_plugins.distributed.device import choose_device, device_of_rank, lack_for_cuda
     from recd_plugins.distributed.launch import (
         backend_for,
@@ -592,7 +591,6 @@ __all__ = [
     "id_features",
     "ikjts_from_columns",
     "ikjts_from_dictionaries",
-    "int96_columns",
     "is_list_dict",
     "is_stream",
     "jagged_index_select",

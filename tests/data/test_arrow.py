@@ -58,11 +58,6 @@ def test_integers_are_lists_of_one():
     ]
 
 
-def test_nulls_outside_the_slice_are_no_errors():
-    whole = pa.array([[None, 1], [2, 3], [4]], pa.list_(pa.int64()))
-    assert as_lists(sparse_column(make_rows(f=whole.slice(1)), "f")) == [[2, 3], [4]]
-
-
 @pytest.mark.parametrize(
     ("column", "parts"),
     [

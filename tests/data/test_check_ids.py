@@ -60,15 +60,6 @@ def test_an_id_outside_is_named_with_its_first_row(lists, row, wrong, form, dtyp
         assert part in message
 
 
-def test_the_error_says_how_many_rows_would_do():
-    with pytest.raises(DataError, match=r"largest one in this batch is 40: .*of 41 at least"):
-        check_ids(make_batch([[1], [12, 40]], form="kjt"), {"a": 10}, ROWS)
-    with pytest.raises(DataError, match="-1 to 12 in this batch: map them"):
-        check_ids(make_batch([[-1], [12]], form="kjt"), {"a": 10}, ROWS)
-    with pytest.raises(DataError, match=f"1 to {2**62} in this batch: map them"):
-        check_ids(make_batch([[1], [2**62]], form="kjt"), {"a": 10}, ROWS)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_the_last_step_that_had_the_id_is_named(form):
     titles = {"a": "r.yaml:5 preprocessing[0]: acme.hash"}
@@ -76,8 +67,3 @@ def test_the_last_step_that_had_the_id_is_named(form):
         DataError, match=r"the id is 12, as r\.yaml:5 .*: acme\.hash leaves it, and"
     ):
         check_ids(make_batch([[1], [12]], form=form), {"a": 10}, ROWS, titles)
-
-
-def test_a_batch_without_rows():
-    for form in FORMS:
-        check_ids(make_batch([], form=form), {"a": 10}, ROWS)

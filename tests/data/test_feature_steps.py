@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.data.fitted_steps import (
+from recd_plugins.data.preprocess import (
     build_preprocess,
     feature_steps,
     refuse_ids_apart,

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +16,7 @@ from tests.data.storage.conftest import table
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.reader import Piece
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Reader, Rows
 
@@ -60,7 +59,7 @@ def write_over_unseen(path: Path, new: bytes) -> None:
     ("replace", "change", "statistics"),
     [
         (rename_over, r"its inode was \d+ and is \d+", False),
-        (write_over, r"its time of change was 20\d\d-.*\.\d{9} and is 20.*", False),
+        (write_over, r"its time of change was \d+ and is \d+", False),
         (write_over_unseen, r"its footer was [0-9a-f]{16} and is [0-9a-f]{16}", True),
     ],
 )
@@ -83,35 +82,6 @@ def test_a_file_that_is_written_over_while_it_is_read(path: Path) -> None:
         write_over(path, content(600))
         with pytest.raises(DataError, match=r"t.parquet was replaced .*its time of change was"):
             next(rows)
-
-
-def test_a_file_that_is_written_over_when_its_last_batch_was_handed_out(path: Path) -> None:
-    """Only its first rows were asked for."""
-    batches = iter(reader(path, batch_size=25))
-    next(batches)
-    write_over(path, content(600))
-    with pytest.raises(DataError, match=r"t.parquet was replaced .*its time of change was"):
-        next(batches)
-
-
-def test_a_file_that_is_replaced_while_it_is_read_is_read_to_its_end(path: Path) -> None:
-    """The open file is still the old one."""
-    with closing(read(ParquetTable(path))) as rows:
-        first = next(rows)
-        rename_over(path, content(600))
-        prices = [each.data["price"].to_pylist() for each in (first, *rows)]
-    assert [price for part in prices for price in part] == list(range(300, 340))
-
-
-def test_a_file_of_a_store_without_etags() -> None:
-    """Its footer tells, where its time of change does not."""
-    memory = fsspec.filesystem("memory")
-    memory.pipe("/identity.parquet", content(300, statistics=True))
-    opened = ParquetTable("memory://identity.parquet")
-    assert sum(len(rows) for rows in read(opened)) == 40
-    memory.pipe("/identity.parquet", content(600, statistics=True))
-    with pytest.raises(DataError, match=r"memory://identity.parquet was replaced"):
-        list(read(opened))
 
 
 def test_a_position_is_of_these_files_and_may_move_with_them(path: Path, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins import load_registry
+from recd_plugins.data.access import measure_access
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.data.measure_access import measure_access
-from recd_plugins.data.wrapped_dataset import read_first_rows
+from recd_plugins.data.prepared import read_first_rows
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.data.fitted_steps import fitted_state, fitted_steps
+from recd_plugins.data.access import measure_access
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.data.measure_access import measure_access
+from recd_plugins.data.preprocess import fitted_state, fitted_steps
 from recd_plugins.data.rows import training_rows
 from recd_plugins.errors import DataError, RecdError, SetupError
 from recd_plugins.interfaces import Table
@@ -163,8 +162,8 @@ def test_fitting_that_failed_begins_anew(folder: Path, monkeypatch: pytest.Monke
             raise DataError("the disk is gone")
         return training_rows(*given)
 
-    monkeypatch.setattr("recd_plugins.data.fitted_steps._KEPT_BYTES", 0)
-    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", of_one_feature)
+    monkeypatch.setattr("recd_plugins.data.preprocess._KEPT_BYTES", 0)
+    monkeypatch.setattr("recd_plugins.data.preprocess.training_rows", of_one_feature)
     found = registry(folder, ALL % ", options: {together: true}")
     with pytest.raises(DataError, match="the disk is gone"):
         steps(found)
@@ -190,8 +189,8 @@ def test_features_are_fitted_in_few_passes_over_the_table(
         asked.append(given)
         return training_rows(*given)
 
-    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", counted)
-    monkeypatch.setattr("recd_plugins.data.fitted_steps._KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr("recd_plugins.data.preprocess.training_rows", counted)
+    monkeypatch.setattr("recd_plugins.data.preprocess._KEPT_BYTES", kept_bytes)
     found = {name: step.identity() for name, step in steps(registry(folder, *entries)).items()}
     assert found == expected
     assert len(asked) == passes
@@ -236,8 +235,8 @@ def test_workers_transform_as_the_trainer(folder: Path) -> None:
 
 @pytest.mark.parametrize("converter", ["recd.ikjt", "recd.partial_ikjt"])
 def test_deduplicated_rows_become_what_plain_ones_do(folder: Path, converter: str) -> None:
+    from recd_plugins.data.prepared import first_rows
     from recd_plugins.data.row_pipeline import RowPipeline
-    from recd_plugins.data.wrapped_dataset import first_rows
 
     registries = [registry(folder, ALL % "", converter=each) for each in ("recd.kjt", converter)]
     plain, deduplicated = (RowPipeline(each).batch(first_rows(each)) for each in registries)
@@ -276,7 +275,7 @@ def test_a_checkpoint_stands_for_fitting(
     other = registry(folder, ALL % f", options: {{together: {together}, rows: 50}}")
     load_fitted(other, tmp_path)
     assert other.preprocessing[0].plugin.fitted is None
-    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", None)
+    monkeypatch.setattr("recd_plugins.data.preprocess.training_rows", None)
     after = registry(folder, entry)
     load_fitted(after, tmp_path)
     assert same(rows_of(after), expected)
@@ -298,12 +297,6 @@ def test_ranks_are_fitted_alike(folder: Path) -> None:
     registry(folder, ALL % ", options: {fault: by rank}")
     with pytest.raises(SetupError, match=r"fit of .*acme\.known to .* on rank 0, .* on rank 1"):
         run_on_ranks(check_alike, 2, folder)
-
-
-def test_a_fit_that_fails_names_its_line(folder: Path) -> None:
-    words = r"acme\.known: fit to seq_0_0 failed at .*acme_fitted\.py:\d+"
-    with pytest.raises(AssertionError, match=words):
-        build_dataloader(registry(folder, ALL % ", options: {fault: fails}"), 0, 1)
 
 
 def profiled(found: Any) -> None:
@@ -331,36 +324,3 @@ def test_what_a_step_refuses_names_its_entry(
     message = f"{folder}/registry.yaml:{line} preprocessing[0]: acme.known: {words}"
     with pytest.raises(RecdError, match=f"^{re.escape(message)}$"):
         READERS[who](found)
-
-
-def test_a_long_fit_shows_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: dict[str, list[Any]] = {}
-
-    def bar(what: str, total: int | None) -> Any:
-        bars[what] = [total]
-        return nullcontext(bars[what].append)
-
-    monkeypatch.setattr("recd_plugins.data.fitted_steps.row_progress", bar)
-    steps(registry(folder, ALL % ", options: {rows: 70}"))
-    assert {total for total, *_ in bars.values()} == {70}
-    assert {sum(rows) for _, *rows in bars.values()} == {70}
-    assert "fitting acme.known to item_0" in bars
-    # The other ranks fit to the same rows.
-    bars.clear()
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
-    steps(registry(folder, ALL % ""))
-    assert not bars
-
-
-def test_what_the_data_lacks_is_not_the_steps_fault(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(*_: Any) -> Any:
-        raise DataError("table.parquet cannot be read")
-        yield
-
-    found = registry(folder, ALL % "")
-    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", unreadable)
-    with pytest.raises(DataError, match=r"^table\.parquet cannot be read$"):
-        steps(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import warnings
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data import ipc
 from recd_plugins.data.ipc import decode, encode, pack, unpack
 from recd_plugins.data.lower import lower
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.ingestion import BatchBlock
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch, ModelInput, Placement
@@ -136,12 +135,6 @@ def test_deduplicated_features_travel_once(form):
     assert sizes[0] < sessions + 1000 * (12 + 4 + 3 * 8) + 6000
 
 
-def test_a_value_is_encoded_the_same_twice():
-    """So that a block that is made again can be compared with the first."""
-    model_input = lower(session_batch()[0], PLACEMENT)
-    assert encode(model_input).tobytes() == encode(model_input).tobytes()
-
-
 def test_another_version_is_refused(monkeypatch):
     sent = encode(torch.arange(3))
     with monkeypatch.context() as patched:
@@ -153,28 +146,6 @@ def test_another_version_is_refused(monkeypatch):
         patched.setattr(ipc, "WIRE_VERSION", ipc.WIRE_VERSION + 1)
         with pytest.raises(SetupError, match=r"version 1; .* version 2"):
             decode(sent)
-
-
-@pytest.mark.parametrize(
-    ("buffer", "message"),
-    [
-        (b"", "0 bytes are no batch"),
-        (bytes(500), "no batch of a reader: they start with"),
-        (encode(torch.arange(9)).tobytes()[:-1], "instead of .*: it was cut"),
-        (encode(torch.arange(9)).tobytes() + b"x", "instead of"),
-        (encode(torch.arange(9)).tobytes()[:100], "not even its header"),
-    ],
-)
-def test_what_is_no_buffer_is_refused(buffer, message):
-    with pytest.raises(DataError, match=message):
-        decode(buffer)
-
-
-def test_the_header_stays_where_it_is():
-    """Readers of another version are told apart by it."""
-    magic, version = struct.unpack_from("<8sQ", encode(1).tobytes())
-    assert magic == b"recdwire"
-    assert version == ipc.WIRE_VERSION
 
 
 def test_tensors_keep_type_shape_and_values():
@@ -195,20 +166,3 @@ def test_tensors_keep_type_shape_and_values():
         assert after.shape == before.shape
         assert torch.equal(after, before)
         assert after.data_ptr() % 64 == 0 or not after.numel()
-
-
-def test_a_tensor_that_occurs_twice_is_sent_once():
-    tensor = torch.arange(1000)
-    first, second = unpack(pack((tensor, tensor)))
-    assert first is second
-    assert pack((tensor, tensor)).data.nbytes < 1.5 * tensor.nbytes
-
-
-def test_too_little_shared_memory_says_what_to_do(monkeypatch):
-    def full(size):
-        raise RuntimeError(f"unable to allocate {size} bytes")
-
-    # A real failure leaves torch's file behind.
-    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
-    with pytest.raises(SetupError, match="/dev/shm"):
-        pack(torch.arange(3))

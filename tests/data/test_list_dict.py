@@ -11,7 +11,6 @@ from recd_plugins.data.arrow import dictionary_column, sparse_column
 from recd_plugins.data.list_dict import (
     concat_batches,
     decoded_field,
-    is_list_dict,
     list_dict_field,
     to_list_dict,
     to_lists,
@@ -62,24 +61,10 @@ def test_nulls_are_refused(lists):
         to_list_dict(pa.array(lists, IDS))
 
 
-def test_only_marked_columns_are_ids():
-    assert is_list_dict(FIELD)
-    assert is_list_dict(list_dict_field("history"))
-    assert not is_list_dict(pa.field("picture", pa.binary()))
-    assert not is_list_dict(FIELD.with_type(IDS))
-
-
 def test_every_converter_can_read_it():
     data = batch([packed(1, 2), b"", packed(7)], [2, 0, 0, 1, 2])
     column = sparse_column(rows(data.slice(1)), "history")
     assert ids_of(column) == [[1, 2], [1, 2], [], [7]]
-
-
-@pytest.mark.parametrize("read", [sparse_column, dictionary_column])
-def test_a_null_is_named(read):
-    data = batch([packed(1)], [0, None, 0])
-    with pytest.raises(DataError, match=r"part-0\.parquet: row 101 .*'history'.*null"):
-        read(rows(data), "history")
 
 
 def test_bytes_that_are_no_ids_are_named():
@@ -98,11 +83,6 @@ def test_dictionaries_are_joined_without_being_compared(parts):
     joined = concat_batches(batches)
     assert joined.schema == batches[0].schema
     assert ids_of(sparse_column(rows(joined), "history")) == expected
-
-
-def test_lists_that_no_row_uses_are_left_out():
-    half = batch([packed(i) for i in range(100)], list(range(100))).slice(40, 10)
-    assert len(concat_batches([half, half]).column(0).dictionary) == 20
 
 
 def _encoded(lists):

@@ -209,18 +209,3 @@ def test_copies_can_overlap(form: str, batch: Batch, partial_batch: Batch) -> No
         model_input.record_stream(torch.Stream(device="cpu"))
     expected = tensors_of(model_input)
     assert set(calls.pinned) == set(calls.copied) == set(calls.kept) == expected
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_pinned_batch_is_copied_without_blocking(batch: Batch) -> None:
-    pinned = lower(batch, Placement(pooled=("c", "a"), sequence=("b",))).pin_memory()
-    assert pinned.dense_features.is_pinned()
-    assert pinned.sparse_features is not None
-    assert pinned.sparse_features.values().is_pinned()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        moved = pinned.to(torch.device("cuda"), non_blocking=True)
-    torch.cuda.current_stream().wait_stream(stream)
-    moved.record_stream(torch.cuda.current_stream())
-    assert moved.sparse_features is not None
-    assert torch.equal(moved.sparse_features.values().cpu(), pinned.sparse_features.values())

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from recd_plugins import RunConfig, load_registry
+from recd_plugins.data.access import measure_access
 from recd_plugins.data.lower import lower
-from recd_plugins.data.measure_access import measure_access
 from recd_plugins.data.row_pipeline import RowPipeline
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Rows, Table
+from recd_plugins.interfaces import Table
 from recd_plugins.values.batch import Placement
 
 REGISTRY = """
@@ -39,8 +36,6 @@ TABLES = [
     Table("t_user", ("usr_0",), 300, 8, pooled=True),
 ]
 
-OUTSIDE = r"column 'item_0': the id is \d+, as .*recd\.sigrid_hash leaves it, and the table"
-
 
 def make(folder: Path, layout: str = "clustered") -> RunConfig:
     path = folder / "registry.yaml"
@@ -59,7 +54,7 @@ def counted(registry: RunConfig, feature: str, rows: int) -> Counter[int]:
     """Ids of the first rows, each list transformed alone."""
     import torch
 
-    from recd_plugins.data.fitted_steps import feature_steps
+    from recd_plugins.data.preprocess import feature_steps
 
     steps = feature_steps(registry, registry.dataset.schema())[feature]
     counts: Counter[int] = Counter()
@@ -113,24 +108,6 @@ def test_a_dataset_that_cannot_scan_is_read_as_one_rank(
     for name, table in read.tables.items():
         np.testing.assert_array_equal(table.rows, whole.tables[name].rows)
         np.testing.assert_array_equal(table.accesses, whole.tables[name].accesses)
-
-
-def test_what_is_wrong_is_said(registry: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"looks up feature item_1.*did you mean item_0"):
-        measure_access(registry, [Table("t", ("item_1",), 200, 8, pooled=True)])
-    with pytest.raises(DataError, match=OUTSIDE):
-        measure_access(registry, [Table("t", ("item_0",), 20, 8, pooled=True)])
-    nothing = next(iter(registry.dataset.scan())).data.slice(0, 0)
-
-    def no_rows(split: str) -> Iterator[Rows]:
-        return iter([Rows(pa.RecordBatch.from_arrays(nothing.columns, nothing.schema.names), ())])
-
-    monkeypatch.setattr(registry.dataset, "scan", no_rows)
-    with pytest.raises(DataError, match="the training split has no rows to profile"):
-        measure_access(registry, TABLES, deduplicated=False)
-    few = registry.with_training({"batch_size": 1001})
-    with pytest.raises(DataError, match=r"1000 rows, too few for a batch of 1001; lower training"):
-        measure_access(few, TABLES)
 
 
 CONVERTERS = {
@@ -189,11 +166,3 @@ def test_what_is_sent_counts(
         p = access.probabilities()
         assert p.sum() == pytest.approx(every_row.length, rel=1e-12)
         np.testing.assert_allclose(p / access.dedupe_factor, access.accesses / samples, rtol=1e-12)
-
-
-def test_without_deduplication_all_rows_are_sent(registry: RunConfig, tmp_path: Path) -> None:
-    sent = measure_access(with_converter(registry, tmp_path, "{use: recd.kjt}"), TABLES)
-    stored = measure_access(registry, TABLES, deduplicated=False)
-    for name, table in sent.tables.items():
-        assert (table.samples, table.dedupe_factor, table.batch_size) == (1000, 1, None)
-        np.testing.assert_array_equal(table.accesses, stored.tables[name].accesses)

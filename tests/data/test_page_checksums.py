@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.reader import Piece
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
@@ -80,15 +80,3 @@ def test_a_dictionary_that_says_it_is_shorter(path: Path) -> None:
     path.write_bytes(written)
     with pytest.raises(DataError, match="column seen has the code 2, and its dictionary has 2"):
         read(path)
-
-
-@pytest.mark.parametrize("name", [b"session_id", b"price"])
-def test_a_name_in_the_footer_that_is_no_text(path: Path, name: bytes) -> None:
-    written = path.read_bytes()
-    start, found = pages(path).stop, 0
-    while (start := written.find(name, start) + 1) > 0:
-        path.write_bytes(written[:start] + b"\xff" + written[start + 1 :])
-        with pytest.raises(DataError, match=r"t.parquet"):
-            read(path)
-        found += 1
-    assert found > 1

@@ -1,12 +1,11 @@
 """Tables of Parquet files in either layout, or in forms that readers take for the same."""
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.reader import Piece
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
 from recd_plugins.values.rows import SessionKeys
@@ -37,24 +36,6 @@ def test_list_dict_is_handed_out_as_a_dictionary(tmp_path):
     table = ParquetTable(tmp_path)
     assert table.schema.field("seen").type == pa.dictionary(pa.int32(), pa.binary())
     assert read(table) == LISTS
-
-
-def test_a_mark_on_what_is_no_list_dict_is_refused(tmp_path):
-    mark = {"recd.layout": "list_dict"}
-    for kind, taken in (
-        (pa.binary(), True),
-        (IDS, True),
-        (pa.binary(8), False),
-        (pa.utf8(), False),
-    ):
-        column = pa.array([[] if kind == IDS else "8 bytes."], kind)
-        schema = pa.schema([pa.field("seen", kind, metadata=mark)])
-        pq.write_table(pa.table([column], schema), tmp_path / "a.parquet")
-        if taken:
-            ParquetTable(tmp_path)
-            continue
-        with pytest.raises(DataError, match=r"a\.parquet: column seen is marked as layout"):
-            ParquetTable(tmp_path)
 
 
 def test_layouts_do_not_mix(tmp_path):

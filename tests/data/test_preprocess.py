@@ -99,15 +99,6 @@ def test_only_unique_rows_are_transformed():
     assert (on_all.ids_seen, on_unique.ids_seen) == (9, 4)
 
 
-def test_what_has_no_steps_is_passed_along():
-    batch = make_batch(deduplicated=True)
-    after = Preprocess({"c": [AddOne()], "a": []})(batch)
-    assert after.ikjts[0] is batch.ikjts[0]
-    assert after.dense_features is batch.dense_features
-    plain = make_batch(deduplicated=False)
-    assert Preprocess({})(plain).kjt is plain.kjt
-
-
 class Raises(Preprocessing):
     """Raises an error."""
 
@@ -175,15 +166,6 @@ def test_dense_features_are_transformed_and_widened_in_place():
     assert batch.dense_features.tolist() == dense_batch().dense_features.tolist()
 
 
-def test_neighbouring_dense_features_go_together():
-    halves = Halves(PluginOptions())
-    after = Preprocess({name: [halves] for name in "xyz"}, ("x", "y", "z"))(dense_batch())
-    assert after.dense_features.tolist() == [
-        [0.5, 0.5, 1, 1, 1.5, 1.5],
-        [2, 2, 2.5, 2.5, 3, 3],
-    ]
-
-
 class Log(Negative):
     """Natural logarithms."""
 
@@ -191,15 +173,6 @@ class Log(Negative):
 
     def transform(self, values, offsets):
         return values.log(), offsets
-
-
-class Bounds(Negative):
-    """Numbers between -9 and 9."""
-
-    name = "test.bounds"
-
-    def transform(self, values, offsets):
-        return values.clamp(-9, 9), offsets
 
 
 def test_a_step_that_makes_a_number_that_is_not_finite_is_named():
@@ -216,14 +189,6 @@ def test_a_step_that_makes_a_number_that_is_not_finite_is_named():
     )
     with pytest.raises(DataError, match=r"row 1, column 'z': .*makes nan, nan of -3, -3;"):
         Preprocess({"z": [Halves(PluginOptions()), log]}, ("x", "y", "z"))(batch)
-
-
-def test_a_step_may_make_numbers_that_the_next_one_mends():
-    steps = [Log(PluginOptions()), Bounds(PluginOptions())]
-    batch = dense_batch()
-    batch.dense_features[0, 0] = 0
-    after = Preprocess({"x": steps}, ("x", "y", "z"))(batch)
-    assert after.dense_features[0].tolist() == [-9, 2, 3]
 
 
 class Keeps(FirstId):
@@ -281,8 +246,3 @@ def test_what_looks_beyond_an_id_gets_unique_rows():
     assert step.ids_seen == 1
     assert [partial.keys() for partial in after.partials] == [["a"]]
     assert [(ikjt.keys(), ikjt.num_unique()) for ikjt in after.ikjts] == [(["b"], 2)]
-
-
-def test_partials_without_steps_are_passed_along():
-    batch = partial_batch()
-    assert Preprocess({"c": [AddOne()]})(batch).partials[0] is batch.partials[0]

@@ -20,12 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins import RunConfig, load_registry, prepare
-from recd_plugins.data.loader import build_dataloader
-from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.read_plan import Piece
-from recd_plugins.data.read_task import hand_out, read_task
+from recd_plugins.data.loader import build_dataloader, hand_out, read_task
+from recd_plugins.data.reader import Piece
+from recd_plugins.data.row_pipeline import PlainConverter
 from recd_plugins.errors import DataError, PluginError
-from recd_plugins.interfaces import Reader, Rows, Sharding
+from recd_plugins.interfaces import Reader, Rows
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
 from recd_plugins.model.build import build_model
 from recd_plugins.registry import Entry, RegistrySpec
@@ -219,19 +218,6 @@ def test_another_process_transforms_as_the_trainer_would():
     assert list(alone(registry.with_training({"workers": 1}))) == expected
 
 
-def test_work_is_small_and_leaves_out_what_trainers_use():
-    class Local(Sharding):
-        """Cannot be pickled."""
-
-        name = "test.local"
-
-    sharding = Entry(Local(Local.Options()), ("t_item",), "sharding[0]", 1)
-    registry = registry_of(Numbers(Numbers.Options()), sharding=(sharding,))
-    task = read_task(registry, 0, 1)
-    assert len(pickle.dumps(task)) < 5000
-    assert task.open().block(start_of(task), 0).batches
-
-
 def test_what_cannot_be_pickled_is_named():
     dataset = Numbers(Numbers.Options())
     with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
@@ -271,20 +257,6 @@ def test_handing_out_moves_the_reader(made):
     assert target.state_dict() == {**start, "epoch": 1}
 
 
-@pytest.mark.parametrize(
-    ("order", "said"), [([0, 2], "2 where block 1"), ([0, 0], "0 where block 1"), ([1], "1 where")]
-)
-def test_blocks_come_once_each_in_their_order(made, order: list[int], said: str):
-    start, readers = made[1], made[3]
-    with closing(readers[0].blocks(start, 0, 1)) as blocks:
-        known = list(blocks)
-    target = Numbers(Numbers.Options()).reader(
-        rank=1, world_size=2, batch_size=BATCH, split="train"
-    )
-    with pytest.raises(PluginError, match=f"handed out block {said}"):
-        list(hand_out([known[number] for number in order], target))
-
-
 REGISTRY = """
 version: 1
 dataset: {use: recd.session_parquet, options: {path: table.parquet}}
@@ -294,7 +266,7 @@ training: {batch_size: 4}
 
 PLUGINS = '''
 from recd_plugins.data import reader as reader_module
-from recd_plugins.data.plain import PlainConverter
+from recd_plugins.data.row_pipeline import PlainConverter
 from recd_plugins.hookspecs import hookimpl
 
 class First(PlainConverter):

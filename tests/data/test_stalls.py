@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from recd_plugins.data import row_pipeline
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.stalls import StallMeter, StallTotals
-from recd_plugins.interfaces.ingestion import BatchBlock
 from recd_plugins.training.measurement import Meter
 from recd_plugins.values.batch import STALL_CAUSES, MakingTimes
 
@@ -56,18 +54,6 @@ def test_causes_add_up_to_the_wait(fill, convert, preprocess, transfer, arrival,
     assert sum(causes) == pytest.approx(waited)
     assert min(causes) >= 0
     assert causes[STALL_CAUSES.index("transfer")] >= min(arrival, waited) * 0.999
-
-
-def test_what_was_ready_costs_what_unpacking_costs():
-    making = MakingTimes(10.0, 20.0, 30.0, 2.0, arrival=2.0)
-    assert making.causes_of(2.0) == (0.0, 0.0, 0.0, 2.0)
-    assert making.causes_of(8.0) == pytest.approx((1.0, 2.0, 3.0, 2.0))
-
-
-def test_making_times_travel():
-    making = MakingTimes(1.0, 2.0, 3.0).transferred(4.0).arrived(5.0)
-    assert pickle.loads(pickle.dumps(making)) == making == MakingTimes(1.0, 2.0, 3.0, 9.0, 5.0)
-    assert making.reader == making.total - 5.0 == 10.0
 
 
 def test_a_turn_is_from_batch_to_batch(clock):
@@ -137,15 +123,6 @@ def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
         made.append(batch.making)
         clock.now += 1000.0  # training on it is no part of making the next
     assert made == [MakingTimes(1.0, 2.0, 4.0, 8.0)] * 2
-
-
-def test_the_way_from_a_worker():
-    batch = _empty_input()
-    moved = BatchBlock(0, [(batch, {}), (batch, {})]).moved(packing=3.0, unpacking=5.0)
-    first, second = (batch.making for batch, _ in moved.batches)
-    assert first == MakingTimes(transfer=6.5, arrival=5.0)
-    assert second == MakingTimes(transfer=1.5)
-    assert BatchBlock(0, [], {}).moved(1.0, 1.0) == BatchBlock(0, [], {})
 
 
 def _empty_input():

@@ -133,13 +133,6 @@ def test_nulls_are_named_or_become_empty(tmp_path):
         write(path, inside, nulls="empty")
 
 
-def test_more_ids_than_a_column_holds_are_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr("recd_plugins.data.list_dict._MAX_BYTES", 100)
-    batch = table([1] * 2 + [2] * 4)
-    with pytest.raises(DataError, match=r"rows 2 to 5, column 'history': 40 ids .* fewer rows"):
-        write(tmp_path / "t.parquet", batch, layout={"history": "list_dict"}, row_group_rows=4)
-
-
 def test_a_file_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "t.parquet"
     path.write_text("the former file")
@@ -152,23 +145,6 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
     assert path.read_text() == "the former file"
 
 
-def test_a_missing_key_and_a_bad_place_are_errors(tmp_path):
-    with pytest.raises(DataError, match=r"t\.parquet: no column 'session_id'"):
-        TableWriter(tmp_path / "t.parquet", pa.schema([("ts", pa.int64())]), keys=KEYS)
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="cannot be written"):
-        write(tmp_path / "file" / "t.parquet", table([1]))
-
-
 def _write_and_fail(writer):
     writer.write(table([1] * 100))
     raise ZeroDivisionError
-
-
-@pytest.mark.parametrize("layout", ["list", "list_dict"])
-def test_a_table_without_features(tmp_path, layout):
-    batch = table([1, 1, 2]).select(["session_id", "ts", "price"])
-    assert write(tmp_path / "t.parquet", batch, layout=layout).layouts == {}
-    found = read_footers([tmp_path / "t.parquet"])
-    assert found is not None
-    assert (found.rows, found.sessions, found.features) == (3, 2, {})

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from click.testing import CliRunner
 from tests.fuzz import tables
 from tests.fuzz.cases import Case, fuzz, json_values, no_json, recd, wrong
@@ -93,14 +90,6 @@ def write_profile() -> str:
     return "p.parquet"
 
 
-def rewrite(path: str, data: pa.Table) -> None:
-    """Write a profile again, in the same row groups."""
-    size = pq.read_metadata(path).row_group(0).num_rows
-    with pq.ParquetWriter(path, data.schema) as writer:
-        writer.write_table(data.slice(0, size))
-        writer.write_table(data.slice(size))
-
-
 @fuzz
 def test_access_profiles_damaged(case: Case) -> None:
     path = write_profile()
@@ -111,58 +100,6 @@ def test_access_profiles_damaged(case: Case) -> None:
         found.refused(path)
     elif found != good:
         wrong(f"other counts of a damaged profile: {found}")
-
-
-@fuzz
-def test_access_profiles_with_other_lines(case: Case) -> None:
-    path = write_profile()
-    data = pq.read_table(path)
-    column = case.one_of(["row", "accesses"], "column")
-    values = data[column].to_pylist()
-    at = case.number(0, len(values) - 1, "line")
-    odd: dict[str, list[Any]] = {
-        "row": [-1, tables.NUM_IDS, 1 << 62, values[at - 1], None],
-        "accesses": [-1.0, float("nan"), float("inf"), 1e300, None, -0.0],
-    }
-    values[at] = case.one_of(odd[column], "value")
-    place = data.schema.get_field_index(column)
-    field = data.schema.field(column).with_nullable(values[at] is None)
-    rewrite(path, data.set_column(place, field, pa.array(values, field.type)))
-    found = shown(path)
-    if not isinstance(found, dict):
-        found.refused(path)
-    elif values[at] != 0:
-        wrong(f"{column} {values[at]} was taken: {found}")
-
-
-@fuzz
-def test_access_profiles_with_other_metadata(case: Case) -> None:
-    path = write_profile()
-    data = pq.read_table(path)
-    key = b"recd_plugins.access_profile"
-    said = json.loads(data.schema.metadata[key])
-    field = case.one_of(["version", "tables", "accesses", "name"], "field")
-    inner = said if field in said else said["tables"][0]
-    inner[field] = case.draw(json_values, "value")
-    text = case.draw(no_json, "text") if case.flag("no JSON") else json.dumps(said)
-    metadata = {**data.schema.metadata, key: text.encode("utf-8", "replace")}
-    rewrite(path, data.replace_schema_metadata(metadata))
-    found = shown(path)
-    if not isinstance(found, dict):
-        found.refused(path)
-
-
-@fuzz
-def test_trace_profiles_damaged(case: Case) -> None:
-    Path("t.txt").write_text(" ".join(str(at * at % 7) for at in range(60)))
-    assert recd("trace", "profile", "t.txt", "-o", "p.parquet").ok
-    assert recd("trace", "generate", "p.parquet", "-o", "good.txt").ok
-    case.damage("p.parquet")
-    done = recd("trace", "generate", "p.parquet", "-o", "new.txt")
-    if not done.ok:
-        done.refused("p.parquet")
-    elif Path("new.txt").read_bytes() != Path("good.txt").read_bytes():
-        wrong("another trace of a damaged profile")
 
 
 @fuzz
@@ -240,58 +177,3 @@ def test_an_index_of_criteo_changed(case: Case) -> None:
         done.refused()
     elif tables.figures() != good:
         wrong(f"losses {tables.figures()}, not {good}")
-
-
-@fuzz
-def test_statistics_in_footers(case: Case) -> None:
-    """The notes of ``recd cluster`` in footers are advice; a wrong one is told, or not used."""
-    tables.write_two()
-    assert recd("cluster", "table", "new").ok
-    path = tables.files_of("new")[0]
-    data = pq.read_table(path)
-    said = json.loads(pq.read_metadata(path).metadata[b"recd.statistics"])
-    said[case.one_of(sorted(said), "field")] = case.draw(json_values, "value")
-    text = case.draw(no_json, "text") if case.flag("no JSON") else json.dumps(said)
-    metadata = {b"recd.statistics": text.encode("utf-8", "replace")}
-    tables.write(path, data.replace_schema_metadata(metadata), store_schema=True)
-    os.rename("table", "before")
-    os.rename("new", "table")
-    tables.write_registry()
-    done = recd(*case.one_of(["run registry.yaml", "analyze table", "plan registry.yaml"]).split())
-    if not done.ok:
-        done.refused("table")
-
-
-@fuzz
-def test_generated_tables_changed(case: Case) -> None:
-    """A table that a registry would generate, and that somebody has changed."""
-    text = (
-        "version: 1\ndataset: {use: recd.session_parquet, options: {path: made, prefetch: 0, "
-        "generate: {rows: 24}}}\nconverter: {use: recd.kjt}\n"
-        "preprocessing: [{use: recd.sigrid_hash, features: ['*'], options: {buckets: 9}}]\n"
-        "model: {embedding_dim: 4, num_embeddings: 9, bottom_mlp: [4], top_mlp: [4]}\n"
-        "training: {batch_size: 8, steps: 1, device: cpu}\n"
-    )
-    tables.write_registry(text)
-    assert recd("generate", "made", "--rows", 24).ok
-    path = Path("made/part-00000.parquet")
-    how = case.one_of(["damaged", "metadata", "other", "gone", "rows"], "how")
-    before = path.read_bytes()
-    if how == "damaged":
-        case.damage(path)
-    elif how == "gone":
-        path.unlink()
-    elif how == "other":
-        tables.write(path, tables.table())
-    elif how == "rows":
-        tables.write_registry(text.replace("rows: 24", "rows: 23"))
-    else:
-        data = pq.read_table(path)
-        value = case.one_of([b"", b"[]", b"null", b"[" * 100_000, b"{}", b"\xff"], "metadata")
-        metadata = dict.fromkeys(data.schema.metadata, value)
-        pq.write_table(data.replace_schema_metadata(metadata), path)
-    done = recd("run", "registry.yaml")
-    if not done.ok:
-        done.refused("made")
-    elif how != "damaged" or len(path.read_bytes()) != len(before):
-        wrong(f"{how} was taken")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hypothesis import strategies as st
 from tests.fuzz import tables
 from tests.fuzz.cases import Case, Done, fuzz, recd, wrong
 
@@ -121,19 +119,6 @@ def test_numbers_of_other_commands(case: Case) -> None:
 
 
 @fuzz
-def test_shares_of_cluster(case: Case) -> None:
-    """Whole sessions stay, or none of a session."""
-    tables.write_two()
-
-    def check() -> None:
-        sessions = {row["session_id"] for row in tables.rows_in("new")}
-        tables.check_rows("new", [row for row in tables.rows() if row["session_id"] in sessions])
-
-    options = {"--downsample-sessions": [*NUMBERS, "0.5"]}
-    tried(numbered(case, "cluster table new", options), check)
-
-
-@fuzz
 def test_numbers_of_logs(case: Case) -> None:
     tables.write_two()
 
@@ -143,17 +128,6 @@ def test_numbers_of_logs(case: Case) -> None:
 
     options = {"--shards": [*NUMBERS, "100000", "9" * 30], "--level": [*NUMBERS, "23", "-5"]}
     tried(numbered(case, "logs write table log", options), check)
-
-
-@fuzz
-def test_numbers_of_generate(case: Case) -> None:
-    options = {"--files": NUMBERS, "--row-group-rows": HUGE, "--scale": [*NUMBERS, "0.00001"]}
-
-    def check() -> None:
-        if len(tables.rows_in("made")) != 40:
-            wrong(f"{len(tables.rows_in('made'))} rows, not 40")
-
-    tried(numbered(case, "generate made --rows 40", {**options, "--seed": HUGE}), check)
 
 
 @fuzz
@@ -167,51 +141,6 @@ def test_numbers_of_run(case: Case) -> None:
         steps = int(str(line[-1]).removeprefix("--steps="))
         if len(tables.figures()) != min(steps, tables.ROWS // tables.BATCH):
             wrong(f"{len(tables.figures())} steps, not {steps}")
-
-    tried(line, check)
-
-
-@fuzz
-def test_numbers_of_analyze(case: Case) -> None:
-    tables.write_two()
-
-    def check() -> None:
-        if json.loads(Path("a.json").read_text(encoding="utf-8"))["rows"] != tables.ROWS:
-            wrong("other rows")
-
-    options = {"--batch-size": HUGE, "--sample-mb": [*NUMBERS, "9" * 30]}
-    tried(numbered(case, "analyze table --json a.json", options), check)
-
-
-@fuzz
-def test_numbers_of_distributions(case: Case) -> None:
-    options = {name: [*NUMBERS, "1e300"] for name in ("--length", "--exponent", "--shift")}
-    options |= {"--rows": [*NUMBERS, "9" * 30], "--seed": HUGE}
-    name = case.one_of(["zipf", "uniform", "normal"])
-    line = f"profile distribution {name} --table t_x --rows 20 --length 3 -o p.parquet"
-
-    def check() -> None:
-        done = recd("profile", "show", "p.parquet", "--json", "shown.json")
-        if not done.ok:
-            wrong(f"what was written is refused: {done.output}")
-        if "nan" in Path("shown.json").read_text("utf-8").lower():
-            wrong("a figure is no number")
-
-    tried(numbered(case, line, options), check)
-
-
-@fuzz
-def test_numbers_of_traces(case: Case) -> None:
-    Path("t.txt").write_text(" ".join(str(at * at % 7) for at in range(40)))
-    assert recd("trace", "profile", "t.txt", "-o", "p.parquet").ok
-    options = {"--accesses": NUMBERS, "--seed": HUGE, "--min-new": [*NUMBERS, "0.999999", "1"]}
-    line = numbered(case, "trace generate p.parquet -o new.txt", options)
-
-    def check() -> None:
-        ids = Path("new.txt").read_text().split()
-        wanted = str(line[-1]).removeprefix("--accesses=")
-        if any("--accesses" in str(each) for each in line) and len(ids) != int(wanted):
-            wrong(f"{len(ids)} accesses, not {wanted}")
 
     tried(line, check)
 
@@ -232,23 +161,6 @@ def test_words(case: Case) -> None:
         "command",
     )
     tried([*line.split(), case.one_of(WORDS, "word")])
-
-
-@fuzz
-def test_words_for_columns(case: Case) -> None:
-    """Another column may be the session or the time, if it has values to sort by."""
-    tables.write_two()
-    option = case.one_of(["--session", "--timestamp"], "option")
-    if case.flag("a column"):
-        column = case.one_of(["label", "price", "ts", "session_id", "user", "items"], "column")
-        done = recd("cluster", "table", "new", option, column)
-        if done.ok:
-            tables.check_rows("new")
-        else:
-            done.refused("table")
-        return
-    commands = ["cluster table new", "analyze table", "convert-layout table new --layout list"]
-    recd(*case.one_of(commands).split(), option, case.one_of(WORDS, "word")).refused()
 
 
 @fuzz
@@ -303,32 +215,6 @@ def test_a_source_as_its_own_target(case: Case) -> None:
 
 
 @fuzz
-def test_flags_that_exclude_each_other(case: Case) -> None:
-    tables.write_two()
-    tables.write_registry()
-    command, flags = case.one_of(
-        [
-            ("plan", "--tiers --cache --readers --no-lookahead --budget=2 --memory=1MB"),
-            ("cluster", "--check --force --json=x.json --engine=spark"),
-            ("run", "--resume --compare --sharding=torchrec.row_wise"),
-        ]
-    )
-    chosen = sorted(case.draw(st.sets(st.sampled_from(flags.split()), min_size=2), "flags"))
-    tried([command, *(["table", "new"] if command == "cluster" else ["registry.yaml"]), *chosen])
-
-
-@fuzz
-def test_lines_of_another_form(case: Case) -> None:
-    lines = "|rnu|run|run a b|--nothing|run --step 5|cluster a|cluster|run --json|logs|logs x"
-    more = "--plugins-dir|--plugins-dir x|run --ranks 1 2|run -- --json|--version --nothing"
-    last = "validate -|analyze -|profile table|criteo convert - -"
-    line = case.one_of(
-        [*lines.split("|"), *more.split("|"), *last.split("|"), "\udcff", "x" * 9999]
-    )
-    tried(line.split() or [""])
-
-
-@fuzz
 def test_environments(case: Case) -> None:
     """Losses do not depend on them."""
     tables.write_two()
@@ -354,20 +240,3 @@ def test_environments(case: Case) -> None:
         done.refused()
     elif tables.figures() != tables.losses_of(row for row in tables.rows() if row["ts"] < 140):
         wrong(f"{name}={value!r} changes losses")
-
-
-@fuzz
-def test_files_of_one_kind_in_place_of_another(case: Case) -> None:
-    tables.write_two()
-    tables.write_registry()
-    recd("profile", "registry", "registry.yaml", "-o", "profile.parquet")
-    place = case.one_of(["profile.parquet", "registry.yaml", "table"], "given")
-    lines = ["run", "validate", "plan", "profile show", "profile merge -o x.parquet", "logs stat"]
-    line = case.one_of([*lines, "trace generate -o x.txt", "simulate"], "command")
-    done = recd(*line.split(), place)
-    good = {("run", "registry.yaml"), ("validate", "registry.yaml"), ("plan", "registry.yaml")}
-    good |= {(each, "profile.parquet") for each in lines if each.startswith("profile")}
-    if not done.ok:
-        done.refused()
-    elif (line, place) not in good:
-        wrong(f"{done} succeeded: {done.output[-300:]}")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import decimal
 import operator as ops
 import os
-import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from hypothesis import strategies as st
 from tests.fuzz import tables
 from tests.fuzz.cases import Case, fuzz, recd, wrong
@@ -59,82 +57,6 @@ def test_damaged_bytes(case: Case) -> None:
 
 
 @fuzz
-def test_damaged_footers(case: Case) -> None:
-    def change(data: bytes) -> bytes:
-        length = struct.unpack("<I", data[-8:-4])[0]
-        footer = case.damaged(data[-8 - length : -8])
-        return data[: -8 - length] + footer + struct.pack("<I", len(footer)) + b"PAR1"
-
-    damaged(case, change)
-
-
-@fuzz
-def test_lengths_and_magic_of_the_footer(case: Case) -> None:
-    length = case.draw(st.integers(0, (1 << 32) - 1) | st.integers(0, 3000), "length")
-    magic = case.one_of([b"PAR1", b"PARE", b"PAR2", b"\0\0\0\0", b"ARRO", b"Obj\x01"], "magic")
-    damaged(case, lambda data: data[:-8] + struct.pack("<I", length) + magic)
-
-
-@fuzz
-def test_a_footer_of_another_file(case: Case) -> None:
-    count, seed = case.number(1, ROWS, "rows"), case.number(0, 9, "seed")
-    write("other.parquet", table(rows(count, seed)))
-    other = Path("other.parquet").read_bytes()
-    Path("other.parquet").unlink()
-
-    def length(data: bytes) -> int:
-        return int(struct.unpack("<I", data[-8:-4])[0]) + 8
-
-    damaged(case, lambda data: data[: -length(data)] + other[-length(other) :])
-
-
-@fuzz
-def test_another_format(case: Case) -> None:
-    contents = [b"a,b\n1,2\n", b"{}", b"PAR1", b"PAR1\0\0\0\0PAR1", b"\x1f\x8b" + bytes(99)]
-    content = case.one_of(contents)
-    damaged(case, lambda data: content)
-
-
-@fuzz
-def test_metadata_that_lies(case: Case) -> None:
-    """Keys of this package and of Arrow on other data."""
-    junk = case.one_of([b"", b"{}", b"[]", b"null", b'{"version": 1}', b"\xff\xfe", b"list_dict"])
-    keys = "recd.layout recd.statistics recd.papercal ARROW:schema pandas PARQUET:field_id"
-    key = case.one_of(keys.split()).encode()
-    data = table()
-    if case.flag("of a field"):
-        name = case.one_of(data.column_names, "column")
-        field = data.schema.field(name).with_metadata({key: junk})
-        data = data.cast(data.schema.set(data.schema.get_field_index(name), field))
-    else:
-        data = data.replace_schema_metadata({key: junk})
-    write(FILES[0], data, store_schema=case.flag("schema") and key != b"ARROW:schema")
-    use(case, rows())
-
-
-@fuzz
-def test_empty_files_and_row_groups(case: Case) -> None:
-    write_two()
-    for name in case.draw(st.sets(st.sampled_from(["0", "aa", "c"]), min_size=1), "names"):
-        with pq.ParquetWriter(f"table/{name}.parquet", tables.SCHEMA, store_schema=False) as out:
-            for _ in range(case.number(0, 2, "row groups")):
-                out.write_table(table().slice(0, 0))
-    use(case, rows())
-
-
-@fuzz
-def test_nothing_in_the_table(case: Case) -> None:
-    which = case.one_of(["rows", "files", "folder", "batch"], "nothing")
-    if which == "rows":
-        write(FILES[0], table().slice(0, 0))
-    elif which == "batch":
-        write(FILES[0], table().slice(0, tables.BATCH - 1))
-    elif which == "files":
-        Path("table").mkdir()
-    use(case, None, *(["run"] if which in ("rows", "batch") else []))
-
-
-@fuzz
 def test_hidden_files_and_odd_names(case: Case) -> None:
     write_two()
     for name in ("_SUCCESS", ".a.parquet", "_b.parquet", "a.parquet.crc", "x.csv", ".t/c.parquet"):
@@ -148,47 +70,6 @@ def test_hidden_files_and_odd_names(case: Case) -> None:
         name += "/b"
     os.rename(FILES[1], f"table/{name}.parquet")
     use(case, tables.rows_in("table"))
-
-
-@fuzz
-def test_links_and_files_twice(case: Case) -> None:
-    write_two()
-    which = case.one_of(["twice", "file", "folder", "folder in it", "copy"], "what")
-    if which in ("twice", "copy"):
-        how: Callable[..., Any] = os.link if which == "twice" else shutil.copyfile
-        how(FILES[0], "table/c.parquet")
-        use(case, [*rows(), *rows()[: ROWS // 2]])
-        return
-    if which == "file":
-        os.rename(FILES[1], "elsewhere")
-        os.symlink("../elsewhere", FILES[1])
-    elif which == "folder":
-        os.rename("table", "elsewhere")
-        os.symlink("elsewhere", "table")
-    else:
-        os.mkdir("elsewhere")
-        os.rename(FILES[1], "elsewhere/b.parquet")
-        os.symlink("../elsewhere", "table/day=2")
-    use(case, rows())
-
-
-@fuzz
-def test_no_regular_file(case: Case) -> None:
-    write_two()
-    which = case.one_of(["pipe", "nowhere", "/dev/null", "/dev/zero", "c.parquet"], "what")
-    if which == "pipe":
-        os.mkfifo("table/c.parquet")
-    else:
-        os.symlink(which, "table/c.parquet")
-    use(case, None)
-
-
-@fuzz
-def test_paths_that_are_none(case: Case) -> None:
-    write_two()
-    paths = ["tabel", "table/a.parquet/x", "table/*.parquet", "~/table", "$HOME", "file://table"]
-    path = case.one_of([*paths, "x://y/z", " ", "table/c", "x" * 300, "table/\x7f"])
-    recd("cluster", path, "new").refused(path.replace("//", "/")[:20])
 
 
 def as_type(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -319,14 +200,6 @@ def test_columns_of_one_file(case: Case) -> None:
 
 
 @fuzz
-def test_columns_in_another_case(case: Case) -> None:
-    name = case.one_of(["session_id", "ts", "label"], "column")
-    write(FILES[0], table().rename_columns({name: name.title()}))
-    needed = {"label": ["run"], "ts": ["run", "cluster"], "session_id": ["run", "cluster", "log"]}
-    use(case, None, *needed[name])
-
-
-@fuzz
 def test_labels_and_numbers_that_are_none(case: Case) -> None:
     name, value, kind = case.one_of(
         [
@@ -356,30 +229,6 @@ def test_nulls(case: Case) -> None:
         FILES[0], with_column(table(), column, pa.array(values, tables.SCHEMA.field(column).type))
     )
     use(case, None, *(["cluster"] if name in ("session_id", "ts") else ["run", "cluster"]))
-
-
-@fuzz
-def test_odd_column_names(case: Case) -> None:
-    """A feature by another name is the same, for commands that keep columns as they come."""
-    names = ["", " ", "a.b", "a b", "a/b", "*", "[x]", "ä", "a\nb", "a'b", 'a"b', "x" * 300]
-    more = ["t_items", "label ", "forward", "weight", "0", "a:b", "__class__", "training"]
-    name = case.one_of([*names, *more, "user.list.element", "\x1b[31m"], "name")
-    data = table().rename_columns({case.one_of(["items", "price"], "column"): name})
-    write(FILES[0], data)
-    which = case.one_of(["run", "cluster", "log", "profile"], "use")
-    if which == "run":
-        tables.write_registry()
-        found = tables.losses()
-        # Names with a dot are refused as features of the model, whatever the table.
-        if not isinstance(found, list):
-            found.refused(name if "." in name else "table")
-    elif which == "profile":
-        tables.write_registry(buckets=None)
-        done = recd("profile", "registry", "registry.yaml", "-o", "profile.parquet")
-        if not done.ok:
-            done.refused("table")
-    else:
-        tables.USES[which](data.to_pylist())
 
 
 @fuzz
@@ -437,25 +286,3 @@ def test_a_filter_with_and_without_statistics(case: Case) -> None:
         wrong(f"{len(meant)} rows are left, yet: {found.output}")
     else:
         found.refused("table")
-
-
-@fuzz
-def test_conditions_that_are_none(case: Case) -> None:
-    of_ts: list[list[Any]] = [
-        ["~", 1],
-        ["==", "x"],
-        ["==", 1.5],
-        ["==", 1 << 70],
-        ["in", []],
-        ["in", 5],
-    ]
-    of_ts += [["in", [[]]], ["is null", 1], [], ["==", None], ["==", {"a": 1}]]
-    others: list[Any] = [[], {}, "ts > 1", ["", "==", 1], ["user", "==", 1], ["user", "==", [1]]]
-    others += [["price", "==", "1"], ["price", "<", True], ["label", "==", 1000], [["ts"], "==", 1]]
-    condition = case.one_of([*(["ts", *each] for each in of_ts), *others])
-    write_two()
-    tables.write_registry(where=[condition])
-    found = tables.losses()
-    if isinstance(found, list):
-        wrong(f"{condition} was taken")
-    found.refused("registry.yaml" if "registry.yaml" in found.output else "table")

@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
-import zstandard
-from hypothesis import strategies as st
 from tests.fuzz import tables
 from tests.fuzz.cases import Case, fuzz, recd, wrong
 
@@ -126,40 +123,6 @@ def test_criteo_with_lines_of_another_form(case: Case) -> None:
 
 
 @fuzz
-def test_criteo_in_another_form(case: Case) -> None:
-    """Line ends, encodings, compression."""
-    data = tsv(criteo_lines())
-    how = case.one_of(["ends", "encoding", "gz", "zst"], "how")
-    if how == "ends":
-        end = case.one_of(["\n", "\r\n", "\r", "\n\n", "\0", "\t\n"])
-        content = tsv(criteo_lines(), end)
-        good = end in ("\n", "\r\n")
-        content = content[: -len(end)] if case.flag("none at the end") else content
-        criteo({"day_0": content}, criteo_lines() if good else None)
-    elif how == "encoding":
-        encoding = case.one_of(["utf-16", "utf-8-sig", "utf-32"])
-        criteo({"day_0": data.decode().encode(encoding)}, None)
-    else:
-        zstd = zstandard.ZstdCompressor(write_checksum=True).compress
-        gz = lambda data: gzip.compress(data, mtime=0)  # noqa: E731
-        content, kept = squeezed(case, data, gz if how == "gz" else zstd)
-        meant = None if kept is None else [line.split("\t") for line in kept.decode().splitlines()]
-        criteo({f"day_0.{how}": content}, meant)
-
-
-@fuzz
-def test_criteo_days_that_do_not_belong_together(case: Case) -> None:
-    lines = tsv(criteo_lines())
-    packed = gzip.compress(lines)
-    names = "day_0 day_2|day_1|day_0 day_0.gz|day_0 day_1.gz|day_0 day_00|day_0 train.txt|day_-1"
-    chosen = case.one_of([*names.split("|"), "test.txt", "", "day_x", "empty"], "names")
-    if chosen == "empty":
-        criteo({"day_0": case.one_of([b"", b"\n"])}, None)
-    else:
-        criteo({name: packed if "gz" in name else lines for name in chosen.split()}, None)
-
-
-@fuzz
 def test_criteo_damaged(case: Case) -> None:
     """Text has no checksum: lines that are Criteo's may be taken."""
     data = case.damaged(tsv(criteo_lines()))
@@ -169,41 +132,6 @@ def test_criteo_damaged(case: Case) -> None:
         lines = [[]]
     lines = lines[:-1] if lines[-1] == [""] else lines
     criteo({"day_0": data}, lines if lines and all(map(is_criteo, lines)) else None)
-
-
-@fuzz
-def test_criteo_arrays(case: Case) -> None:
-    """Files of numpy, one of which is of another shape or type, damaged, or would run code."""
-    arrays: dict[str, Any] = {
-        "dense": np.ones((40, 13), np.float32),
-        "sparse": np.ones((40, 26), np.int32),
-        "labels": np.arange(40, dtype=np.int32).reshape(40, 1) % 2,
-    }
-    which = case.one_of(list(arrays), "file")
-    how = case.one_of(["form", "cut", "header"], "how")
-    if how == "form":
-        good = arrays[which]
-        shapes = [good[:, :-1], good[:-1], good[None], good[:0], good[0, 0]]
-        types = [good.astype(kind) for kind in ("S4", object, np.complex64, ">M8[s]")]
-        arrays[which] = case.one_of([*shapes, *types], "form")
-    Path("days").mkdir()
-    for day in (0, 1):
-        for name, array in arrays.items():
-            np.save(f"days/day_{day}_{name}.npy", array, allow_pickle=True)
-    path = Path(f"days/day_0_{which}.npy")
-    data = path.read_bytes()
-    if how == "cut":
-        path.write_bytes(data[: case.place(len(data), "bytes")])
-    elif how == "header":
-        text = case.one_of([b"{'descr': '|O', ", b"__import__('os')", b"{{", b"\xff\xff"])
-        path.write_bytes(data[:10] + text + data[10 + len(text) :])
-    tables.write_registry(
-        "version: 1\ndataset: {use: dlrm.criteo, options: {path: days, buckets: 8, prefetch: 0, "
-        "evaluate: nothing}}\nconverter: {use: recd.kjt}\nmodel: {embedding_dim: 4, "
-        "num_embeddings: 8, bottom_mlp: [4], top_mlp: [4]}\n"
-        "training: {batch_size: 8, steps: 1, device: cpu}\n"
-    )
-    recd("run", "registry.yaml", leaves=["days"]).refused("days")
 
 
 def interactions(content: bytes, meant: Sequence[Sequence[Any]] | None) -> None:
@@ -249,32 +177,6 @@ def events_in(text: str) -> Lines | None:
 
 
 @fuzz
-def test_interactions_in_another_encoding(case: Case) -> None:
-    events = [[f"ä{user}", *rest] for user, *rest in EVENTS]
-    encoding = case.one_of(["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp037"])
-    content = csv_text([HEADER, *events]).encode(encoding)
-    interactions(content, events if encoding == "utf-8-sig" else None)
-
-
-@fuzz
-def test_interactions_with_other_line_ends_and_quotes(case: Case) -> None:
-    if case.flag("quotes"):
-        odd = ["a,b", 'a"b', "a\nb", "a\r\nb", " a", "a ", "'a'", "a\\", "\\n", "#", "a\tb"]
-        events = [list(event) for event in EVENTS]
-        for at in case.draw(st.sets(st.integers(0, 29), min_size=1, max_size=4), "lines"):
-            events[at][case.number(0, 1, "column")] = case.one_of(odd, "id")
-        quoting = case.one_of([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC], "quoting")
-        interactions(csv_text([HEADER, *events], quoting=quoting).encode(), events)
-        return
-    good = ["\n", "\r\n", "\r", "\n\n", "\n\r", "\r\r\n"]
-    end = case.one_of([*good, "\x0b", "\u2028"], "end")
-    text = end.join(",".join(row) for row in [HEADER, *EVENTS]) + end * case.number(
-        0, 2, "at the end"
-    )
-    interactions(text.encode(), EVENTS if end in good else None)
-
-
-@fuzz
 def test_interactions_with_other_values(case: Case) -> None:
     """Numbers that are none, odd times, and ids that differ as text."""
     events: list[list[Any]] = [list(event) for event in EVENTS]
@@ -312,31 +214,6 @@ def test_interactions_with_other_values(case: Case) -> None:
         interactions(content, events if text in good else None)
         return
     interactions(csv_text([HEADER, *events]).encode(), events)
-
-
-@fuzz
-def test_interactions_with_lines_of_another_form(case: Case) -> None:
-    lines = [",".join(row) for row in [HEADER, *EVENTS]]
-    at = case.number(1, 30, "line")
-    line = lines[at]
-    forms = [line + ",", line + ",x", line.rpartition(",")[0], "# comment", ",,,", ",", "\0"]
-    forms += [line.replace(",", ";"), line.replace(",", "\t"), "," + line]
-    lines[at] = case.one_of([*forms, '"' + line, line + '"', line.replace(",", ',"', 1)], "form")
-    text = "\n".join(lines) + "\n"
-    interactions(text.encode(), None if lines[at] in forms else events_in(text))
-
-
-@fuzz
-def test_interactions_with_another_header(case: Case) -> None:
-    typed = ["user_id:token", "item_id:token", "rating:float", "timestamp:float"]
-    headers = [None, [name.upper() for name in HEADER], ["user_id"] * 4, HEADER[:3], [""] * 4]
-    headers += [[*HEADER, "more"], [f" {name}" for name in HEADER], HEADER[::-1], typed]
-    header = case.one_of([*headers, ['"' + name for name in HEADER]], "header")
-    rows = EVENTS if header is None else [header, *EVENTS]
-    text = "\n".join(",".join(row) for row in rows) + "\n"
-    same = header is not None and [name.strip().partition(":")[0] for name in header] == HEADER
-    meant = [event[::-1] for event in EVENTS] if header == HEADER[::-1] else EVENTS
-    interactions(text.encode(), meant if same or header == HEADER[::-1] else None)
 
 
 @fuzz
@@ -396,39 +273,3 @@ def test_traces(case: Case) -> None:
         content, kept_data = squeezed(case, data, lambda data: gzip.compress(data, mtime=0))
         ids = None if kept_data is None else [int(word) for word in kept_data.split()]
         trace(content, ids, gz=".gz")
-
-
-@fuzz
-def test_popularity(case: Case) -> None:
-    """Counts of reads, for the order of columns: taken or refused, rows stay."""
-    text = case.one_of(["items,1\nitems,2\n", '{"items": 1, "items": 2}', None], "good")
-    if text is None:
-        lines = "items,5\nuser,x\n|items,-1\n|items,nan\n|items,inf\n|items\n|items,1,2\n"
-        more = '|\xff|nobody,1\n|items,1e999\n|"items,1\n'
-        documents = '|[]|{|{"items": "5"}|{"items": null}|{"items": NaN}|{"items": -1}'
-        text = case.one_of([*(lines + more + documents).split("|"), "[" * 100000], "text")
-        refuse = True
-    else:
-        refuse = False  # counts of one feature add up
-    name = "p.json" if text[:1] in ("[", "{") else "p.csv"
-    Path(name).write_bytes(text.encode("latin-1"))
-    tables.write_two()
-    done = recd("convert-layout", "table", "new", "--layout", "list", "--popularity", name)
-    if not done.ok:
-        done.refused(name)
-    elif refuse:
-        wrong(f"{done} took {text[:40]!r}")
-    elif tables.texts(tables.rows_in("new")) != tables.texts(tables.rows()):
-        wrong(f"{done}: other rows")
-
-
-@fuzz
-def test_histograms_of_reuse(case: Case) -> None:
-    texts = "x\n|1 2 3\n|1,2\n3,x\n|-1,5\n|nan,1\n|\0|name\n1 2\n|a: b\n|[1, 2]\n|1:2 3:4\n|{}|"
-    Path("h.txt").write_bytes(
-        case.one_of([*texts.split("|"), "1" * 9999, "\xff\xfe"]).encode("latin-1")
-    )
-    line = "profile reuse h.txt --name x --table t --length 3 -o p.parquet"
-    recd(
-        *line.split(), *case.one_of(["", "--rows 10", "--rows 10 --read-rows 5"]).split()
-    ).refused()

@@ -10,9 +10,8 @@ from click.testing import CliRunner, Result
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.cli import main
-from recd_plugins.data.loader import build_dataloader
-from recd_plugins.data.read_task import check_ingestion
-from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.data.loader import build_dataloader, check_ingestion
+from recd_plugins.errors import RegistryError
 
 PLUGINS = '''
 from pydantic import Field
@@ -45,7 +44,7 @@ class FarFeed(Feed):
         gives = self.plugin.options.gives
         return self.batches(reader, gives)
     def batches(self, reader, gives):
-        from recd_plugins.data.read_task import hand_out
+        from recd_plugins.data.loader import hand_out
         blocks = self.reader.blocks(reader.state_dict(), 0, 1)
         for number, batch in enumerate(hand_out(blocks, reader)):
             if gives == "fewer" and number == 3:
@@ -153,24 +152,6 @@ def test_workers_may_not_be_added_later():
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    ("gives", "said"),
-    [
-        (
-            "fewer",
-            "acme.far: reading ended after 3, and the reader of recd.interactions said that ",
-        ),
-        ("each twice", "acme.far: reading has batch 46, and the reader of recd.interactions said"),
-    ],
-)
-def test_other_batches_than_the_reader_says_are_refused(gives, said):
-    made = registry(f"{{gives: {gives}}}")
-    with pytest.raises(PluginError) as caught, build_dataloader(made, 0, 1) as loader:
-        list(loader)
-    assert str(caught.value).startswith(said)
-
-
-@pytest.mark.usefixtures("folder")
 def test_what_it_refuses_has_the_line_of_its_entry():
     with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to check"):
         check_ingestion(registry("{refuses: check}"))
@@ -188,14 +169,6 @@ def test_whatever_else_it_raises_names_it_and_its_line():
         check_ingestion(registry("{fails: check}"))
     with pytest.raises(KeyError, match=place.format("open", "open")):
         build_dataloader(registry("{fails: open}"), 0, 1)
-    batches = iter(build_dataloader(registry("{fails: read}"), 0, 1))
-    next(batches)
-    with pytest.raises(KeyError, match=place.format("reading", "read")):
-        next(batches)
-    with pytest.raises(KeyError, match=place.format("report", "report")):
-        build_dataloader(registry("{fails: report}"), 0, 1).report()
-    with pytest.raises(KeyError, match=place.format("close", "close")):
-        build_dataloader(registry("{fails: close}"), 0, 1).close()
 
 
 @pytest.mark.usefixtures("folder")

@@ -115,16 +115,6 @@ def test_weights_of_any_width(rows, dtype):
     assert_same_kjt(ikjt.to_kjt(), kjt)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("rows", [[], [[]], [[1, 2], [1, 2], [], [3]]])
-def test_weights_of_the_type_of_ids(rows, dtype):
-    weights = torch.tensor([len(row) + 5 for row in rows + rows for _ in row], dtype=dtype)
-    kjt = make_kjt({"a": rows, "b": rows}, dtype, weights)
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])
-    assert ikjt.num_unique() == len(set(map(tuple, rows)))
-    assert_same_kjt(ikjt.to_kjt(), kjt)
-
-
 def test_rows_that_differ_in_one_feature_of_the_group_stay_apart():
     kjt = make_kjt({"a": [[1], [1], [1]], "b": [[2], [2], [3]]})
     together, alone = (
@@ -198,15 +188,6 @@ def test_concat_joins_what_changes_together_only():
         InverseKeyedJaggedTensor.concat([a, a])
 
 
-def test_concat_refuses_weights_in_some_only():
-    plain = make_kjt({"a": [[1], [1]]})
-    weighted = make_kjt({"b": [[1], [1]]}, weights=torch.ones(2))
-    (a,) = InverseKeyedJaggedTensor.from_kjt(plain, [["a"]])
-    (b,) = InverseKeyedJaggedTensor.from_kjt(weighted, [["b"]])
-    with pytest.raises(ValueError, match="some have none"):
-        InverseKeyedJaggedTensor.concat([a, b])
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -232,14 +213,6 @@ def test_shapes_that_do_not_fit_are_refused(change, message):
         InverseKeyedJaggedTensor(**{**right, **change})
 
 
-def test_offsets_may_stand_for_lengths():
-    ikjt = InverseKeyedJaggedTensor(
-        ["a"], torch.tensor([1, 2, 3]), torch.tensor([1, 0]), offsets=torch.tensor([0, 2, 3])
-    )
-    assert ikjt.lengths().tolist() == [2, 1]
-    assert ikjt.to_kjt()["a"].to_dense()[0].tolist() == [3]
-
-
 def test_moves_between_devices_and_through_pytrees():
     kjt = make_kjt({"a": [[1, 2], [1, 2], [3]]}, weights=torch.tensor([1.0, 2.0, 1.0, 2.0, 3.0]))
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
@@ -249,22 +222,6 @@ def test_moves_between_devices_and_through_pytrees():
     leaves, spec = pytree.tree_flatten({"x": ikjt})
     assert len(leaves) == 4
     assert_same_kjt(pytree.tree_unflatten(leaves, spec)["x"].to_kjt(), kjt)
-
-
-def test_repr_shows_unique_rows_and_lookup():
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1, 2], [1, 2], []]}), [["a"]])
-    text = repr(ikjt)
-    assert "2 unique of 3 rows" in text
-    assert "'a': [[1, 2], []]" in text
-    assert "inverse_lookup: [0, 0, 1]" in text
-    assert "keys=['a']" in repr(ikjt.to(torch.device("meta")))
-
-
-def test_weights_are_asked_for_only_where_there_are_some():
-    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1]]}), [["a"]])
-    assert ikjt.weights_or_none() is None
-    with pytest.raises(ValueError, match="no weights"):
-        ikjt.weights()
 
 
 def test_other_values_for_the_same_rows():

@@ -6,11 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.summed_types import SummedTypes
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.sparse.index_select import Segments, index_select, jagged_index_select
+from recd_plugins.sparse.index_select import jagged_index_select
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 # Ids; embeddings that index positions are quicker for; embeddings that FBGEMM is quicker for.
@@ -108,20 +107,3 @@ def test_memory_follows_the_values_that_are_taken_and_not_the_longest_row() -> N
         jagged_index_select(JaggedTensor(values, lengths=lengths), rows).values().sum().backward()
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest < 2 * values.nbytes  # padded, the rows would take 495 times 1000 values
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("shape", [(3,), (128,), (2, 64)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_many_gradients_of_half_precision(
-    device: str, shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    rows = torch.ones(2, *shape, dtype=dtype, device=device).requires_grad_()
-    often = torch.zeros(4096, dtype=torch.long, device=device)
-    jagged = jagged_index_select(JaggedTensor(rows, lengths=often.new_ones(2)), often)
-    segments = Segments(often, often + 1, total=4096).gather(rows)
-    for selected in (jagged.values(), index_select(rows, often), segments.values()):
-        with SummedTypes() as summed:
-            (gradients,) = torch.autograd.grad(selected.sum(), rows)
-        assert gradients[0].unique().tolist() == [4096]
-        assert summed.types <= {torch.float32}

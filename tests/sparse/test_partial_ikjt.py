@@ -181,13 +181,6 @@ def test_shapes_that_do_not_fit_are_refused(change, message):
         PartialInverseKeyedJaggedTensor(**(fields | change))
 
 
-@pytest.mark.parametrize("groups", [[[]], [["a"], ["a"]], [["b"]]])
-def test_groups_that_cannot_be_are_refused(groups):
-    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of({"a": [[1], [2]]}))
-    with pytest.raises(ValueError, match="feature"):
-        partial.to_ikjt(groups)
-
-
 def test_it_is_a_pytree_and_moves():
     partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of({"a": [[1, 2], [2, 3]]}))
     doubled = pytree.tree_map(lambda tensor: tensor * 2, partial)
@@ -199,10 +192,3 @@ def test_it_is_a_pytree_and_moves():
     assert moved.offsets().is_meta
     assert moved.stride() == 2
     assert "keys=['a']" in repr(moved)
-
-
-def test_repr_shows_segments():
-    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of({"a": [[1, 2], [2, 3]]}))
-    text = repr(partial)
-    assert "2 rows" in text
-    assert "'a': [1, 2, 3], [offset, length]: [[0, 2], [1, 2]]" in text

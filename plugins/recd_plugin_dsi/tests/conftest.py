@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from recd_plugin_dsi.cluster import join
-from recd_plugin_dsi.options import RayOptions
-from recd_plugin_dsi.standby import end_kept
+from recd_plugin_dsi.ray_ingestion import RayOptions
 
 
 @pytest.fixture(scope="module")
@@ -16,5 +15,4 @@ def ray_address() -> Iterator[str]:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", cluster.token or "")
         yield cluster.address
-    end_kept()
     cluster.leave()

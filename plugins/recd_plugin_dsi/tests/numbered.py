@@ -11,8 +11,7 @@ from torch import Tensor
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugins import RunConfig
-from recd_plugins.data.read_plan import ReadPlan, Unit
-from recd_plugins.data.reader import PlannedReader
+from recd_plugins.data.reader import PlannedReader, ReadPlan, Unit
 from recd_plugins.interfaces import (
     Dataset,
     FeatureSchema,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugin_dsi.autoscale import Window, wanted
+from recd_plugin_dsi.feed import Window, wanted
 
 TARGET = 0.05
 

@@ -1,4 +1,4 @@
-"""What can be said of it without Ray."""
+"""Options and versions, without Ray."""
 
 import importlib.metadata
 import tomllib
@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_dsi.cluster import join
-from recd_plugin_dsi.options import RayOptions
-from recd_plugin_dsi.ray_ingestion import OLDEST, TOO_NEW, check_ray
+from recd_plugin_dsi.ray_ingestion import OLDEST, TOO_NEW, RayOptions, check_ray
 from recd_plugins.errors import SetupError
 
 PACKAGE = Path(__file__).parents[1]

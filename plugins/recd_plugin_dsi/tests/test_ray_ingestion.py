@@ -182,18 +182,6 @@ def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
     assert numbers(again) == []
 
 
-def test_a_feed_has_the_readers_of_the_one_before(ray_address):
-    """Of other data, and another rank."""
-    expected = [numbers(build_dataloader(registry(None), rank, 2)) for rank in range(2)]
-    ray = options(ray_address, readers=1)
-    for rank in range(2):
-        there = {child.pid for child in psutil.Process().children(recursive=True)}
-        with build_dataloader(registry(ray, in_blocks=not rank), rank, 2) as loader:
-            assert numbers(loader) == expected[rank]
-            readers = loader._feed._feed._processes
-    assert readers <= there, "those that were there, of which Ray takes any"
-
-
 def test_readers_without_blocks_of_their_own_pass_on_each_batch(ray_address, tmp_path):
     ray = options(ray_address, readers=2)
     slow = registry(ray, in_blocks=False, seconds=0.2, made=tmp_path)

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recd_plugin_dsi.measure import Reading, Training
-from recd_plugin_dsi.readers_report import ReaderPlan, plot, render
+from recd_plugin_dsi.readers_report import ReaderPlan, Reading, Training, plot, render
 from recd_plugins.values.batch import MakingTimes
 
 
 def plan(*, making=0.3, reader_cpu=0.0, training=0.1, trainer_cpu=0.1, arrival=0.0, **options):
     times = MakingTimes(fill=making, transfer=arrival, arrival=arrival)
-    options = {"block": 1.0, "target": 0.05, "batch_size": 8, "ranks": 1, "ranks_here": 1} | options
+    options = {"block": 1.0, "target": 0.05, "batch_size": 8, "ranks": 1} | options
     return ReaderPlan(
         Reading(times, 0.0, reader_cpu, batch_bytes=1000.0, memory_bytes=1 << 20),
         Training(training, 0.0, trainer_cpu, 0.0),
@@ -46,7 +45,7 @@ def test_a_machine_without_cores_for_them():
 
 def test_more_ranks_share_the_cores():
     assert plan(reader_cpu=0.05).cores_suffice
-    assert not plan(reader_cpu=0.05, ranks=2, ranks_here=2).cores_suffice
+    assert not plan(reader_cpu=0.05, ranks=2).cores_suffice
 
 
 def test_no_reader_is_needed_where_reading_is_quick():
@@ -63,9 +62,9 @@ def test_unpacking_that_takes_too_long():
 
 
 def test_json_and_pictures(tmp_path: Path):
-    found = plan(reader_cpu=0.3, ranks=4, ranks_here=2)
+    found = plan(reader_cpu=0.3, ranks=2)
     report = found.as_json()
-    assert (report["readers_per_rank"], report["readers_per_node"], report["readers"]) == (3, 6, 12)
+    assert (report["readers_per_rank"], report["readers"]) == (3, 6)
     assert report["reader"]["fill_seconds"] == 0.3
     assert [point["readers"] for point in report["curve"]] == [0, 1, 2, 3, 4, 5, 6]
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_scars.hot_rows import evenly_spread, sort_rows, whole_sessions
 from recd_plugin_scars.window_reader import WindowReader
-from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
-from recd_plugins.data.reader import PlannedReader
+from recd_plugins.data.reader import Piece, PlannedReader, ReadPlan, Unit
 from recd_plugins.data.rows import RowTable
 from recd_plugins.interfaces import Origin, Reader, Rows
 

@@ -17,7 +17,7 @@ import pyarrow.ipc as ipc
 import pyarrow.parquet as pq
 
 from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
-from recd_plugins.api import DataError, Location, Origin, Rows, int96_columns
+from recd_plugins.api import DataError, Location, Origin, Rows
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 # First bytes of a file that are looked at.
@@ -154,7 +154,8 @@ class ParquetFormat(FileFormat):
 
     def schema(self, file: Location) -> pa.Schema:
         with file.open() as source, _open_parquet(source) as table:
-            if int96_columns(table.metadata):
+            fields = map(table.schema.column, range(len(table.schema)))
+            if any(field.physical_type == "INT96" for field in fields):
                 return table.schema_arrow
             return table.schema.to_arrow_schema()
 

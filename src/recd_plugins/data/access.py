@@ -1,9 +1,10 @@
-"""Reads of table rows by the training split, batch by batch, and popularity of items."""
+"""Access profiles of the tables that a registry's data is looked up in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,20 +13,97 @@ import torch
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.access.table_access import TableCounter
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.checks import check_ids
-from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.lower import lower
-from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.data.prepared import RegistryLookups, dataset_in_order
+from recd_plugins.data.preprocess import Preprocess, fitted_steps
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.data.rows import training_rows
-from recd_plugins.data.wrapped_dataset import RegistryLookups, dataset_in_order
+from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, Rows, Table
 from recd_plugins.model_tables import rows_by_feature
 from recd_plugins.registry import RunConfig
 from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.values.batch import Batch, Placement
+
+#: Distinct rows that are counted exactly, of all tables together, unless a bound is given.
+EXACT_ROWS = 1 << 25
+_LEAST_BOUND = 1 << 16
+
+
+def measure_access(
+    registry: RunConfig,
+    tables: Sequence[Table],
+    *,
+    rows: int | None = None,
+    bound: int | None = None,
+    deduplicated: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> AccessProfile:
+    """Count how often the training split reads each row of ``tables``, after preprocessing.
+
+    It streams, and is the same in every process. A table with features that the converter
+    deduplicates counts the ids of the unique rows of a batch.
+
+    Args:
+        registry: its dataset, converter, preprocessing and batch size are used, its model is not.
+        tables: with their features; ids of all features of a table are added up.
+        rows: read the first so many rows of the training split; None: all. Where something is
+            deduplicated, batches are read whole, and rows that do not fill one are left out.
+        bound: distinct rows a table that are counted exactly; beyond it a sketch is kept, whose
+            error the profile says. None: the tables share ``EXACT_ROWS`` evenly.
+        deduplicated: whether deduplication counts; else all rows do, as they are stored.
+        progress: told after each batch how many rows it had.
+
+    Raises:
+        DataError: the data is missing or wrong, has no rows or lacks a feature, or an id is outside
+            its table.
+        PluginError: a plugin failed.
+        RegistryError: a pattern of preprocessing matches no feature.
+    """
+
+    features = registry.dataset.schema().sparse
+    for table in tables:
+        for feature in table.features:
+            if feature not in features:
+                near = get_close_matches(feature, features, n=1)
+                advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(features)}"
+                raise DataError(
+                    f"{registry.path}: table {table.name} looks up feature {feature}, which the "
+                    f"dataset does not have; {advice}"
+                )
+    if bound is None:
+        bound = max(_LEAST_BOUND, EXACT_ROWS // max(1, len(tables)))
+    counters = {table.name: TableCounter(bound) for table in tables}
+    every_row = dict.fromkeys(counters, 0)
+    shared = deduplicated_tables(registry, tables) if deduplicated else set()
+    samples = 0
+    for reads in (sent_reads if shared else stored_reads)(registry, tables, rows):
+        for name, ids in reads.ids.items():
+            for of_feature in ids:
+                counters[name].add(of_feature)
+            every_row[name] += reads.every_row[name]
+        samples += reads.samples
+        if progress is not None:
+            progress(reads.samples)
+    if not samples:
+        raise DataError(f"{registry.path}: the training split has no rows to profile")
+    found = {}
+    for table in tables:
+        access = counters[table.name].access(
+            table.name, table.features, table.num_embeddings, samples
+        )
+        if table.name in shared:
+            batch_size = registry.training.batch_size
+            access = access.of_unique_rows(batch_size, every_row[table.name])
+        found[table.name] = access
+    first = "the first " if rows is not None and rows <= samples else ""
+    return AccessProfile(found, f"{first}{samples:,} rows of {registry.path}")
+
 
 Counts = NDArray[np.int64]
 

@@ -146,17 +146,12 @@ def place(rows: Rows, column: str, row: int) -> str:
 
 
 def shown(rows: Rows, name: str, row: int, value: Any) -> str:
-    """A value for an error message: as the data has it, and ``value`` where it became that."""
-    became = np.float32(value)
+    """Return a value for an error message, as stored and as it became."""
+    became = str(float(np.float32(value)))
     if name not in rows.data.schema.names:
-        return str(float(became))
-    stored = _column(rows, name)[row].as_py()
-    text = _shown(_column(rows, name), row)
-    if isinstance(stored, int | float):
-        with np.errstate(over="ignore"):
-            same = np.array_equal(np.float32(stored), became, equal_nan=True)
-        return text if same else f"{text}, which became {float(became)}"
-    return text
+        return became
+    stored = _shown(_column(rows, name), row)
+    return stored if stored == became else f"{stored}, which became {became}"
 
 
 def _column(rows: Rows, name: str) -> Any:
@@ -200,12 +195,8 @@ def _first_null(column: Any) -> int:
 
 
 def _wrong_type(rows: Rows, name: str, column: Any, expected: str) -> DataError:
-    if not len(rows):
-        return DataError(f"column {name!r} is of type {column.type}, expected {expected}")
-    return DataError(
-        f"{place(rows, name, 0)}: the value {_shown(column, 0)} is of type {column.type}, "
-        f"expected {expected}"
-    )
+    where = place(rows, name, 0) if len(rows) else f"column {name!r}"
+    return DataError(f"{where}: the column is of type {column.type}, expected {expected}")
 
 
 def _shown(column: Any, row: int) -> str:

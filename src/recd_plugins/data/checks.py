@@ -24,8 +24,6 @@ from recd_plugins.values.batch import Batch
 from recd_plugins.values.rows import FeatureSchema, Rows
 
 _BLOCK = 1024
-# Larger ids are hashes, no numbers of rows: no table is as large.
-_MOST_ROWS = 2**33
 
 
 def check_ids(
@@ -83,22 +81,12 @@ def _outside(
     limit: int,
     maker: str | None,
 ) -> DataError:
-    smallest, largest = int(used.min()), int(used.max())
-    if smallest < 0 or largest >= _MOST_ROWS:
-        remedy = (
-            f"ids of this feature go from {smallest} to {largest} in this batch: map them into "
-            "the table by preprocessing, a hash or a vocabulary"
-        )
-    else:
-        remedy = (
-            f"the largest one in this batch is {largest}: give the table more rows "
-            f"(num_embeddings, under model.tables for one table, of {largest + 1} at least), or "
-            "map ids into it by preprocessing, a hash or a vocabulary"
-        )
     made = "" if maker is None else f", as {maker} leaves it"
     return DataError(
         f"{place(rows, key, row)}: the id is {value}{made}, and the table of this feature "
-        f"(t_{key} in the built-in model) has {limit} rows, 0 to {limit - 1}; {remedy}"
+        f"(t_{key} in the built-in model) has {limit} rows, 0 to {limit - 1}; ids in this batch go "
+        f"from {int(used.min())} to {int(used.max())}: give the table more rows (num_embeddings), "
+        "or map ids into it by preprocessing, a hash or a vocabulary"
     )
 
 

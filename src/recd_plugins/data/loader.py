@@ -1,26 +1,193 @@
-"""The data loader of a rank, resumable, and one over every row of a split."""
+"""The data loader of a rank, resumable, and read tasks for readers in other processes.
+
+Of the registry a read task has the dataset and its wrappers, and the fitted converter and
+preprocessing of the trainer, so a reader makes the same batches to the bit.
+"""
 
 from __future__ import annotations
 
+import pickle
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
-from itertools import islice
+from functools import cached_property, partial
+from itertools import count, islice
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from recd_plugins.activity import doing
-from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.data.read_task import IngestionFeed, read_task
-from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
+from recd_plugins.data.prepared import (
+    PreparedModel,
+    RegistryLookups,
+    with_sessions,
+    wrapped_dataset,
+)
+from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
 from recd_plugins.data.rows import concat_rows
-from recd_plugins.data.wrapped_dataset import with_sessions, wrapped_dataset
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Dataset, Feed, Plugin, Reader, Rows, Split
+from recd_plugins.interfaces import Dataset, Feed, Plugin, Reader, Rows, Split, TableStrategy
+from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.plugin_modules import modules_of_files
+from recd_plugins.processes import portable
 from recd_plugins.registry import RunConfig
+from recd_plugins.registry.entries import at_entry
 from recd_plugins.values.batch import ModelInput
+
+
+def read_task(
+    registry: RunConfig,
+    rank: int,
+    world_size: int,
+    split: Split = "train",
+    prepared: PreparedModel | None = None,
+) -> ReadTask:
+    """Make the task of one rank; fits the converter where nobody has yet.
+
+    Args:
+        registry: whose data is read.
+        rank: whose share is read.
+        world_size: ranks that share.
+        split: which is read.
+        prepared: as ``build_dataloader`` has it.
+
+    Raises:
+        PluginError: a plugin, or its state, cannot be pickled.
+        RecdError: as ``RowPipeline``.
+    """
+    transforms = fitted_transforms(registry, prepared)
+    known = _for_readers(registry)
+    lookups, parts = RegistryLookups(known), tuple[TableStrategy, ...]()
+    if prepared is not None and registry.wrappers:
+        parts = tuple(prepared.lookups.parts)
+        lookups = RegistryLookups(known, prepared.lookups.tables, parts)
+    reader = partial(_Reader, registry=known, lookups=lookups, transforms=transforms)
+    try:
+        pickled = pickle.dumps(reader)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise PluginError(
+            f"{registry.path}: its plugins cannot be sent to a reader: {error}. Plugins travel "
+            "by their class, defined at the top of a module, and their options, converters and "
+            "preprocessing also with what they hold (Plugin.__getstate__); or let the rank "
+            "read by itself, with training.workers: 0 and no ingestion"
+        ) from error
+    # Parts too may be of a file, though the sharding or cache that made them stays here.
+    modules = modules_of_files(map(type, (*_plugins(registry), *parts)))
+    return ReadTask(rank, world_size, split, Path.cwd(), modules, pickled)
+
+
+class _Reader(TaskReader):
+    """Makes the blocks of a task."""
+
+    def __init__(
+        self, task: ReadTask, registry: RunConfig, lookups: RegistryLookups, transforms: Transforms
+    ) -> None:
+        self._task = task
+        self._registry = registry
+        self._lookups = lookups
+        self._pipeline = RowPipeline(registry, transforms)
+
+    def blocks(
+        self, position: State, worker: int, num_workers: int
+    ) -> Generator[BatchBlock, None, None]:
+        """See ``TaskReader.blocks``."""
+        return self._blocks(self._new_reader, position, worker, num_workers)
+
+    def block(self, position: State, number: int) -> BatchBlock:
+        """See ``TaskReader.block``."""
+        blocks = self._blocks(lambda: self._reader_of_blocks, position, number, sys.maxsize)
+        with closing(blocks):
+            return next(blocks)
+
+    def num_blocks(self, position: State) -> int | None:
+        """See ``TaskReader.num_blocks``."""
+        self._reader_of_blocks.load_state_dict(position)
+        return self._reader_of_blocks.num_blocks()
+
+    def _blocks(
+        self, reader_of: Callable[[], Reader], position: State, worker: int, num_workers: int
+    ) -> Generator[BatchBlock, None, None]:
+        numbers = count(worker, num_workers)
+        batches: list[tuple[ModelInput, State]] = []
+        try:
+            reader = reader_of()
+            reader.load_state_dict(position)
+            for rows in self._pipeline.reading(reader.blocks(worker, num_workers)):
+                for model_input in self._pipeline.read(rows):
+                    batches.append((model_input, reader.state_dict()))
+                yield BatchBlock(next(numbers), batches)
+                batches = []
+            yield BatchBlock(next(numbers), [], reader.state_dict())
+        except Exception as error:
+            yield BatchBlock(next(numbers), batches, portable(error))
+
+    @cached_property
+    def _reader_of_blocks(self) -> Reader:
+        """One for block after block: it keeps how it has cut the rest of the epoch."""
+        return self._new_reader()
+
+    def _new_reader(self) -> Reader:
+        task = self._task
+        return self._dataset.reader(
+            rank=task.rank,
+            world_size=task.world_size,
+            batch_size=self._registry.training.batch_size,
+            split=task.split,
+        )
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        return self._registry.wrap_dataset(self._lookups)
+
+
+def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
+    """Yield the batches of blocks; ``reader`` moves along as if it had read them."""
+    for block in blocks:
+        for model_input, position in block.batches:
+            reader.load_state_dict(position)
+            yield model_input
+        if isinstance(block.end, Exception):
+            raise block.end
+        if block.end is not None:
+            reader.load_state_dict(block.end)
+            return
+
+
+def _for_readers(registry: RunConfig) -> RunConfig:
+    """The part of a registry that reading needs; transformations travel beside it."""
+    one = registry.with_training({"workers": 0})
+    return RunConfig(
+        one.path,
+        one.spec,
+        one.dataset,
+        one.converter,
+        one.preprocessing,
+        pooling=(),
+        sharding=(),
+        cache=(),
+        wrappers=one.wrappers,
+    )
+
+
+def _plugins(registry: RunConfig) -> Iterator[Plugin]:
+    """The plugins that travel."""
+    yield registry.dataset
+    yield registry.converter
+    for entry in (*registry.wrappers, *registry.preprocessing):
+        yield entry.plugin
+
+
+def check_ingestion(registry: RunConfig) -> None:
+    """Refuse to start where the registry's ingestion cannot run."""
+    if (entry := registry.ingestion) is None:
+        return
+    with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
+        entry.plugin.check()
+
 
 _END: Any = object()
 
@@ -32,72 +199,39 @@ class DataLoader:
     position after the last batch that was handed out.
 
     Args:
-        dataset: that ``reader`` is of.
         reader: at the position to start from.
         feed: makes the batches from that position on; closed with the loader.
         pin_memory: pin batches.
-        made_by: the plugin that hands out batches, which errors name; ``dataset`` without it.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        reader: Reader,
-        feed: Feed,
-        pin_memory: bool,
-        made_by: Plugin | None = None,
-    ) -> None:
-        self._dataset = dataset
-        self._made_by = made_by or dataset
-        self._at_start = True
+    def __init__(self, reader: Reader, feed: Feed, pin_memory: bool) -> None:
         self._reader = reader
         self._feed = feed
         self._pin_memory = pin_memory
 
     def __len__(self) -> int:
-        with plugin_call(self._dataset, "len(reader)"):
-            return len(self._reader)
+        return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
         """Yield batches from the position on."""
-        expected = self.num_left()
-        if expected is None and self._at_start:
-            expected = len(self)
-        self._at_start = False
         batches = iter(self._feed.read(self._reader))
-        number = 0
         while True:
             with doing("reading data"):
                 model_input = next(batches, _END)
             if model_input is _END:
-                break
-            number += 1
-            if expected is not None and number > expected:
-                raise self._other_number(f"has batch {number}", expected)
+                return
             yield pinned(model_input) if self._pin_memory else model_input
-        if expected is not None and number < expected:
-            raise self._other_number(f"ended after {number}", expected)
-        self._at_start = True
-
-    def _other_number(self, what: str, expected: int) -> PluginError:
-        """Ranks with different numbers of batches would wait for each other for ever."""
-        return PluginError(
-            f"{self._made_by.name}: reading {what}, and the reader of {self._dataset.name} said "
-            f"that {expected} batches are left of the epoch (len, or num_left)"
-        )
 
     def num_left(self) -> int | None:
         """Return the batches left in the epoch; None where the dataset cannot say."""
-        with plugin_call(self._dataset, "num_left of a reader"):
-            return self._reader.num_left()
+        return self._reader.num_left()
 
     def batches_a_block(self) -> float:
         """Return the adjacent batches that one reader makes at a time, a mean.
 
         1 where the dataset does not say: then readers take turns with single batches.
         """
-        with plugin_call(self._dataset, "num_blocks of a reader"):
-            blocks = self._reader.num_blocks()
+        blocks = self._reader.num_blocks()
         return len(self) / blocks if blocks else 1.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,13 +241,10 @@ class DataLoader:
         ``recd_plugins.api.BatchSource``, which knows the position that training
         has reached.
         """
-        with plugin_call(self._dataset, "state_dict of a reader"):
-            return self._reader.state_dict()
+        return self._reader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._at_start = False
-        with plugin_call(self._dataset, "load_state_dict of a reader"):
-            self._reader.load_state_dict(state)
+        self._reader.load_state_dict(state)
 
     def report(self) -> Mapping[str, float]:
         """Return figures of the ingestion by name, also when it is closed; none without one."""
@@ -167,8 +298,7 @@ def build_dataloader(
     )
     pin_memory = device is not None and device.type == "cuda"
     feed = _feed(registry, rank, world_size, split, prepared, pin_memory)
-    made_by = registry.ingestion.plugin if registry.ingestion is not None else None
-    return DataLoader(dataset, reader, feed, pin_memory, made_by)
+    return DataLoader(reader, feed, pin_memory)
 
 
 def _feed(
@@ -182,8 +312,9 @@ def _feed(
     if registry.ingestion is None and not registry.training.workers:
         return _OwnFeed(RowPipeline(registry, fitted_transforms(registry, prepared)))
     task = read_task(registry, rank, world_size, split, prepared)
-    if registry.ingestion is not None:
-        return IngestionFeed(registry.path, registry.ingestion, task)
+    if (entry := registry.ingestion) is not None:
+        with at_entry(registry.path, entry), plugin_call(entry.plugin, "open"):
+            return entry.plugin.open(task)
     from recd_plugins.data.workers import Workers
 
     return Workers(task, registry.training.workers, pin_memory)
@@ -242,8 +373,7 @@ class EveryRow:
         self._pin_memory = device.type == "cuda"
         self._batch_size = size = registry.training.batch_size
         self._loader: DataLoader | None = None
-        with plugin_call(dataset, "len(reader)"):
-            num_rows = len(self._row_by_row())
+        num_rows = len(self._row_by_row())
         in_full = 0
         if num_rows >= world_size * size:
             self._loader = build_dataloader(
@@ -272,16 +402,15 @@ class EveryRow:
             return
         registry = self._prepared.registry
         pipeline = RowPipeline(registry, fitted_transforms(registry, self._prepared))
-        for start, count in self._rest:
-            (batch,) = pipeline.read([self._filled(start, count)])
-            yield pinned(batch) if self._pin_memory else batch, count
+        for start, num_rows in self._rest:
+            (batch,) = pipeline.read([self._filled(start, num_rows)])
+            yield pinned(batch) if self._pin_memory else batch, num_rows
 
-    def _filled(self, start: int, count: int) -> Rows:
-        """``count`` rows, may be none, from ``start`` on behind the full batches, filled up."""
+    def _filled(self, start: int, num_rows: int) -> Rows:
+        """Return ``num_rows`` rows behind the full batches from ``start`` on, filled up."""
         reader = self._row_by_row()
-        with plugin_call(self._prepared.registry.dataset, "reading"):
-            reader.skip(self._in_full + start)
-            rows = list(islice(reader, max(count, 1)))
+        reader.skip(self._in_full + start)
+        rows = list(islice(reader, max(num_rows, 1)))
         return concat_rows(rows + rows[-1:] * (self._batch_size - len(rows)))
 
     def _row_by_row(self) -> Reader:

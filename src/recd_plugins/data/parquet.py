@@ -20,8 +20,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from recd_plugins.data.list_dict import is_id_list, is_list_dict, is_marked
-from recd_plugins.data.read_plan import Piece, Unit
+from recd_plugins.data.list_dict import is_list_dict
+from recd_plugins.data.reader import Piece, Unit
 from recd_plugins.data.row_filter import Condition, RowFilter, holds_for_key
 from recd_plugins.data.row_groups import (
     ReadOptions,
@@ -82,14 +82,16 @@ class ParquetTable:
         self.root = Location(path, storage or Storage())
         self._options = options or ReadOptions()
         found = self.root.find(".parquet")
-        first, found[0] = _look(found[0])
-        self.schema = decoded_schema(first)
+        first = _look(found[0])
+        self.schema = decoded_schema(first[0])
         on_columns = [each for each in where if each.column in self.schema.names]
         self.locations = self._with_keys(found, [each for each in where if each not in on_columns])
         self._where = tuple(on_columns)
         self._filter = RowFilter(on_columns, self.schema, found[0]) if on_columns else None
-        known = first if self.locations[0] == found[0] else None
-        self._metadata, self.locations = map(list, zip(*self._look_at_all(known), strict=True))
+        looked = [first, *_look_at_all(self.locations[1:])]
+        if self.locations[0] != found[0]:
+            looked[0] = _look(self.locations[0])
+        self._metadata, self.locations = map(list, zip(*looked, strict=True))
         for location, metadata in zip(self.locations, self._metadata, strict=True):
             self._check_same(found[0], location, decoded_schema(metadata))
 
@@ -238,18 +240,6 @@ class ParquetTable:
             return Location(local.parent)
         return self.root
 
-    def _look_at_all(
-        self, first: pq.FileMetaData | None
-    ) -> Iterator[tuple[pq.FileMetaData, Location]]:
-        rest = self.locations if first is None else self.locations[1:]
-        if first is not None:
-            yield first, self.locations[0]
-        if self.root.local is not None:
-            yield from map(_look, rest)
-            return
-        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
-            yield from threads.map(_look, rest)
-
     def _with_keys(self, found: list[Location], where: Sequence[Condition]) -> list[Location]:
         """The files whose Hive partitions meet conditions."""
         if not where:
@@ -307,39 +297,26 @@ def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
         metadata = read_metadata(path).metadata or {}
         if FOOTER_KEY not in metadata:
             return None
-        try:
-            found.append(TableStatistics.from_json(parse_json(metadata[FOOTER_KEY])))
-        except ValueError as error:
-            raise DataError(f"{path}: the statistics in its footer are damaged: {error}") from error
-        if found[-1].features.keys() != found[0].features.keys():
-            raise DataError(f"{path}: the statistics have other features than those of {paths[0]}")
+        found.append(TableStatistics.from_json(parse_json(metadata[FOOTER_KEY])))
     return TableStatistics.merge(found) if found else None
+
+
+def _look_at_all(locations: Sequence[Location]) -> list[tuple[pq.FileMetaData, Location]]:
+    if not locations or locations[0].local is not None:
+        return list(map(_look, locations))
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+        return list(threads.map(_look, locations))
 
 
 def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
     """As ``read_metadata``, and the location with what identifies the file's content."""
     try:
         with location.told(), location.open() as file:
-            metadata, found = look_at(location, file)
-            schema = metadata.schema.to_arrow_schema()
+            return look_at(location, file)
     except (pa.ArrowException, OSError, UnicodeError) as error:
         other = "magic bytes" in str(error)
         advice = f" recd init {location} my.yaml reads other formats." if other else ""
         raise DataError(f"{location}: no readable Parquet file: {error}{advice}") from error
-    names = schema.names
-    if len(set(names)) < len(names):
-        double = next(name for name in names if names.count(name) > 1)
-        raise DataError(
-            f"{location}: {names.count(double)} columns are named {double}; which of them is meant "
-            "cannot be said, so write the file with other names"
-        )
-    for field in schema:
-        if is_marked(field) and not is_list_dict(field) and not is_id_list(field.type):
-            raise DataError(
-                f"{location}: column {field.name} is marked as layout list_dict, which is binary, "
-                f"and it is {field.type}; write the table anew"
-            )
-    return metadata, found
 
 
 def _digest(footer: pq.FileMetaData) -> str:

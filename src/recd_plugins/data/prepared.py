@@ -1,46 +1,122 @@
-"""What a model that a registry has prepared is read and planned by."""
+"""A prepared model, its placement of features, and the dataset in its wrappers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Never, Self
 
-from recd_plugins.data.wrapped_dataset import RegistryLookups
+import numpy as np
+
+from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces import (
     Choice,
     Dataset,
     DatasetWrapper,
+    FeatureLookups,
+    FeatureSchema,
     LookupKernels,
+    Lookups,
     PlanContext,
+    PluginOptions,
+    Rows,
+    Sharding,
     Table,
+    TableStrategy,
 )
-from recd_plugins.registry import RunConfig, at_entry
+from recd_plugins.interfaces.dataset import WithSessions
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Entry, RunConfig, at_entry
 from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
+from recd_plugins.values.batch import Placement
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-    from recd_plugins.interfaces import TableStrategy
-    from recd_plugins.values.batch import Placement
+    from recd_plugins.data.preprocess import Preprocess
+
+
+def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
+    """Return the placement for the demo model.
+
+    Features that a pooling entry claims are sequences, tables that a replicating sharding entry
+    claims are replicated, and all else is pooled.
+    """
+    # Readers need no modules of torchrec.
+    from recd_plugins.model_tables import table_name
+
+    if registry.entries("model"):
+        raise SetupError(
+            f"{registry.path}: what its model looks up how is known when prepare has seen "
+            "it: read by what it returns, as prepared.dataloader()"
+        )
+    sequence = registry.claim("pooling", schema.sparse)
+    sharding = registry.claim("sharding", [table_name(feature) for feature in schema.sparse])
+    replicated = {
+        feature
+        for feature in schema.sparse
+        if feature not in sequence
+        and (entry := sharding.get(table_name(feature))) is not None
+        and entry.plugin.replicates
+    }
+    return Placement(
+        pooled=tuple(f for f in schema.sparse if f not in sequence and f not in replicated),
+        replicated=tuple(f for f in schema.sparse if f in replicated),
+        sequence=tuple(f for f in schema.sparse if f in sequence),
+    )
+
+
+def placement_of(model: nn.Module, sharding: dict[str, Sharding]) -> Placement:
+    """Return the placement of a model's features, read from its embedding modules."""
+    from recd_plugins.model_tables import embedding_modules
+
+    pooled: list[str] = []
+    replicated: list[str] = []
+    sequence: list[str] = []
+    for module in embedding_modules(model):
+        bags = [table for table in module.tables if table.pooled]
+        copies = [table.name for table in bags if _replicates(sharding.get(table.name))]
+        if copies and len(copies) < len(bags):
+            raise ExactnessError(
+                f"{module.path}: tables {', '.join(copies)} are replicated on every rank, the "
+                "others are not. Data-parallel kernels take no deduplicated input: give these "
+                "tables an EmbeddingBagCollection of their own, fed by batch.replicated_features, "
+                "or another sharding"
+            )
+        for table in module.tables:
+            if not table.pooled:
+                sequence.extend(table.features)
+            else:
+                (replicated if copies else pooled).extend(table.features)
+    return Placement(_once(pooled), _once(replicated), _once(sequence))
+
+
+def _replicates(plugin: Sharding | None) -> bool:
+    return plugin is not None and plugin.replicates
+
+
+def _once(features: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(features))
 
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A model that is ready to be sharded, and what batches and plan need to suit it.
+    """A model that is ready to be sharded, with what batches and plan depend on.
 
     Attributes:
         registry: that prepared it.
-        model: with poolings, and what sharding plugins replaced; not sharded.
-        placement: which features the model looks up how.
+        model: unsharded, with poolings and modules that sharding plugins replaced.
+        placement: the lookup of each feature.
         num_embeddings: rows of the table of each feature.
         tables: of the model, before sharding plugins replaced any.
-        parts: what sharding and cache entries do to the tables, by ``Entry.field``.
+        parts: strategies of sharding and cache entries, by ``Entry.field``.
         coalesced: names of tables whose ids are made unique before they are sent.
-        batch_parts: what wrappers of the dataset are told of the tables in place of ``parts``, as a
-            baseline is fed the batches of the model that it is compared with.
-        setting: what sharding plugins decided by; None of a baseline.
-        chosen: what a chooser came to, and why; None without one.
+        batch_parts: ``parts`` for wrappers of the dataset. A baseline is fed the batches of the
+            model that it is compared with.
+        setting: given to sharding plugins; None of a baseline.
+        chosen: the choice of a chooser; None without one.
     """
 
     registry: RunConfig
@@ -61,7 +137,7 @@ class PreparedModel:
 
     @property
     def checked_parts(self) -> tuple[CheckedPart, ...]:
-        """The same, whose errors name their entries: how the framework asks them."""
+        """The same; their errors name entries."""
         registry = self.registry
         entries = {entry.field: entry for entry in (*registry.sharding, *registry.cache)}
         return tuple(
@@ -70,10 +146,7 @@ class PreparedModel:
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """The lookup kernels of the tables that TorchRec's kernels are not to look up.
-
-        Of two for one table the first make its kernel: those of the cache.
-        """
+        """Lookup kernels that replace TorchRec's, of a cache before others of the same table."""
         caches = {entry.field for entry in self.registry.cache}
         parts = sorted(self.checked_parts, key=lambda part: part.entry.field not in caches)
         found = (call_class(of_class, "kernels") for of_class in by_class(parts).values())
@@ -107,3 +180,176 @@ class PreparedModel:
         """The share of samples that the outermost wrapper expects of each group."""
         dataset = self.wrapped_dataset
         return dataset.expected_groups() if isinstance(dataset, DatasetWrapper) else {}
+
+
+class RegistryLookups(Lookups):
+    """The table rows that samples look up, after a registry's preprocessing. It can be pickled.
+
+    Args:
+        registry: its preprocessing is used.
+        tables: of the model; None where none is prepared.
+        parts: what its entries do to them.
+    """
+
+    def __init__(
+        self,
+        registry: RunConfig,
+        tables: Sequence[Table] | None = None,
+        parts: Sequence[TableStrategy] = (),
+    ) -> None:
+        self._registry = registry
+        self._tables = tables
+        self._parts = parts
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """See ``Lookups.tables``."""
+        if self._tables is None:
+            raise SetupError("the tables are known when prepare has seen the model")
+        return self._tables
+
+    @property
+    def parts(self) -> Sequence[TableStrategy]:
+        """See ``Lookups.parts``."""
+        return self._parts if self.tables is not None else ()
+
+    def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
+        """See ``Lookups.of``. Each list of a feature in layout ``list_dict`` is preprocessed once.
+
+        Other features are not searched for equal lists: that takes longer than to look at each.
+        """
+        import torch
+
+        from recd_plugins.data.arrow import dictionary_column, sparse_column
+        from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
+        from recd_plugins.values.batch import Batch
+
+        dictionaries, columns = {}, {}
+        for name in features:
+            if (dictionary := dictionary_column(rows, name)) is not None:
+                dictionaries[name] = dictionary
+            else:
+                columns[name] = sparse_column(rows, name)
+        nothing = torch.empty(len(rows), 0)
+        batch = self._preprocess(
+            Batch(
+                nothing,
+                nothing.sum(1),
+                kjt_from_columns(columns, len(rows)) if columns else None,
+                ikjts_from_dictionaries(
+                    [{name: column} for name, column in dictionaries.items()], len(rows)
+                ),
+            )
+        )
+        found = {}
+        if batch.kjt is not None:
+            for name, jagged in batch.kjt.to_dict().items():
+                found[name] = _lookups(jagged.values(), jagged.lengths(), None)
+        for ikjt in batch.ikjts:
+            inverse = ikjt.inverse_lookup().long()
+            for name, jagged in ikjt.to_unique_kjt().to_dict().items():
+                found[name] = _lookups(jagged.values(), jagged.lengths(), inverse)
+        return found
+
+    @cached_property
+    def _preprocess(self) -> Preprocess:
+        from recd_plugins.data.preprocess import Preprocess, fitted_steps
+
+        return Preprocess(fitted_steps(self._registry, self._registry.dataset.schema()))
+
+
+def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> FeatureLookups:
+    offsets = np.concatenate(([0], np.cumsum(lengths.numpy(), dtype=np.int64)))
+    return FeatureLookups(values.numpy(), offsets, None if inverse is None else inverse.numpy())
+
+
+class _AskedTooEarly(SetupError):
+    """A wrapper asks for what is known when the model is prepared."""
+
+
+class UnknownLookups(Lookups):
+    """The lookups of a model that is not prepared yet."""
+
+    def of(self, *_: object) -> Never:
+        """Not known."""
+        raise _AskedTooEarly("a sample is read before the model is prepared")
+
+    tables = parts = property(of)
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """The first batch of the training split, the same on every rank.
+
+    Attributes:
+        rows: of the batch.
+        dataset: in the wrappers that have ordered them.
+        left_out: wrappers that order rows by the model's lookups, which are not known yet.
+    """
+
+    rows: Rows
+    dataset: Dataset
+    left_out: tuple[Entry[DatasetWrapper], ...] = ()
+
+    def batches(self, count: int) -> Iterator[Rows]:
+        """Yield the batches after it, of as many rows, until there are ``count`` with it."""
+        batch_size = len(self.rows)
+        reader = self.dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+        with plugin_call(self.dataset, "reading"):
+            yield from islice(reader, 1, count)
+
+
+def read_first_rows(registry: RunConfig) -> FirstRows:
+    """Read the first batch in the order of the dataset's wrappers, as many as can be asked yet."""
+    for count in range(len(registry.wrappers), 0, -1):
+        inner = replace(registry, wrappers=registry.wrappers[:count])
+        dataset = inner.wrap_dataset(UnknownLookups())
+        try:
+            return FirstRows(_read(registry, dataset), dataset, registry.wrappers[count:])
+        except _AskedTooEarly:
+            continue
+    return FirstRows(_read(registry, registry.dataset), registry.dataset, registry.wrappers)
+
+
+def first_rows(registry: RunConfig) -> Rows:
+    """Return the rows of ``read_first_rows``."""
+    return read_first_rows(registry).rows
+
+
+def dataset_in_order(registry: RunConfig) -> Dataset:
+    """Return the dataset in those wrappers that can be asked before the model is prepared."""
+    return read_first_rows(registry).dataset if registry.wrappers else registry.dataset
+
+
+def _read(registry: RunConfig, dataset: Dataset) -> Rows:
+    size = registry.training.batch_size
+    reader = dataset.reader(rank=0, world_size=1, batch_size=size, split="train")
+    with plugin_call(dataset, "reading"):
+        return next(iter(reader))
+
+
+def wrapped_dataset(registry: RunConfig) -> Dataset:
+    """Return the dataset of a registry in its wrappers, which know no model."""
+    return registry.wrap_dataset(RegistryLookups(registry))
+
+
+def with_sessions(dataset: Dataset) -> tuple[Entry[DatasetWrapper], ...]:
+    """Return the wrapper whose rows say their sessions; none where the dataset knows none."""
+    if dataset.session_keys() is None or type(dataset).session_reader is Dataset.session_reader:
+        return ()
+    return (Entry(WithSessions(PluginOptions()), (), "dataset", 0),)
+
+
+def session_column(dataset: Dataset) -> str | None:
+    """Return the column of the session, of a dataset wrapped by ``with_sessions``."""
+    keys = dataset.session_keys() if isinstance(dataset, WithSessions) else None
+    return None if keys is None else keys.session
+
+
+def smallest_batch(dataset: Dataset) -> int:
+    """Return the number of rows that training batches of a dataset are multiples of."""
+    size = 1
+    while isinstance(dataset, DatasetWrapper):
+        size *= dataset.rows_together
+        dataset = dataset.inner
+    return size

@@ -13,7 +13,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import chain, groupby
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from recd_plugins.byte_sizes import read_bytes
 from recd_plugins.data.list_dict import decoded_field, is_list_dict
 from recd_plugins.data.row_filter import Condition, RowFilter
-from recd_plugins.data.storage import CHANGED, Location
+from recd_plugins.data.storage import Location
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
 
@@ -42,7 +41,6 @@ _REQUESTS_AT_ONCE = 8
 _DECODE_ROWS = 2048
 # With dictionaries, which are built anew for every batch: whole row groups, if they are not huge.
 _DECODE_DICTIONARY_ROWS = 16_384
-_INT96_ROWS = 65_536
 # Of names in a damaged footer pyarrow raises the last.
 _UNREADABLE = (pa.ArrowException, OSError, UnicodeError)
 # Bytes at a file's end that are read first, as pyarrow does; and those behind a footer.
@@ -222,11 +220,7 @@ def look_at(location: Location, source: pa.NativeFile) -> tuple[pq.FileMetaData,
     if len(tail) < length <= size:
         tail = source.read_at(length, size - length)
     footer = tail[-length:]
-    try:
-        metadata = pq.read_metadata(pa.BufferReader(footer))
-        _ = metadata.schema.to_arrow_schema().names
-    except UnicodeDecodeError as error:
-        raise pa.ArrowInvalid(f"its footer is damaged: a name is no text ({error})") from error
+    metadata = pq.read_metadata(pa.BufferReader(footer))
     seen = (*seen, (_FOOTER, hashlib.sha256(footer).hexdigest()[:16]))
     _check_same(location, dict(seen))
     return metadata, replace(location, seen=seen)
@@ -248,13 +242,7 @@ def _check_same(location: Location, now: dict[str, str | int]) -> None:
         before = {"size": location.size}
     for name, value in now.items():
         if (was := before.get(name, value)) != value:
-            one, other = (_moment(each) if name == CHANGED else each for each in (was, value))
-            raise _replaced(location, f" (its {name} was {one} and is {other})")
-
-
-def _moment(nanoseconds: str | int) -> str:
-    seconds, rest = divmod(int(nanoseconds), 10**9)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09}"
+            raise _replaced(location, f" (its {name} was {was} and is {value})")
 
 
 @contextmanager
@@ -268,25 +256,16 @@ def open_file(location: Location, columns: pa.Schema, options: ReadOptions) -> I
     try:
         with location.told():
             source = location.open()
+            file = OpenFile(location, source, columns, options)
     except _UNREADABLE as error:
         raise DataError(f"{location}: no readable Parquet file: {error}") from error
-    file = None
-    try:
-        try:
-            with location.told():
-                file = OpenFile(location, source, columns, options)
-        except _UNREADABLE as error:
-            raise DataError(f"{location}: no readable Parquet file: {error}") from error
+    with closing(file):
         yield file
         if location.local is None:
             with location.told(), location.open() as again:
                 _check_same(file.location, dict(location.state_of(again)))
         else:
             file.check_unchanged()
-    finally:
-        if file is not None:
-            file.close()
-        source.close()
 
 
 class OpenFile:
@@ -308,7 +287,6 @@ class OpenFile:
             page_checksum_verification=True,
             pre_buffer=False,
         )
-        self._int96 = int96_columns(metadata)
 
     def batches(
         self, group: int, names: Sequence[str], num_rows: int
@@ -319,8 +297,6 @@ class OpenFile:
                 metadata = self.parquet.metadata
                 if self._buffered is not None:
                     self._buffered.load(column_ranges(metadata.row_group(group), names))
-                if int96 := [name for name in names if name in self._int96]:
-                    check_int96(self._source, metadata, group, int96, self.location)
                 for batch in self.parquet.iter_batches(
                     num_rows, row_groups=[group], columns=list(names), use_threads=False
                 ):
@@ -340,21 +316,20 @@ class OpenFile:
     def close(self) -> None:
         self.parquet.close(force=True)
         self._source.close()
+        self._file.close()
         if self._buffered is not None:
             self._buffered.close()
 
     def _check_codes(self, group: int, batch: pa.RecordBatch) -> None:
         """Refuse codes without a value: no checksum guards the header of a dictionary page."""
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            if not pa.types.is_dictionary(column.type) or not len(column):
-                continue
-            code, num_values = pc.max(column.indices).as_py(), len(column.dictionary)
-            if code is not None and code >= num_values:
-                raise DataError(
-                    f"{self.location}: row group {group} cannot be read: column {name} has the "
-                    f"code {code}, and its dictionary has {num_values} values; the table is "
-                    "damaged, write it anew"
-                )
+            if pa.types.is_dictionary(column.type) and len(column):
+                code = pc.max(column.indices).as_py()
+                if code is not None and code >= len(column.dictionary):
+                    raise DataError(
+                        f"{self.location}: row group {group}: column {name} has a code without a "
+                        "value; the table is damaged, write it anew"
+                    )
 
 
 def decoded_schema(metadata: pq.FileMetaData) -> pa.Schema:
@@ -422,51 +397,3 @@ def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordB
                 f"{origin.row(origin.num_rows - 1)}: {error}"
             ) from error
     return pa.record_batch(cast, schema=schema)
-
-
-def int96_columns(metadata: pq.FileMetaData) -> list[str]:
-    """Return the columns with times of 96 bits, as Spark and Impala write them, at any depth."""
-    schema = metadata.schema
-    columns = map(schema.column, range(metadata.num_columns))
-    paths = [each.path for each in columns if each.physical_type == "INT96"]
-    if not paths:
-        return []
-    names = schema.to_arrow_schema().names
-    return [name for name in names if any(f"{path}.".startswith(f"{name}.") for path in paths)]
-
-
-def check_int96(
-    source: Any, metadata: pq.FileMetaData, group: int, names: Sequence[str], where: object
-) -> None:
-    """Refuse times of a row group that nanoseconds do not reach: Arrow makes others of them.
-
-    Args:
-        source: the file, as pyarrow opens it.
-        metadata: its footer.
-        group: the row group.
-        names: columns that hold such times.
-        where: the file, for errors.
-
-    Raises:
-        DataError: one is before 1677 or after 2262; names its column.
-    """
-    schema = metadata.schema.to_arrow_schema()
-    with pq.ParquetFile(
-        source,
-        metadata=metadata,
-        coerce_int96_timestamp_unit="us",
-        page_checksum_verification=True,
-        pre_buffer=False,
-    ) as file:
-        for name in names:
-            for batch in file.iter_batches(
-                _INT96_ROWS, row_groups=[group], columns=[name], use_threads=False
-            ):
-                try:
-                    batch.column(name).cast(schema.field(name).type)
-                except pa.ArrowInvalid as error:
-                    raise DataError(
-                        f"{where}: row group {group}, column {name}: a time before 1677 or after "
-                        "2262 is stored as INT96, of which Arrow would make another one; write it "
-                        "as TIMESTAMP_MICROS (Spark: spark.sql.parquet.outputTimestampType)"
-                    ) from error

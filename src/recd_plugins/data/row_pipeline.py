@@ -5,20 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from recd_plugins.data.checks import check_ids, check_numbers
-from recd_plugins.data.fitted_steps import build_preprocess, feature_steps, num_ids_of
 from recd_plugins.data.lower import lower
-from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.data.prepared import PreparedModel, first_rows, session_column, wrapped_dataset
+from recd_plugins.data.preprocess import Preprocess, build_preprocess, feature_steps, num_ids_of
 from recd_plugins.data.rows import session_ids
-from recd_plugins.data.wrapped_dataset import first_rows, session_column, wrapped_dataset
 from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import Converter, FeatureSchema, Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.registry import RunConfig
 from recd_plugins.values.batch import Batch, MakingTimes, ModelInput, Placement
+
+if TYPE_CHECKING:
+    from recd_plugins.values.batch import Batch
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -51,7 +53,7 @@ class Transforms:
     ) -> Transforms:
         """Make the transforms of a registry whose converter is fitted."""
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
-        from recd_plugins.data.placement import plan_placement
+        from recd_plugins.data.prepared import plan_placement
 
         schema = registry.dataset.schema()
         _check_tables(registry, schema, num_embeddings or {})
@@ -171,3 +173,21 @@ def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
     registry.converter.is_fitted = True
+
+
+class PlainConverter(Converter):
+    """Plain KeyedJaggedTensor: every row as it is. What comparisons take as their baseline."""
+
+    name = "plain"
+
+    def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
+        from recd_plugins.data.arrow import dense_features, labels, sparse_column
+        from recd_plugins.sparse.from_columns import kjt_from_columns
+        from recd_plugins.values.batch import Batch
+
+        columns = {name: sparse_column(rows, name) for name in schema.sparse}
+        return Batch(
+            dense_features=dense_features(rows, schema.dense),
+            labels=labels(rows, schema.label),
+            kjt=kjt_from_columns(columns, len(rows)) if columns else None,
+        )

@@ -127,14 +127,13 @@ def session_column(rows: Rows, name: str) -> pa.Array:
     Raises:
         DataError: it is missing, of another type, or has a null.
     """
-    index = rows.data.schema.get_field_index(name)
     where = rows.origins[0].path if rows.origins else "the table"
-    if index < 0:
+    if name not in rows.data.schema.names:
         raise DataError(
             f"{where}: no column {name!r} for the session; the columns are "
             f"{', '.join(rows.data.schema.names)}"
         )
-    column = rows.data.column(index)
+    column = rows.data.column(name)
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")

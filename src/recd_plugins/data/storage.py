@@ -23,15 +23,8 @@ _URL = r"^[A-Za-z][A-Za-z0-9+.\-]*://"
 #: A URL as an option takes it. What does not look like one is a path.
 Url = Annotated[str, Field(pattern=_URL)]
 
-#: The name of the modification time in what identifies a file.
-CHANGED = "time of change"
-
 _BUCKETS = ("s3", "gs", "gcs")
 _OF_STORE = re.compile("AWS Error|google::cloud|when reading information for key")
-_NO_FILE = (
-    "no file, but a link to nowhere, a pipe or a device; remove it, or start its name with _ to "
-    "leave it out"
-)
 # Folders of table formats whose data files may hold rows that were deleted since.
 _MARKS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 
@@ -83,11 +76,8 @@ class Location:
                 if info.type != pafs.FileType.Directory:
                     raise FileNotFoundError(path)
                 infos = files.get_file_info(pafs.FileSelector(path, recursive=True))
-                self._refuse_partition(files, path)
         except FileNotFoundError as error:
-            relative = self.local and not self.local.is_absolute()
-            where = f"; it is looked for in {Path.cwd()}" if relative else ""
-            raise DataError(f"{self}: no such file or folder{where}") from error
+            raise DataError(f"{self}: no such file or folder (from {Path.cwd()})") from error
         except (OSError, pa.ArrowException, UnicodeError) as error:
             raise DataError(f"{self}: cannot be listed: {error}") from error
         root = path.rstrip("/")
@@ -95,17 +85,12 @@ class Location:
             below = info.path.removeprefix(root).lstrip("/")
             parts = below.split("/")
             _refuse_table(str(self), parts)
-            if info.type == pafs.FileType.Directory or not below.endswith(suffix):
-                continue
-            if any(part.startswith((".", "_")) for part in parts):
-                continue
-            inner = self.local / below if self.local else f"{str(self.path).rstrip('/')}/{below}"
-            if info.type != pafs.FileType.File:
-                raise DataError(f"{inner}: {_NO_FILE}")
-            found.append((parts, self._found(info, inner)))
-        for link in self.local.rglob(f"*{suffix}") if self.local else ():
-            if not link.exists() and not link.name.startswith(("_", ".")):  # Arrow skips it
-                raise DataError(f"{link}: {_NO_FILE}")
+            hidden = any(part.startswith((".", "_")) for part in parts)
+            if info.type == pafs.FileType.File and below.endswith(suffix) and not hidden:
+                inner = (
+                    self.local / below if self.local else f"{str(self.path).rstrip('/')}/{below}"
+                )
+                found.append((parts, self._found(info, inner)))
         if not found:
             raise DataError(f"{self}: no *{suffix} file in this folder")
         return [each for _, each in sorted(found, key=lambda pair: pair[0])]
@@ -136,12 +121,16 @@ class Location:
         """Return what tells this open file from another one in its place."""
         if self.local is not None:
             found = os.fstat(source.fileno())
-            return (("size", found.st_size), (CHANGED, found.st_mtime_ns), ("inode", found.st_ino))
+            return (
+                ("size", found.st_size),
+                ("time of change", found.st_mtime_ns),
+                ("inode", found.st_ino),
+            )
         size = source.size()
         if (tag := source.metadata().get("ETag")) is not None:
             return (("size", size), ("ETag", tag.decode(errors="replace")))
         files, path = self.file_system()
-        return (("size", size), (CHANGED, files.get_file_info(path).mtime_ns or 0))
+        return (("size", size), ("time of change", files.get_file_info(path).mtime_ns or 0))
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -183,11 +172,8 @@ class Location:
         url, given = str(self.path), self.storage
         parts = urlsplit(url)
         path = url.partition("://")[2]
-        if _names_somebody(url):
-            raise SetupError(
-                f"the location {self} holds a user or a password; leave them out, credentials "
-                "come from the environment"
-            )
+        if "@" in parts.netloc:
+            raise SetupError(f"{self}: leave user and password out; the environment has them")
         scheme, _, host = (given.endpoint or "").partition("://")
         if parts.scheme in _BUCKETS:
             if not parts.netloc:
@@ -208,12 +194,6 @@ class Location:
                 endpoint_override=host or None,
                 retry_time_limit=timedelta(seconds=given.request_timeout * given.attempts),
             ), path
-        for name in ("anonymous", "endpoint", "region"):
-            if getattr(given, name):
-                raise SetupError(
-                    f"{self}: storage.{name} is for s3:// and gs://; leave it out, "
-                    f"{parts.scheme}:// is set up by fsspec's own configuration"
-                )
         if parts.scheme == "file":
             return pafs.LocalFileSystem(), parts.path
         try:
@@ -230,15 +210,6 @@ class Location:
     def _found(self, info: pafs.FileInfo, path: Path | str) -> Location:
         return Location(path, self.storage, info.size, info.mtime_ns)
 
-    def _refuse_partition(self, files: pafs.FileSystem, path: str) -> None:
-        """Refuse a folder such as ``day=1`` of a table of another format."""
-        folder = path.rstrip("/")
-        while "=" in folder.rpartition("/")[2]:
-            folder = folder.rpartition("/")[0]
-            for mark in _MARKS:
-                if files.get_file_info(f"{folder}/{mark}").type != pafs.FileType.NotFound:
-                    _refuse_table(folder, [mark])
-
 
 def _refuse_table(root: str, below: Sequence[str]) -> None:
     """Refuse a file that shows that ``root`` holds a table of another format."""
@@ -253,18 +224,7 @@ def _refuse_table(root: str, below: Sequence[str]) -> None:
             )
 
 
-def _names_somebody(url: str) -> bool:
-    """Whether a URL has a user before its host; a secret may have slashes, a bucket no colon."""
-    scheme, _, rest = url.partition("://")
-    host = rest.partition("/")[0]
-    return "@" in host or (scheme in _BUCKETS and ":" in host)
-
-
 def _shown(url: str) -> str:
-    """Return a URL without user, password and signed query."""
+    """Return a URL without user, password and query, which may be secrets."""
     scheme, _, rest = url.partition("://")
-    if _names_somebody(url):
-        rest = f"...@{rest.rpartition('@')[2]}" if "@" in rest else "..."
-    if scheme in ("http", "https") and "?" in rest:
-        rest = f"{rest.partition('?')[0]}?..."
-    return f"{scheme}://{rest}"
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

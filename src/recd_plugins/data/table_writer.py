@@ -96,12 +96,6 @@ class TableWriter:
             self._layouts = {name: layout.get(name, "list") for name in self._features}
         self._statistics: StatisticsAccumulator | None = None
         if keys is not None:
-            for name in (keys.session, keys.timestamp):
-                if name not in schema.names:
-                    raise DataError(
-                        f"{path}: no column {name!r} among those to write: "
-                        f"{', '.join(schema.names)}"
-                    )
             check_session_type(schema.field(keys.session), self._source)
             self._statistics = StatisticsAccumulator(schema, keys, self._features)
             self._metadata.pop(FOOTER_KEY, None)
@@ -141,9 +135,6 @@ class TableWriter:
                 self._writer.add_key_value_metadata({FOOTER_KEY.decode(): statistics})
             self._writer.close()
             os.replace(self._scratch, self.path)
-        except OSError as error:
-            self.abort()
-            raise DataError(f"{self.path}: cannot be written ({error})") from error
         except BaseException:
             self.abort()
             raise
@@ -205,10 +196,7 @@ class TableWriter:
             self._writer = self._open(self._layouts)
         if num_rows:
             data = pa.Table.from_arrays(columns, schema=self._writer.schema)
-            try:
-                self._writer.write_table(data, row_group_size=num_rows)
-            except OSError as error:
-                raise DataError(f"{self.path}: cannot be written ({error})") from error
+            self._writer.write_table(data, row_group_size=num_rows)
             self.num_rows += num_rows
 
     def _lists(self, name: str, column: pa.ChunkedArray) -> pa.Array:
@@ -216,7 +204,7 @@ class TableWriter:
         lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
         assert len(lists) == len(column), "a row group has fewer than 2^31 ids of a feature"
         if is_list_dict(self._schema.field(name)):
-            lists = self._decoded(name, lists)
+            lists = to_lists(lists)
         if pt.is_large_list(lists.type):
             lists = lists.cast(pa.list_(lists.type.value_type))
         if lists.null_count:
@@ -238,26 +226,9 @@ class TableWriter:
             )
         return lists
 
-    def _decoded(self, name: str, column: pa.Array) -> pa.Array:
-        try:
-            return to_lists(column)
-        except ValueError as error:
-            last = self.num_rows + len(column) - 1
-            raise DataError(
-                f"{self._source}: rows {self.num_rows} to {last}, column {name!r}: "
-                f"the table is damaged, {error}"
-            ) from error
-
     def _in_layout(self, name: str, lists: pa.Array, layout: Layout) -> pa.Array:
         if layout == "list_dict":
-            try:
-                return to_list_dict(lists)
-            except ValueError as error:
-                last = self.num_rows + len(lists) - 1
-                raise DataError(
-                    f"{self._source}: rows {self.num_rows} to {last}, column {name!r}: {error}; "
-                    "write row groups of fewer rows"
-                ) from error
+            return to_list_dict(lists)
         lists = lists if lists.offset == 0 and not lists.null_count else pa.concat_arrays([lists])
         kind = _list_type(pa.field(name, lists.type))
         return pa.ListArray.from_arrays(lists.offsets, lists.values, type=kind)
@@ -265,23 +236,20 @@ class TableWriter:
     def _open(self, layouts: Mapping[str, Layout]) -> pq.ParquetWriter:
         fields = [_stored_field(self._schema.field(name), layouts) for name in self._columns]
         packed = [name for name, layout in layouts.items() if layout == "list_dict"]
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            return pq.ParquetWriter(
-                self._scratch,
-                pa.schema(fields, metadata=self._metadata),
-                compression="zstd",
-                compression_level=self._compression_level,
-                # A dictionary over ids makes clustered lists larger; zstd finds the repeats.
-                use_dictionary=packed,
-                dictionary_pagesize_limit=1 << 30,
-                data_page_size=_MB,
-                # What a reader makes of a flipped bit that no checksum guards is other ids.
-                write_page_checksum=True,
-                write_statistics=[name for name in self._columns if name not in layouts],
-            )
-        except OSError as error:
-            raise DataError(f"{self.path}: cannot be written ({error})") from error
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return pq.ParquetWriter(
+            self._scratch,
+            pa.schema(fields, metadata=self._metadata),
+            compression="zstd",
+            compression_level=self._compression_level,
+            # A dictionary over ids makes clustered lists larger; zstd finds the repeats.
+            use_dictionary=packed,
+            dictionary_pagesize_limit=1 << 30,
+            data_page_size=_MB,
+            # Without a checksum a flipped bit becomes other ids.
+            write_page_checksum=True,
+            write_statistics=[name for name in self._columns if name not in layouts],
+        )
 
 
 def choose_layouts(lists: Mapping[str, pa.Array]) -> dict[str, Layout]:

@@ -28,7 +28,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from recd_plugins.activity import doing
 from recd_plugins.data.ipc import Packed, pack, unpack
-from recd_plugins.data.read_task import hand_out
+from recd_plugins.data.loader import hand_out
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Feed, Reader
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State

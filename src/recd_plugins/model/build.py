@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugins.data.access import positive_counts
-from recd_plugins.data.fitted_steps import num_dense_inputs
-from recd_plugins.data.placement import plan_placement
-from recd_plugins.data.wrapped_dataset import UnknownLookups
+from recd_plugins.data.prepared import UnknownLookups, plan_placement
+from recd_plugins.data.preprocess import num_dense_inputs
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.model.dlrm import DLRM

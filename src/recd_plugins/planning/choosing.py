@@ -26,8 +26,8 @@ from torchrec.distributed.types import (
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.activity import said_if_long
 from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.prepared import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
-from recd_plugins.data.wrapped_dataset import first_rows
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import (
     NoPlanError,

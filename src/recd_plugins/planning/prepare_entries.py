@@ -10,8 +10,8 @@ from torch import nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.data.fitted_steps import refuse_ids_apart
-from recd_plugins.data.placement import placement_of
+from recd_plugins.data.prepared import placement_of
+from recd_plugins.data.preprocess import refuse_ids_apart
 from recd_plugins.errors import Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, PlanContext, Sharding, Table, TableStrategy
 from recd_plugins.model.sequence_pooling import put_poolings

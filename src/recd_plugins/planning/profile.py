@@ -15,8 +15,8 @@ from torch import Tensor
 
 from recd_plugins.data.access import sent_reads
 from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.prepared import FirstRows, read_first_rows
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
-from recd_plugins.data.wrapped_dataset import FirstRows, read_first_rows
 from recd_plugins.interfaces import PlanContext, Rows, Table
 from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.run_config import NoDataset

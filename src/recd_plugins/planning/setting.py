@@ -12,7 +12,7 @@ from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recd_plugins.access.profile import AccessProfile
-from recd_plugins.data.measure_access import measure_access
+from recd_plugins.data.access import measure_access
 from recd_plugins.interfaces import PlanContext, Table, TrainingData
 from recd_plugins.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
 from recd_plugins.planning.profile import distinct_reads, measure_profile

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins.data.fitted_steps import FittedState
+from recd_plugins.data.preprocess import FittedState
 from recd_plugins.distributed.rank_agreement import from_rank_0, together
 from recd_plugins.errors import RecdError
 from recd_plugins.file_lock import locked_folder

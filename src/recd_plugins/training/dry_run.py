@@ -11,8 +11,8 @@ import torch
 from rich.table import Table as RichTable
 
 from recd_plugins.byte_sizes import bytes_text
-from recd_plugins.data.fitted_steps import feature_steps
-from recd_plugins.data.wrapped_dataset import wrapped_dataset
+from recd_plugins.data.prepared import wrapped_dataset
+from recd_plugins.data.preprocess import feature_steps
 from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of

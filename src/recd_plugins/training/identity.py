@@ -13,8 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.data.fitted_steps import fitted_steps
-from recd_plugins.data.wrapped_dataset import RegistryLookups
+from recd_plugins.data.prepared import RegistryLookups
+from recd_plugins.data.preprocess import fitted_steps
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import (
     Dataset,

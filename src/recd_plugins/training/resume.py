@@ -10,7 +10,7 @@ import click
 import torch
 from pydantic import ValidationError
 
-from recd_plugins.data.fitted_steps import fitted_steps, load_fitted_state
+from recd_plugins.data.preprocess import fitted_steps, load_fitted_state
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.interfaces import Candidate, Preprocessing
 from recd_plugins.planning.choosing import chooser_of, with_offers

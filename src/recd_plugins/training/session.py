@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.activity import doing
-from recd_plugins.data.read_task import check_ingestion
-from recd_plugins.data.wrapped_dataset import wrapped_dataset
+from recd_plugins.data.loader import check_ingestion
+from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.distributed.launch import (
     backend_for,

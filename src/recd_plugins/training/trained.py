@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from recd_plugins import activity, upstream_noise
 from recd_plugins.activity import doing
-from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import pinned
+from recd_plugins.data.prepared import wrapped_dataset
+from recd_plugins.data.preprocess import fitted_steps
 from recd_plugins.data.row_pipeline import fit_converter
-from recd_plugins.data.wrapped_dataset import wrapped_dataset
 from recd_plugins.distributed.device import choose_device, device_of_rank
 from recd_plugins.distributed.launch import (
     backend_for,

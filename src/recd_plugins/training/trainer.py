@@ -16,7 +16,7 @@ from torch import Tensor
 
 from recd_plugins import activity, upstream_noise
 from recd_plugins.compat.lookup_kernels import close_kernels
-from recd_plugins.data.fitted_steps import FittedState, fitted_state
+from recd_plugins.data.preprocess import FittedState, fitted_state
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.rank_agreement import check_agreement, from_rank_0, together
 from recd_plugins.distributed.signals import Interrupts

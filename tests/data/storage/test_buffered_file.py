@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from tests.data.storage.counted_files import CountedFiles, register
 from tests.data.storage.counted_store import of_columns
 
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.reader import Piece
 from recd_plugins.data.row_groups import BufferedFile, ReadOptions, merge
 from recd_plugins.data.storage import Location
 
@@ -92,14 +91,6 @@ def test_it_reads_like_the_file_itself(path):
         assert file.read() == content[-8:]
         assert file.read_buffer(5).size == 0
     assert source.closed
-
-
-def test_limits_are_bytes_in_words():
-    options = ReadOptions.model_validate({"hole_size_limit": "1MiB", "range_size_limit": "8MB"})
-    assert (options.hole_size_limit, options.range_size_limit) == (1 << 20, 8_000_000)
-    for wrong in ({"hole_size_limit": "wide"}, {"range_size_limit": 0}, {"hole_size_limit": -1}):
-        with pytest.raises(ValidationError):
-            ReadOptions.model_validate(wrong)
 
 
 def test_files_are_closed(path, monkeypatch):

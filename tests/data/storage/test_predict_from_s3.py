@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.data.storage.counted_store import Store
 
-from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_runs.predict import PredictJob
 from recd_plugins import load_registry
-from recd_plugins.api import PluginOptions
-from recd_plugins.errors import DataError, PluginError
-from recd_plugins.values.rows import Storage
+from recd_plugins.errors import DataError
 
 REGISTRY = """
 version: 1
@@ -59,28 +55,3 @@ def test_the_source_of_a_table_says_how_as_well(store: Store, tmp_path: Path) ->
     kept = job.kept(load_registry(path).dataset.to_score(job.table))
     assert kept is not None
     assert kept.take(np.arange(3))["price"].to_pylist() == [0, 1, 2]
-
-
-class Served(SessionParquet):
-    """Has no option ``storage``, and says by its method how the store is reached."""
-
-    name = "test.served"
-
-    class Options(PluginOptions):
-        server: str
-
-    options: Any
-
-    def storage(self) -> Any:
-        server = self.options.server
-        return Storage(endpoint=server, region="us-east-1", attempts=1) if server else {}
-
-
-def test_a_dataset_says_by_a_method_how(store: Store, tmp_path: Path) -> None:
-    table = "s3://tables/clicks"
-    job = PredictJob(tmp_path / "r.yaml", tmp_path / "step-1", table=table, keep=("price",))
-    kept = job.kept(Served(Served.Options(server=store.endpoint)))
-    assert kept is not None
-    assert kept.take(np.arange(3))["price"].to_pylist() == [0, 1, 2]
-    with pytest.raises(PluginError, match=r"test\.served: storage returned \{\}; expected a Stor"):
-        job.kept(Served(Served.Options(server="")))

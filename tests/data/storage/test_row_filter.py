@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import tempfile
 from datetime import UTC, date, datetime
@@ -284,17 +283,6 @@ def test_a_file_that_is_replaced_is_counted_anew(tmp_path):
             (unit,) = ParquetTable(path, where=where).units
             assert unit.num_rows == kept + 1
     assert len(sizes) == 1
-
-
-def test_a_file_with_the_footer_of_the_one_before_is_counted_anew(tmp_path):
-    path, kept = tmp_path / "t.parquet", []
-    for second, values in ((1, [0, 9, 9]), (2, [9, 1, 0])):
-        pq.write_table(pa.table({"x": values}), path, use_dictionary=False, compression="none")
-        os.utime(path, (second, second))
-        (unit,) = ParquetTable(path, where=[condition("x", ">", 4)]).units
-        kept.append((unit.num_rows, path.stat().st_size))
-    assert [rows for rows, _ in kept] == [2, 1]
-    assert kept[0][1] == kept[1][1]
 
 
 @pytest.mark.parametrize("wrong", ["14", "16"])

@@ -14,7 +14,7 @@ from tests.data.storage.counted_store import Store, num_bytes, of_columns
 
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.reader import Piece
 from recd_plugins.data.row_groups import read_splits
 from recd_plugins.errors import DataError
 from recd_plugins.values.rows import Storage
@@ -104,30 +104,6 @@ def test_bytes_read_are_those_of_columns_and_row_groups_that_are_asked_for(store
     assert {each.path for each in read["hour"]} == {"tables/clicks/day=02/part.parquet"}
     assert num_bytes(read["hour"]) < num_bytes(read["all"]) / 4
     assert {each.path for each in read["day"]} == {"tables/clicks/day=01/part.parquet"}
-
-
-def test_rows_are_counted_by_the_columns_of_the_filter_and_once(store, folder):
-    sizes = _sizes(folder)
-    options: dict[str, Any] = {"where": [["label", "==", 1]], "read": {"hole_size_limit": 0}}
-    store.taken()
-    dataset(URL, store, **options).prepare()
-    assert num_bytes(of_columns(store.taken(), sizes)) == _stored(folder, ["label"])
-    again = dataset(URL, store, **options)
-    again.prepare()
-    assert len(reader(again, batch_size=5)) == 25
-    assert of_columns(store.taken(), sizes) == []
-
-
-@pytest.mark.parametrize("rows", [range(60), range(1000, 1040)])
-def test_an_object_that_is_replaced_is_noticed(store, tmp_path, rows):
-    pq.write_table(table(range(40)), tmp_path / "part.parquet")
-    store.upload(tmp_path, "replaced")
-    data = dataset("s3://replaced/part.parquet", store)
-    one = reader(data)
-    pq.write_table(table(rows), tmp_path / "part.parquet", compression="none")
-    store.upload(tmp_path, "replaced")
-    with pytest.raises(DataError, match=r"s3://replaced/part.parquet was replaced while it was"):
-        list(one)
 
 
 @pytest.mark.parametrize("batches_before", [0, 1])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,17 +65,6 @@ def test_a_folder_is_listed_alike_on_disk_and_in_a_store(folder, store):
     assert [file.size for file in found] == [file.size for file in here.find(".parquet")]
 
 
-def test_names_are_sorted_by_their_parts(tmp_path, store):
-    for name in ("a-b/1.parquet", "a/2.parquet", "a.parquet", "a/.h/3.parquet"):
-        (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "t" / name).write_text(name)
-    store.upload(tmp_path / "t", "sorted")
-    here, there = Location(tmp_path / "t"), Location("s3://sorted", at(store.endpoint))
-    order = ["a/2.parquet", "a-b/1.parquet", "a.parquet"]
-    assert [file.below(here) for file in here.find(".parquet")] == order
-    assert [file.below(there) for file in there.find(".parquet")] == order
-
-
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -103,12 +90,6 @@ def test_a_store_that_refuses_says_what_to_set(refusing, signed):
     assert set(signed) == {False}
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3:///t", "gs://"])
-def test_a_url_without_a_bucket_is_refused(url):
-    with pytest.raises(DataError, match=f"{url}: names no bucket"):
-        ParquetTable(url)
-
-
 def test_nobody_at_the_endpoint_and_one_who_never_answers_end_soon():
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -122,11 +103,9 @@ def test_nobody_at_the_endpoint_and_one_who_never_answers_end_soon():
             assert time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize("somebody", ["key:word@", "key:wo/word@", "key:word"])
-def test_credentials_in_a_url_are_refused_and_not_repeated(somebody):
-    with pytest.raises(SetupError, match="credentials come from the environment") as error:
-        ParquetTable(f"s3://{somebody}tables/t")
-    assert "word" not in str(error.value).partition("holds")[0]
+def test_credentials_in_a_url_are_refused_and_not_repeated():
+    with pytest.raises(SetupError, match="s3://tables/t: leave user and password out"):
+        ParquetTable("s3://key:word@tables/t")
 
 
 def test_other_file_systems_are_those_of_fsspec(folder):
@@ -143,42 +122,9 @@ def test_other_file_systems_are_those_of_fsspec(folder):
 def test_a_scheme_that_nobody_knows_and_one_without_its_package(monkeypatch):
     with pytest.raises(SetupError, match=r"cloud://x/y: .*cloud.*; use a path, s3://"):
         ParquetTable("cloud://x/y")
-    with pytest.raises(SetupError, match=r"storage.region is for s3:// and gs://"):
-        ParquetTable("memory://x", Storage(region="eu"))
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(SetupError, match=r'pip install "recd-plugins\[fsspec\]"'):
         ParquetTable("memory://x")
-
-
-def test_links_to_folders_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a.parquet").touch()
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t" / "day=1").symlink_to(tmp_path / "other")
-    (found,) = Location(tmp_path / "t").find(".parquet")
-    assert found.path == tmp_path / "t" / "day=1" / "a.parquet"
-
-
-@pytest.mark.parametrize("what", ["a link to nowhere", "a pipe"])
-def test_no_row_is_left_out_without_a_word(tmp_path: Path, what: str) -> None:
-    (tmp_path / "t").mkdir()
-    (tmp_path / "t" / "a.parquet").touch()
-    odd = tmp_path / "t" / "b.parquet"
-    if what == "a pipe":
-        os.mkfifo(odd)
-    else:
-        odd.symlink_to("nowhere")
-    with pytest.raises(DataError, match=f"^{odd}: .*{what}.*name with _"):
-        Location(tmp_path / "t").find(".parquet")
-    odd.rename(tmp_path / "t" / "_b.parquet")
-    assert len(Location(tmp_path / "t").find(".parquet")) == 1
-
-
-def test_local_paths_are_what_they_were(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"^{tmp_path}/x: no such file or folder$"):
-        ParquetTable(tmp_path / "x")
-    with pytest.raises(DataError, match=rf"^{tmp_path}: no \*.parquet file in this folder$"):
-        ParquetTable(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +133,3 @@ def test_local_paths_are_what_they_were(tmp_path: Path) -> None:
 def test_an_endpoint_is_a_server_without_credentials(endpoint):
     with pytest.raises(ValidationError):
         Storage(endpoint=endpoint)
-
-
-def test_a_signature_in_a_url_is_not_repeated():
-    assert str(Location("https://host/t.parquet?X-Amz-Signature=1")) == "https://host/t.parquet?..."

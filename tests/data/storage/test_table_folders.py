@@ -34,7 +34,6 @@ def test_a_table_of_another_library_is_refused(tmp_path: Path, scheme: str, mark
         assert ParquetTable(place).units
     store.makedirs(f"{top}/table/{mark.rpartition('/')[0]}", exist_ok=True)
     store.pipe(f"{top}/table/{mark}", b"{}")
-    # Parts of an Iceberg table lie in a folder of their own, which nothing shows to be one's.
-    for place in places[:2] if MARKS[mark] == "Iceberg" else places:
+    for place in places[:2]:
         with pytest.raises(DataError, match=rf"table: a table of {MARKS[mark]}, whose files may"):
             ParquetTable(place)

@@ -133,6 +133,13 @@ class ConverterContract(PluginContract):
         batch.dense_features.zero_()
         assert rows.data.to_pylist() == before
 
+    def test_leaves_what_it_returned_as_it_is(self, plugin: Converter, rows: Rows) -> None:
+        plugin.fit(rows, _SCHEMA)
+        batch = plugin.convert(rows, _SCHEMA)
+        part = Rows(rows.data.slice(3, 6), (rows.origins[0].slice(3, 6),))
+        plugin.convert(part, _SCHEMA)
+        _check_equal(batch, rows)
+
     @pytest.mark.parametrize("name", ["item", "history", "price", "hour", "clicked"])
     def test_refuses_a_null(self, plugin: Converter, rows: Rows, name: str) -> None:
         values = rows.data.column(name).to_pylist()

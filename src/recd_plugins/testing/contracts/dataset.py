@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
-from recd_plugins.data.wrapped_dataset import smallest_batch
+from recd_plugins.data.prepared import smallest_batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Reader, Rows, Split
 from recd_plugins.testing.contracts.plugin import PluginContract

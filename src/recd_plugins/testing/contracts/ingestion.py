@@ -22,8 +22,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.loader import DataLoader, build_dataloader
-from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
-from recd_plugins.data.reader import PlannedReader
+from recd_plugins.data.reader import Piece, PlannedReader, ReadPlan, Unit
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.data.workers import WorkerContext
 from recd_plugins.errors import DataError

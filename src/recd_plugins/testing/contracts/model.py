@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
-from recd_plugins.data.placement import placement_of
+from recd_plugins.data.prepared import placement_of
 from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling, Sharding
 from recd_plugins.model.build import model_of
