@@ -30,6 +30,8 @@ from recd_plugins.api import (
 
 # Readers are removed if the waiting share is below this part of the target.
 _FAR_BELOW = 0.25
+# For the block that is being made when a read is left.
+_STOP_SECONDS = 30.0
 # Readers kept per reader that is needed, before one is removed.
 _MARGIN = 1.25
 
@@ -96,9 +98,9 @@ def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float)
 class RayFeed(Feed):
     """Tells a process that speaks to Ray what to read, and takes the blocks that it sends.
 
-    It is sent ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a block) and
-    ``readers`` (how many). It sends ``ready``, ``block``, ``scaled``, ``done``, and on errors
-    ``failed``, ``died``, ``lost`` and ``raised``.
+    It is sent ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a block),
+    ``stop`` and ``readers`` (how many). It sends ``ready``, ``block``, ``scaled``, ``done``, and on
+    errors ``failed``, ``died``, ``lost`` and ``raised``.
     """
 
     def __init__(self, task: ReadTask, options: RayOptions) -> None:
@@ -112,7 +114,8 @@ class RayFeed(Feed):
         self._scaling = False
         self._window = Window()
         self._feeder: Helper | None = None
-        self._reading = False
+        # The current read; None between two.
+        self._current: object = None
         self._cluster = join(options, task.world_size)
         try:
             self._feeder = self._start_feeder()
@@ -146,17 +149,19 @@ class RayFeed(Feed):
         self._cluster.leave()
 
     def _blocks(self, position: State, num_blocks: int | None) -> Generator[BatchBlock, None, None]:
-        if self._reading:
-            self._end_feeder()  # an iteration was left and not closed
+        if self._current is not None:
+            self._stop()  # an iteration was left and not closed
         feeder = self._feeder = self._feeder or self._start_feeder()
-        self._reading, self._scaling = True, False
+        self._current = current = object()
+        self._scaling = False
         feeder.send("read", position=position, num_blocks=num_blocks, readers=self._readers)
         timeout: float | None = self._options.start_timeout
         try:
             while (message := self._receive(feeder, timeout))[0] != "done":
                 kind, fields = message
                 if kind == "scaled":
-                    self._scaled(**fields)
+                    if self._scaling:  # else requested in the read before
+                        self._scaled(**fields)
                     continue
                 timeout = None  # later blocks may be slow, and a lost cluster is noticed
                 start = time.perf_counter()
@@ -165,7 +170,13 @@ class RayFeed(Feed):
                 block: BatchBlock = decode(data)
                 self._count(**fields)
                 yield block.moved(fields["packing"], time.perf_counter() - start)
-            self._reading = False
+                if self._current is not current:
+                    raise RuntimeError("this iteration was left: the feed is read anew, or closed")
+            self._current = None
+        except GeneratorExit:
+            if self._current is current:
+                self._stop()
+            raise
         except TimeoutError:
             raise SetupError(
                 f"no batch of rank {self._rank} within {timeout:.0f} s from Ray at "
@@ -173,8 +184,22 @@ class RayFeed(Feed):
                 "readers take so long, raise start_timeout"
             ) from None
         finally:
-            if self._reading and self._feeder is feeder:
+            if self._current is current:
                 self._end_feeder()
+
+    def _stop(self) -> None:
+        """Throw away the rest of a read that was left; its readers are ready for the next."""
+        feeder, self._current = self._feeder, None
+        if feeder is None:
+            return
+        feeder.send("stop")
+        try:
+            while (message := self._receive(feeder, _STOP_SECONDS))[0] != "done":
+                if message[0] == "block":
+                    receive_block(feeder.connection, message[1]["size"]).close()
+                    feeder.send("taken")
+        except (SetupError, RuntimeError, TimeoutError):
+            self._end_feeder()
 
     def _receive(self, feeder: Helper, timeout: float | None) -> tuple[str, dict[str, Any]]:
         try:
@@ -241,7 +266,7 @@ class RayFeed(Feed):
         return feeder
 
     def _end_feeder(self) -> None:
-        self._reading = False
+        self._current = None
         if self._feeder is not None:
             self._feeder.end()
             self._feeder = None

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from queue import Queue
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -101,6 +101,7 @@ class _Feeder:
         self._position: dict[str, Any] = {}
         # The newest number of readers that was requested.
         self._wanted = 0
+        self._stopped = Event()
         # Before Ray: joining a cluster that has gone would outlast the trainer.
         Thread(target=self._listen, daemon=True).start()
         try:
@@ -124,7 +125,10 @@ class _Feeder:
             while True:
                 kind, fields = self._connection.recv()
                 if kind == "read":
+                    self._stopped.clear()
                     self._asked.put(fields)
+                elif kind == "stop":
+                    self._stopped.set()
                 elif kind == "taken":
                     self._sender.taken()
                 else:
@@ -161,7 +165,7 @@ class _Feeder:
         return int(cpus / self._cpus_per_reader + 1e-6)
 
     def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
-        """Send the blocks from a position to the end of the epoch, in order."""
+        """Send the blocks from a position to the end of the epoch, in order, or until stopped."""
         self._position, self._wanted = position, readers
         if num_blocks is None:
             AtMost.tasks = 1
@@ -173,6 +177,8 @@ class _Feeder:
         try:
             with closing(rows):
                 for row in rows:
+                    if self._stopped.is_set():
+                        break
                     data = memoryview(row.column("data").chunk(0)[0].as_buffer())
                     fields = row.drop_columns("data").to_pylist()[0]
                     self._sender.send_block(data, **fields)

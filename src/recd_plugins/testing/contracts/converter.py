@@ -136,7 +136,7 @@ class ConverterContract(PluginContract):
     def test_leaves_what_it_returned_as_it_is(self, plugin: Converter, rows: Rows) -> None:
         plugin.fit(rows, _SCHEMA)
         batch = plugin.convert(rows, _SCHEMA)
-        part = Rows(rows.data.slice(3, 6), (rows.origins[0].slice(3, 6),))
+        part = Rows(rows.data.slice(3, 5), (Origin(_FILE, _FIRST_ROW + 3, 5),))
         plugin.convert(part, _SCHEMA)
         _check_equal(batch, rows)
 
