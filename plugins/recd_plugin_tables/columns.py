@@ -91,7 +91,6 @@ class ColumnOptions(PluginOptions):
     @model_validator(mode="before")
     @classmethod
     def _short(cls, given: Any) -> Any:
-        """``id`` stands for ``{as: id}``, a list of roles likewise."""
         return {"as": given} if isinstance(given, str | list | tuple) else given
 
     @field_validator("separator", mode="before")

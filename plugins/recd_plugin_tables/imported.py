@@ -160,12 +160,7 @@ class ImportPlace:
 
     @cached_property
     def source(self) -> Source:
-        """The table.
-
-        Raises:
-            DataError: it is not there, or cannot be read.
-            SetupError: the library for its format is missing, or its store cannot be reached.
-        """
+        """The table."""
         source = open_source(
             self.path, options=self.options.source, of_another=self.scoring, texts=self._texts
         )
@@ -173,7 +168,6 @@ class ImportPlace:
 
     @property
     def _texts(self) -> tuple[str, ...]:
-        """Columns that are text in the table that is trained on."""
         types = {} if self.trained is None else self.trained.types
         return tuple(name for name, kind in types.items() if is_text(kind))
 
@@ -205,11 +199,7 @@ class ImportPlace:
         return None if note is None else Imported(self.source.location, self.folder, note, False)
 
     def plan(self) -> ColumnPlan:
-        """Which column is what, by the table's schema.
-
-        Raises:
-            PlanError: the options do not suit the columns.
-        """
+        """Which column is what, by the table's schema."""
         options = self.options
         return plan_columns(
             self.source.location,
@@ -224,11 +214,7 @@ class ImportPlace:
         )
 
     def make(self) -> Imported:
-        """The import, made where it is not there, with a bar on stderr.
-
-        Raises:
-            DataError: the table is wrong; says file, row and column.
-        """
+        """The import, made where it is not there, with a bar on stderr."""
         if (found := self.find()) is not None:
             return found
         # What writes needs numba.

@@ -113,10 +113,6 @@ def plan_columns(
             in a table to score.
         needed: roles whose columns have to be there even so.
         folder_keys: columns that names of folders say in the table that is trained on.
-
-    Raises:
-        PlanError: a column is not there, is named twice, used twice, used for what its type cannot
-            be, or not named at all; names all of them.
     """
     problems: list[Problem] = [(("explode",), each) for each in explode_problems(schema, explode)]
     found = leaves(schema, explode)

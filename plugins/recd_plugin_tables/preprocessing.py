@@ -23,11 +23,7 @@ class FittedPreprocessing(Preprocessing):
 
     @property
     def state(self) -> Mapping[str, Tensor]:
-        """The tensors.
-
-        Raises:
-            PluginError: nothing was fitted or loaded.
-        """
+        """The tensors."""
         if self._state is None:
             raise PluginError(f"{self.name}: transform before fit")
         return self._state
@@ -200,7 +196,6 @@ def _together(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _mix(ids: Tensor) -> Tensor:
-    """63 bits of the finaliser of SplitMix64, which spreads ids that are alike."""
     z = ids + -7046029254386353131  # 0x9E3779B97F4A7C15
     z = (z ^ _shifted(z, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
     z = (z ^ _shifted(z, 27)) * -7723592293110705685  # 0x94D049BB133111EB
@@ -208,7 +203,6 @@ def _mix(ids: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right; torch's fills with the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -131,11 +131,7 @@ class Table(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Features in the order of ``columns``, and then histories.
-
-        Raises:
-            DataError: a list of numbers has no ``width``, and the table is missing or wrong.
-        """
+        """Features in the order of ``columns``, and then histories."""
         sparse, dense = [], []
         for column, use in self.options.columns.items():
             name = use.name or feature_name(column)
@@ -256,7 +252,6 @@ class Table(Dataset):
 
     @property
     def _numbers(self) -> set[str]:
-        """Names of features of one number."""
         columns = self.options.columns.items()
         return {u.name or feature_name(column) for column, u in columns if u.feature == "number"}
 
@@ -322,7 +317,6 @@ class Table(Dataset):
         )
 
     def _type_known(self, name: str, use: ColumnOptions) -> pa.DataType:
-        """A type that its values had; of a column that is no feature, one that it could have."""
         if (kind := self.trained_kinds.get(name)) is None:
             return type_of_values("times" if use.by or "time" in use.roles else "numbers")
         of_one = type_of_values(kind.removeprefix(_LISTS))
@@ -378,7 +372,6 @@ class Table(Dataset):
         return self._test if apart else self._train
 
     def _named(self, split: Split, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
-        """The same rows, which messages name by the table and not by its import."""
         named = SourceRows(self._imported(split).note.files, bool(self.options.explode))
         for each in rows:
             origins = tuple(replace(origin, named=named) for origin in each.origins)

@@ -95,9 +95,6 @@ def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
     Args:
         cells: times, dates, text as 2024-05-01 10:00:00, or numbers of ``unit``.
         unit: of numbers; None: seconds since 1970.
-
-    Raises:
-        DataError: text is no time, or numbers are none in this unit.
     """
     values = cells.values
     if pt.is_dictionary(values.type):

@@ -98,11 +98,7 @@ def seconds(values: pa.Array) -> NDArray[np.float64]:
 
 
 def number_rows(cells: Cells, options: ColumnOptions, width: int) -> NDArray[np.float64]:
-    """Lists of ``width`` numbers as ``[B, width]``, NaN where there is none.
-
-    Raises:
-        DataError: a list is of another length.
-    """
+    """Lists of ``width`` numbers as ``[B, width]``, NaN where there is none."""
     offsets, elements, empty = list_parts(cells.values)
     lost = empty.to_numpy(zero_copy_only=False) | (np.diff(offsets) == 0)
     wrong = ~lost & (np.diff(offsets) != width)
@@ -133,9 +129,6 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
     Whole numbers stay what they are, whatever type they have; those of uint64 from 2^63 on become
     the negative int64 of the same bits, so that none meets another. Text and bytes are hashed
     (``text_id``), false and true are 0 and 1, dates days since 1970. ``by`` makes times of all.
-
-    Raises:
-        DataError: a number is not whole, or is a float too large to be told from the next.
     """
     values = cells.values
     kind = values.type
@@ -174,9 +167,6 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
     Returns:
         The lists; which rows ``missing`` says to drop, bool ``[B]``; how many nulls there were,
         lists and elements.
-
-    Raises:
-        DataError: a null where ``missing`` is error; as ``ids_of``.
     """
     if options.feature == "id":
         ids = ids_of(cells, options)
@@ -279,11 +269,7 @@ def _floats(numbers: np.ndarray) -> pa.Array:
 
 
 def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
-    """0 or 1 a value, NaN where there is none.
-
-    Raises:
-        DataError: a value is another number, and no option says which are positive.
-    """
+    """0 or 1 a value, NaN where there is none."""
     values = cells.values
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -314,7 +300,6 @@ def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
 
 
 def _as_stored(kind: pa.DataType, chosen: list[float]) -> NDArray[np.float64]:
-    """What a column of this type holds where a user writes these: 0.7 is less as a float32."""
     stored = {pa.float16(): np.float16, pa.float32(): np.float32}.get(kind, np.float64)
     with np.errstate(over="ignore"):
         return np.array(chosen).astype(stored).astype(np.float64)
@@ -353,11 +338,7 @@ class Texts:
         self._known: dict[str, dict[int, str]] = {}
 
     def add(self, feature: str, cells: Cells, options: ColumnOptions) -> None:
-        """The texts of some rows.
-
-        Raises:
-            DataError: two texts have one id.
-        """
+        """The texts of some rows."""
         values = cells.values
         if options.separator is not None:
             values = split_text(values, options.separator)

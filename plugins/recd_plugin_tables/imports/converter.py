@@ -88,9 +88,6 @@ class Converter:
         Args:
             rows: of the table, with ``plan.columns``.
             first_row: the number of the first of them in the table.
-
-        Raises:
-            DataError: a value is none of what its column holds; names file, row and column.
         """
         exploded = explode(rows, self._plan.explode)
         self.without_candidates += exploded.num_empty
@@ -290,11 +287,7 @@ class Exploded:
 
 
 def explode(rows: Rows, columns: Sequence[str]) -> Exploded:
-    """A row for each element of the lists in ``columns``, which are parallel; none: the rows.
-
-    Raises:
-        DataError: lists of one row differ in length.
-    """
+    """A row for each element of the lists in ``columns``, which are parallel; none: the rows."""
     num_rows = len(rows)
     if not columns:
         return Exploded(rows, np.arange(num_rows), np.zeros(num_rows, np.int64), {}, 0)
@@ -351,9 +344,6 @@ def finite(
         options: its ``missing`` is for null and NaN, in place of ``on_nan``.
         on_nan: for what is missing, and for what is infinite as float32.
         scoring: the model is trained, and by these rules.
-
-    Raises:
-        DataError: a value is missing or infinite, and the rule for it is error.
     """
     gaps = np.isnan(numbers)
     with np.errstate(over="ignore"):
@@ -375,11 +365,7 @@ def finite(
 
 
 def given(cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions) -> Kept:
-    """Labels, NaN where there is none, after ``missing``.
-
-    Raises:
-        DataError: one is missing and ``missing`` gives no value.
-    """
+    """Labels, NaN where there is none, after ``missing``."""
     gaps = np.isnan(numbers)
     if gaps.any() and options.missing in (None, "error"):
         raise cells.wrong(int(gaps.argmax()), "set missing: drop, 0 or 1 for it")

@@ -76,9 +76,6 @@ class Importer:
 
         Another process that makes it is waited for, after a call of ``waits``: all ranks of a
         trainer may begin with it.
-
-        Raises:
-            DataError: a value is wrong, a split is empty, or the place cannot be written.
         """
         with work_folder(target, "import", identity, lambda _: None, waits=waits) as work:
             if (found := ImportNote.read(target)) is not None:
@@ -158,12 +155,7 @@ class Importer:
     def _write_splits(
         self, folder: Path, spill: Spill, splitter: Splitter, schema: pa.Schema
     ) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
-        """Write both splits.
-
-        Returns:
-            Row and positive counts by split, id counts by feature; the first and last time of each
-            split.
-        """
+        """Write both splits."""
         times: dict[str, tuple[int, int]] = {}
         counts = {"train": 0, "test": 0, "positives": 0, "train_positives": 0}
         ids = dict.fromkeys(self._id_features, 0)
@@ -243,11 +235,7 @@ class Importer:
 
 
 def find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict[str, int]:
-    """How many numbers the lists of each such feature hold: its ``width``, or the first list's.
-
-    Raises:
-        DataError: a column has no list at all.
-    """
+    """How many numbers the lists of each such feature hold: its ``width``, or the first list's."""
     widths = dict(known)
     waiting = {}
     for use in plan.features:

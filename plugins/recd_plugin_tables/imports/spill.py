@@ -58,11 +58,7 @@ class Spill:
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows.
-
-        Raises:
-            DataError: the disk is full.
-        """
+        """Add rows."""
         if not batch.num_rows:
             return
         if self._order == "added":
@@ -102,7 +98,6 @@ class Spill:
                 yield from taken.combine_chunks().to_batches()
 
     def _parts(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Return the part of each row."""
         if self._order == "row":
             return (batch[ROW].to_numpy() << _BITS) // self._num_rows
         return (_order_of(batch[SESSION]) >> np.uint64(64 - _BITS)).astype(np.int64)
@@ -194,12 +189,10 @@ class Histories:
 
 
 def _changes(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each value differs from the one before; True of the first."""
     return np.concatenate([np.ones(min(1, len(values)), bool), values[1:] != values[:-1]])
 
 
 def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The index of the last True up to each place."""
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), 0))
 
 
@@ -223,7 +216,6 @@ class SplitOptions(PluginOptions):
     @field_validator("test_from", mode="before")
     @classmethod
     def _as_text(cls, given: Any) -> Any:
-        """YAML reads 2024-05-01 as a date."""
         return str(given) if isinstance(given, date | datetime) else given
 
     @model_validator(mode="after")
@@ -276,7 +268,6 @@ class Splitter:
         return share < self._options.test
 
     def _thinned(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """One of 2^level rows, by a hash of its number."""
         bits = mixed(times[1]) & np.uint64((1 << self._level) - 1)
         return times[:, bits == 0]
 

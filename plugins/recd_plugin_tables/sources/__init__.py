@@ -81,10 +81,6 @@ def open_source(
         options: how to open it.
         of_another: the options were written for another table; ignore those that do not fit.
         texts: columns to read as text, even if they look like numbers.
-
-    Raises:
-        DataError: nothing is there, or it cannot be read.
-        SetupError: the library for it is not installed, or its store cannot be reached.
     """
     options = options or SourceOptions()
     root = Location(location if _URL.match(str(location)) else Path(location), options.storage)
@@ -105,9 +101,6 @@ def has_local_files(location: str | Path, options: SourceOptions) -> bool:
     """Return whether a location holds local files in a format that Arrow reads.
 
     Opens no file: only names are looked at.
-
-    Raises:
-        DataError: nothing is there, or no name shows a format.
     """
     if _URL.match(str(location)):
         return False
@@ -131,13 +124,7 @@ def _file_format(
 def _find_format(
     root: Location, wanted: str | None, *, of_another: bool = False
 ) -> tuple[str, list[Location]]:
-    """Return the format of a location, and its files if Arrow reads them.
-
-    Args:
-        root: the location.
-        wanted: the format that the user gives; None goes by name and content.
-        of_another: ``wanted`` was given for another table; names and content go before it.
-    """
+    """Return the format of a location, and its files if Arrow reads them."""
     found = _library_format(root)
     if found is not None:
         if wanted in (None, found) or of_another:

@@ -70,12 +70,7 @@ class FileFormat(ABC):
 
 @contextmanager
 def format_errors(file: Location, name: str) -> Iterator[None]:
-    """A context in which errors of Arrow become those that name the file, and what it is.
-
-    Raises:
-        DataError: the file cannot be read, is damaged, or is of another format.
-        SetupError: its store cannot be reached.
-    """
+    """A context in which errors of Arrow become those that name the file, and what it is."""
     try:
         with file.told():
             yield
@@ -103,7 +98,6 @@ def open_stream(file: Location) -> pa.NativeFile:
 
 
 def _compression_of(file: Location) -> str | None:
-    """What the name of a file says."""
     name = str(file.path).lower()  # as formats are told by it
     return next((kind for suffix, kind in _COMPRESSED.items() if name.endswith(suffix)), None)
 
@@ -260,9 +254,6 @@ class FileSource(Source):
         files: of it, all that are read.
         form: of the files.
         texts: keys that are text even where all are numbers.
-
-    Raises:
-        DataError: a file is damaged or of another format, or two differ in their columns.
     """
 
     def __init__(
@@ -378,7 +369,6 @@ def _digest(file: Location) -> str:
 
 
 def _folders_above(root: Location, *, is_file: bool) -> list[str]:
-    """The last folders of a location that are keys, one below the other."""
     path = root.local.absolute().as_posix() if root.local is not None else str(root.path)
     folders = path.rstrip("/").split("/")
     above = takewhile(lambda folder: "=" in folder, reversed(folders[:-1] if is_file else folders))

@@ -63,12 +63,7 @@ class BatchSource(Source):
 
 
 class DeltaSource(BatchSource):
-    """A Delta table as its last version has it.
-
-    Raises:
-        DataError: it is none, or its columns are mapped to others.
-        SetupError: deltalake is not installed.
-    """
+    """A Delta table as its last version has it."""
 
     def __init__(self, location: str) -> None:
         deltalake = optional_library("deltalake", "delta", location)
@@ -126,10 +121,6 @@ class DuckDbSource(BatchSource):
         table: its name, maybe with the schema; None where there is one.
         query: one SELECT, in place of a table (``SourceOptions`` checks that it is one). Without
             ORDER BY its rows may come in any order.
-
-    Raises:
-        DataError: there is no such table, or the query is wrong.
-        SetupError: duckdb is not installed.
     """
 
     def __init__(self, location: str, table: str | None, query: str | None) -> None:
@@ -228,10 +219,6 @@ class HuggingFaceSource(BatchSource):
     Args:
         location: the folder, or the name of one that ``load_dataset`` downloads.
         split: which split; None where there is one.
-
-    Raises:
-        DataError: it is none, or has several splits and none was chosen.
-        SetupError: the library datasets is not installed.
     """
 
     def __init__(self, location: str, split: str | None) -> None:
@@ -299,10 +286,6 @@ class IcebergSource(BatchSource):
 
     Args:
         location: the folder of a table, the file of its metadata, or ``iceberg://CATALOG/NAME``.
-
-    Raises:
-        DataError: it is none.
-        SetupError: pyiceberg is not installed.
     """
 
     def __init__(self, location: str) -> None:
@@ -360,18 +343,12 @@ def _metadata_file(location: str) -> str:
 
 
 def _version(name: str) -> int:
-    """The number that names of metadata begin with: 00003-..., or v3..."""
     digits = name.removeprefix("v").partition("-")[0].partition(".")[0]
     return int(digits) if digits.isdecimal() else -1
 
 
 class LanceSource(BatchSource):
-    """A Lance dataset as its last version has it.
-
-    Raises:
-        DataError: it is none.
-        SetupError: pylance is not installed.
-    """
+    """A Lance dataset as its last version has it."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, (ValueError,))

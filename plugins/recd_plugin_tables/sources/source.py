@@ -127,11 +127,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns as they are written.
-
-        Raises:
-            DataError: the data is damaged, or two columns have one name.
-        """
+        """The columns as they are written."""
 
     @property
     @abstractmethod
@@ -149,9 +145,6 @@ class Source(ABC):
 
         Args:
             columns: of those of ``schema``; None reads all.
-
-        Raises:
-            DataError: the data is damaged.
         """
 
     @abstractmethod
@@ -164,11 +157,7 @@ class Source(ABC):
 
 
 def check_names(location: str, schema: pa.Schema) -> pa.Schema:
-    """The schema, unless two columns of it have one name.
-
-    Raises:
-        DataError: two have; says which.
-    """
+    """The schema, unless two columns of it have one name."""
     for name, count in Counter(schema.names).items():
         if count > 1:
             raise DataError(

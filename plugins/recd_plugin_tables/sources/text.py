@@ -190,7 +190,6 @@ class CsvFormat(FileFormat):
             )
 
     def _other_separator(self, text: str) -> str | None:
-        """One that the text has, as options take it."""
         others = [other for other in ";\t|," if other != self._separator and other in text]
         return repr(others[0]) if others else None
 
@@ -291,7 +290,6 @@ def _is_document(start: bytes) -> bool:
 
 
 def _levels(line: bytes) -> int:
-    """Return how deep a line of JSON is nested; 0 where brackets are too few to be too deep."""
     if line.count(b"[") + line.count(b"{") <= _DEEPEST:
         return 0
     brackets = re.findall(rb"[][{}]", re.sub(_JSON_STRING, b"", line))
@@ -348,14 +346,12 @@ def _any(texts: pa.Array, pattern: str) -> bool:
 
 
 def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with nulls in place of empty texts."""
     return pa.RecordBatch.from_arrays(
         [_without_gaps(column) for column in batch.columns], batch.schema.names
     )
 
 
 def _without_gaps(column: pa.Array) -> pa.Array:
-    """A column in which no text is null."""
     if not pa.types.is_string(column.type):
         return column
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import pyarrow.types as pt
@@ -91,12 +92,7 @@ def label_stands_outside(survey: Survey, label: str | None) -> bool:
 
 
 def guess(survey: Survey, wanted: Wanted) -> Guesses:
-    """What each column is.
-
-    Raises:
-        LabelUnknown: nothing tells which column is the label.
-        DataError: what the user names is not there, or cannot be that.
-    """
+    """What each column is."""
     _check(survey, wanted)
     left_out = set(wanted.unused)
     free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
@@ -142,22 +138,18 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
 
 
 def _check_names(survey: Survey, columns: list[Guess]) -> None:
-    """Refuse what a registry file could not tell apart."""
-    seen: dict[str, str] = {}
+    """Refuse two features of one name."""
+    seen = dict.fromkeys(OF_IMPORT, "a column of the import")
     for each in columns:
         name = feature_name(each.name)
         if each.unused:
             continue
-        if name in OF_IMPORT:
-            problem = f"column {each.name} has the name of one that an import makes"
-        elif name in seen:
-            problem = f"columns {seen[name]} and {each.name} would both be called {name}"
-        else:
-            seen[name] = each.name
-            continue
-        raise DataError(
-            f"{survey.location}: {problem}; rename it, or leave it out by --unused '{each.name}'"
-        )
+        if name in seen:
+            raise DataError(
+                f"{survey.location}: {seen[name]} and {each.name} would both be called {name}; "
+                f"rename one, or leave it out by --unused '{each.name}'"
+            )
+        seen[name] = each.name
 
 
 def _with_key(survey: Survey, columns: list[Guess], request: str | None) -> list[Guess]:
@@ -178,27 +170,24 @@ def _with_key(survey: Survey, columns: list[Guess], request: str | None) -> list
 
 def _check(survey: Survey, wanted: Wanted) -> None:
     names = [seen.leaf.name for seen in survey.seen]
-    given: list[tuple[str, str | None, Role]] = [
-        ("--label", wanted.label, "label"),
-        ("--session", wanted.session, "session"),
-        ("--time", wanted.time, "time"),
-        ("--request", wanted.request, "request"),
-        *(("--unused", name, "unused") for name in wanted.unused),
+    given: list[tuple[str | None, Role]] = [
+        (wanted.label, "label"),
+        (wanted.session, "session"),
+        (wanted.time, "time"),
+        (wanted.request, "request"),
+        *((name, "unused") for name in wanted.unused),
     ]
-    for option, name, role in given:
+    for name, role in given:
         if name is None:
             continue
         if name not in names:
-            from difflib import get_close_matches
-
             near = get_close_matches(name, names, n=1)
             meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
-            raise DataError(f"{survey.location}: no column {name}, which {option} names; {meant}")
+            raise DataError(f"{survey.location}: no column {name}, which --{role} names; {meant}")
         kind = survey[name].leaf.type
         if role not in possible_roles(kind):
-            raise DataError(f"{survey.location}: column {name} is {kind}, no {role} ({option})")
-    named = [name for _, name, role in given if name is not None and role in ("label", "unused")]
-    if len(set(named)) < len(named):
+            raise DataError(f"{survey.location}: column {name} is {kind}, no {role} (--{role})")
+    if wanted.label in wanted.unused:
         raise DataError(f"{survey.location}: --label and --unused name one column; keep one")
     if wanted.implicit and wanted.label is not None:
         raise DataError("--implicit takes every row for a positive; leave out --label, or it")
@@ -276,11 +265,9 @@ def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) 
     if time:
         options = {"unit": seen.unit, "by": by} if seen.unit else {"by": by}
         return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)
-    kind = plain(seen.leaf.type)
     why_unused = _why_unused(seen)
-    role, why, options, history, tail = (
-        ("unused", "", {}, False, False) if why_unused else _feature(seen)
-    )
+    feature = Guess(seen, ("unused",), why_unused) if why_unused else _feature(seen)
+    (role,) = feature.roles
     if outcome and not why_unused:
         role = "number" if role == "id" and seen.largest is not None and seen.distinct > 2 else role
         why_unused = f"{outcome}; set `as: {role}` if it is known before the label"
@@ -293,14 +280,15 @@ def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) 
             return Guess(seen, tuple(keys), "which rows were shown together")
         if seen.is_list or role not in ("id", "number"):
             return Guess(seen, tuple(keys), " and ".join(keys))
+        why = "whose rows belong together"
         if session and named_so([seen], SESSION, "session"):
-            return Guess(seen, tuple(keys), "whose rows belong together")
-        return Guess(seen, (*keys, "id"), "whose rows belong together, and a feature", options)
+            return Guess(seen, tuple(keys), why)
+        return Guess(seen, (*keys, "id"), f"{why}, and a feature", feature.options)
     stored = {"unit": seen.unit} if is_stored_time(seen) else {}
-    if pt.is_date(kind) or is_timestamp(seen) or stored:
+    if pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or stored:
         what = f"a {'date' if seen.daily else 'time'}; its {part}"
         return Guess(seen, ("id",), what, {**stored, "by": by})
-    return Guess(seen, (role,), why, options, history, tail)
+    return feature
 
 
 def _with_dominant_value(found: Guess) -> Guess:
@@ -369,62 +357,53 @@ def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[s
     return {name: why for name, why in reasons.items() if why}
 
 
-def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
-    """Role, reason, options, whether it is a history, and whether it has a long tail."""
-    kind = plain(seen.leaf.type)
-    name = words_of(seen.leaf.path[-1])
+def _feature(seen: Seen) -> Guess:
+    """Return the use of a column that is neither a key nor a time."""
+    kind, name = plain(seen.leaf.type), words_of(seen.leaf.path[-1])
+    is_history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
+    is_unique = seen.unique and seen.rows > _FEW_VALUES
+
+    def found(role: Role, why: str, **more: Any) -> Guess:
+        return Guess(seen, (role,), why, **more)
+
     if seen.is_list:
         if _holds_numbers(seen):
-            return "numbers", f"{seen.width} numbers a row", {}, False, False
-        history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
-        why = f"lists of {seen.length:.1f} ids"
-        return "ids", why, {}, history, False
+            return found("numbers", f"{seen.width} numbers a row")
+        return found("ids", f"lists of {seen.length:.1f} ids", history=is_history)
     if seen.is_text:
-        if seen.unique and seen.rows > _FEW_VALUES:
-            return "key", "every row has one of its own", {}, False, False
+        if is_unique:
+            return found("key", "every row has one of its own")
         if seen.separator is not None:
             options = {"separator": seen.separator} | ({"integers": True} if seen.integers else {})
-            history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
-            return "ids", f"{seen.length:.1f} ids in a text", options, history, False
-        return "id", f"{seen.distinct:,} texts", {}, False, False
+            why = f"{seen.length:.1f} ids in a text"
+            return found("ids", why, options=options, history=is_history)
+        return found("id", f"{seen.distinct:,} texts")
     if pt.is_boolean(kind):
-        return "id", "yes or no", {}, False, False
+        return found("id", "yes or no")
     if is_span(kind):
-        return "number", "seconds", {}, False, False
+        return found("number", "seconds")
     if seen.largest is None or seen.least is None:
-        return "id", f"{seen.distinct:,} values", {}, False, False
+        return found("id", f"{seen.distinct:,} values")
+    span = f"{seen.least:g} to {seen.largest:g}"
+    long_tail = seen.least >= 0 and seen.largest > 1000
     rounded = pt.is_floating(kind) and max(seen.largest, -seen.least) > largest_whole(kind)
     if not seen.whole or (rounded and not ID_WORDS.search(name)):
-        return "number", _span(seen), {}, False, _long_tail(seen)
-    if seen.unique and seen.rows > _FEW_VALUES and not NUMBER_WORDS.search(name):
-        return "key", "every row has one of its own", {}, False, False
+        return found("number", span, long_tail=long_tail)
+    if is_unique and not NUMBER_WORDS.search(name):
+        return found("key", "every row has one of its own")
     if ID_WORDS.search(name):
-        return "id", f"{seen.distinct:,} values, and its name", {}, False, False
+        return found("id", f"{seen.distinct:,} values, and its name")
     if NUMBER_WORDS.search(name):
-        return "number", f"{_span(seen)}, and its name", {}, False, _long_tail(seen)
+        return found("number", f"{span}, and its name", long_tail=long_tail)
     if seen.distinct <= _FEW_VALUES or seen.distinct > _MANY_VALUES * seen.values:
-        return "id", f"{seen.distinct:,} whole numbers", {}, False, False
+        return found("id", f"{seen.distinct:,} whole numbers")
     if seen.largest - seen.least <= 2 * seen.distinct and seen.least in (0, 1):
-        return "id", f"{seen.distinct:,} whole numbers without gaps", {}, False, False
-    return "number", _span(seen), {}, False, _long_tail(seen)
+        return found("id", f"{seen.distinct:,} whole numbers without gaps")
+    return found("number", span, long_tail=long_tail)
 
 
 def _holds_numbers(seen: Seen) -> bool:
-    """Whether it has lists of what are no ids."""
     kind = plain(seen.leaf.type)
     of = plain(kind.value_type) if seen.is_list else kind
     fractions = (pt.is_floating(of) or pt.is_decimal(of)) and not seen.whole
     return seen.is_list and (fractions or is_span(of))
-
-
-def _span(seen: Seen) -> str:
-    return f"{seen.least:g} to {seen.largest:g}"
-
-
-def _long_tail(seen: Seen) -> bool:
-    return (
-        seen.least is not None
-        and seen.largest is not None
-        and seen.least >= 0
-        and seen.largest > 1000
-    )

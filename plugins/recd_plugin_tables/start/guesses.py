@@ -117,14 +117,12 @@ def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
 
 
 def _share_stored(values: pa.Array, batch_size: int) -> float:
-    """Return unique rows of batches, as a share of all rows."""
     rows = [tuple(each) if isinstance(each, list) else each for each in values.to_pylist()]
     starts = range(0, len(rows), batch_size)
     return sum(len(set(rows[start : start + batch_size])) for start in starts) / len(rows)
 
 
 def _codes(values: pa.Array) -> np.ndarray:
-    """Return numbers that are equal where values are."""
     codes = values.dictionary_encode(null_encoding="encode").indices
     return np.asarray(codes.to_numpy(zero_copy_only=False))
 

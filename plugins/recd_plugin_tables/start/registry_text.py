@@ -138,9 +138,6 @@ def registry_text(
         file: of the registry; its name is that of the checkpoints' folder.
         source: how the table is opened, where its name does not say it.
         test: share of the test split, 0 for none.
-
-    Raises:
-        DataError: the name of a column is none that a registry file takes.
     """
     for column in guesses.columns:
         if "\0" in column.name:
@@ -222,7 +219,6 @@ def _table_rows(guesses: Guesses, alike: Sequence[Shared]) -> dict[str, int]:
 
 
 def _room(distinct: int, whole: bool) -> int:
-    """Rows of a table: a quarter more than the ids that were seen, or twice as many."""
     wanted = distinct * (1.25 if whole else 2) + 8
     digits = 10 ** max(0, math.floor(math.log10(wanted)) - 1)
     return math.ceil(wanted / digits) * digits
@@ -324,7 +320,6 @@ def _missing(each: Guess) -> dict[str, Any]:
 
 
 def _rounded(number: float) -> float:
-    """Three digits of it; whole where they are."""
     short = float(f"{number:.3g}")
     return int(short) if short.is_integer() else short
 
@@ -444,18 +439,15 @@ _NOT_TEXT = re.compile(r"(?i)(y|n|yes|no|on|off|true|false|null|nan|inf|[-+.\d].
 
 
 def _word(text: str) -> str:
-    """A text as YAML, in quotes where it needs some."""
     bare = re.fullmatch(r"[A-Za-z_/][\w./\-]*", text) and not _NOT_TEXT.match(text)
     return text if bare else _printable(json.dumps(text, ensure_ascii=False))
 
 
 def _plain(text: str) -> str:
-    """Return a comment in one line."""
     return _printable(" ".join(text.split()))
 
 
 def _printable(text: str) -> str:
-    """Escape what does not print, as YAML does in double quotes: a line break ends a comment."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )

@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+from numpy.typing import NDArray
 
 from recd_plugin_tables.columns import Unit
 from recd_plugin_tables.kinds import (
@@ -63,26 +65,20 @@ class Seen:
     """What a sample shows of a leaf.
 
     Attributes:
-        leaf: of the table.
-        rows: of the sample; candidates count as rows where they are exploded.
-        nulls: of them without a value.
-        values: that are there; of lists their elements.
-        distinct: of these values.
-        least, median, largest: of numbers; the median of spans of time too, in seconds.
+        rows, nulls: rows of the sample (exploded candidates count), and those without a value.
+        values, distinct: number of values and of distinct values; of lists, of their elements.
+        least, median, largest: of numbers; the median also of durations, in seconds.
         whole: whether all numbers are integers.
         length: mean length of lists, 1 for single values.
-        width: of lists that are all equally long, empty ones aside; None for others.
+        width: common length of all lists that are not empty, else None.
         characters: mean length of texts.
-        separator: what separates several ids in a text.
-        integers: whether these are whole numbers, as they would be written.
-        most_frequent: the most frequent value of a column without lists, as text.
-        most_frequent_rows: rows with this value.
-        unit: of numbers that may be times; a range of values alone does not say that they are.
-        rising: whether numbers seldom fall from one row to the next, as times of a log.
+        separator: what separates several ids in a text; ``integers``: whether they are integers.
+        most_frequent, most_frequent_rows: the most frequent single value as text, and its rows.
+        unit: of numbers that may be times; a range of values alone does not prove it.
+        rising: whether numbers seldom fall from one row to the next, like times of a log.
         timed: whether texts are times, as 2024-05-01 10:00:00.
-        daily: whether times, of any type, are days without an hour.
-        example: one of the values.
-        infinite: numbers of them, as float32.
+        daily: whether times of any type are days without an hour.
+        infinite: number of values that are infinite as float32.
     """
 
     leaf: Leaf
@@ -186,20 +182,14 @@ class Survey:
         return self.all_rows == self.rows
 
     def determines(self, key: str, name: str) -> bool:
-        """Whether rows of one value of a column have one value of another, in the sample.
-
-        False of lists, and where every row has a key of its own, which tells nothing.
-        """
+        """Whether a column has one value for each value of the key; False if all keys differ."""
         if self[key].unique:
             return False
         keys = _values(self.sample, self[key].leaf)
         return self.pairs(key, name) == pc.count_distinct(keys, "all").as_py()
 
     def tells_apart(self, name: str, key: str) -> bool:
-        """Whether rows of one value of the key differ in a column, in the sample.
-
-        False of lists, and where every row has a key of its own, which tells nothing.
-        """
+        """Whether rows of one value of the key differ in a column, in the sample."""
         return not self[key].unique and self.pairs(key, name) == self[key].rows
 
     def pairs(self, key: str, name: str) -> int | None:
@@ -245,9 +235,6 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
     Args:
         source: the table.
         explode: columns whose elements are rows; None finds them.
-
-    Raises:
-        DataError: the table is damaged, or has no rows; ``explode`` names what is no list.
     """
     for problem in explode_problems(source.schema, explode or ()):
         raise DataError(f"{source.location}: {problem}")
@@ -262,11 +249,6 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
         if not rows:
             raise DataError(f"{source.location}: the table has no rows")
     table = pa.Table.from_batches(batches).combine_chunks()
-    if table.num_columns == 1 and ";" in table.column_names[0]:
-        raise DataError(
-            f"{source.location}: one column, {table.column_names[0]!r}: say --separator ';', and "
-            "--decimal , where numbers are written so"
-        )
     whole = rows if rows < SAMPLE_ROWS and size < SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)
     seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]
@@ -290,90 +272,73 @@ def _values(table: pa.Table, leaf: Leaf) -> pa.Array:
 
 def _seen(table: pa.Table, leaf: Leaf) -> Seen:
     column = _values(table, leaf)
-    rows, nulls = len(column), column.null_count
-    length, width, values = 1.0, None, column
-    if is_list(plain(leaf.type)):
+    is_single = not is_list(plain(leaf.type))
+    seen: dict[str, Any] = {"leaf": leaf, "rows": len(column), "nulls": column.null_count}
+    values = column
+    if not is_single:
         offsets, values, _ = list_parts(column)
-        lengths = np.diff(np.asarray(offsets))
-        if column.null_count:
-            lengths = lengths[column.is_valid().to_numpy(zero_copy_only=False)]
-        length = float(lengths.mean()) if len(lengths) else 0.0
+        lengths = np.diff(offsets)[column.is_valid().to_numpy(zero_copy_only=False)]
+        seen["length"] = float(lengths.mean()) if len(lengths) else 0.0
         filled = lengths[lengths > 0]
         if len(filled) and filled.min() == filled.max():
-            width = int(filled[0])
+            seen["width"] = int(filled[0])
     values = normal(values)
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
     values = values.drop_null()
+    seen |= {"values": len(values), "distinct": 0}
     if pt.is_nested(values.type) or pt.is_null(values.type):
-        return Seen(leaf, rows, nulls, len(values), 0, length=length, width=width)
-    distinct = pc.count_distinct(values).as_py() if len(values) else 0
-    least = median = largest = None
-    whole, infinite, unit, rising = False, 0, None, False
+        return Seen(**seen)
+    if len(values):
+        seen["distinct"] = pc.count_distinct(values).as_py()
+        seen["example"] = str(python_value(values[0]))[:40]
     if (numbers := _numbers(values)) is not None:
-        finite = numbers[np.isfinite(numbers)]
-        gaps = np.isnan(numbers)
-        nulls += 0 if is_list(plain(leaf.type)) else int(gaps.sum())
-        with np.errstate(over="ignore"):
-            infinite = int((~gaps & ~np.isfinite(numbers.astype(np.float32))).sum())
-        if len(finite) < len(numbers):
-            distinct = len(np.unique(finite))
-        if len(finite):
-            least, largest = float(finite.min()), float(finite.max())
-            median = float(np.quantile(finite, 0.5, method="lower"))
-            whole = bool((finite == np.round(finite)).all())
-            unit = None if is_list(plain(leaf.type)) else possible_unit(finite)
-            rising = float((np.diff(finite) >= 0).mean()) > _RISING if len(finite) > 1 else False
+        seen |= _numeric(numbers, is_single)
+        seen["nulls"] += int(np.isnan(numbers).sum()) if is_single else 0
     elif is_span(values.type) and len(values):
-        median = float(np.quantile(seconds(values), 0.5, method="lower"))
-    characters, separator, whole_parts = 0.0, None, False
+        seen["median"] = float(np.quantile(seconds(values), 0.5, method="lower"))
     times = _times(values)
-    timed = times is not None and is_text(values.type)
+    seen["timed"] = times is not None and is_text(values.type)
+    seen["daily"] = seen.get("unit") == "YYYYMMDD" or (
+        times is not None and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day"))))
+    )
     if is_text(values.type) and len(values):
-        characters = float(pc.mean(pc.utf8_length(values)).as_py())
-        separator = None if timed else _separator(values, characters)
-    if separator is not None:
-        parts = split_text(values, separator)
-        length = float(pc.mean(pc.list_value_length(parts)).as_py())
-        parts = pc.list_flatten(parts)
-        distinct = pc.count_distinct(parts).as_py()
-        whole_parts = pc.all(pc.match_substring_regex(parts, _WRITTEN)).as_py()
-    most_frequent, most_frequent_rows = "", 0
-    if distinct and not is_list(plain(leaf.type)):
+        seen["characters"] = float(pc.mean(pc.utf8_length(values)).as_py())
+        if not seen["timed"] and (separator := _separator(values, seen["characters"])):
+            lists = split_text(values, separator)
+            parts = pc.list_flatten(lists)
+            seen["separator"] = separator
+            seen["length"] = float(pc.mean(pc.list_value_length(lists)).as_py())
+            seen["distinct"] = pc.count_distinct(parts).as_py()
+            seen["integers"] = bool(pc.all(pc.match_substring_regex(parts, _WRITTEN)).as_py())
+    if seen["distinct"] and is_single:
         known = values.cast(pa.float64()) if pt.is_decimal(values.type) else values
         known = known.filter(pc.is_finite(known)) if pt.is_floating(known.type) else known
         counts = pc.value_counts(known)
         at = int(np.argmax(counts.field("counts")))
-        most_frequent = str(python_value(counts.field("values")[at]))
-        most_frequent_rows = counts.field("counts")[at].as_py()
-    return Seen(
-        leaf,
-        rows,
-        nulls,
-        len(values),
-        distinct,
-        least,
-        median,
-        largest,
-        whole,
-        length,
-        width,
-        characters,
-        separator,
-        timed,
-        unit == "YYYYMMDD"
-        or (
-            times is not None
-            and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day"))))
-        ),
-        str(python_value(values[0]))[:40] if len(values) else "",
-        infinite,
-        bool(whole_parts),
-        most_frequent,
-        most_frequent_rows,
-        unit,
-        rising,
-    )
+        seen["most_frequent"] = str(python_value(counts.field("values")[at]))
+        seen["most_frequent_rows"] = counts.field("counts")[at].as_py()
+    return Seen(**seen)
+
+
+def _numeric(numbers: NDArray[np.float64], is_single: bool) -> dict[str, Any]:
+    """Return the fields of ``Seen`` that numbers have."""
+    finite = numbers[np.isfinite(numbers)]
+    with np.errstate(over="ignore"):
+        endless = ~np.isnan(numbers) & ~np.isfinite(numbers.astype(np.float32))
+    found: dict[str, Any] = {"infinite": int(endless.sum())}
+    if len(finite) < len(numbers):
+        found["distinct"] = len(np.unique(finite))
+    if len(finite):
+        found |= {
+            "least": float(finite.min()),
+            "largest": float(finite.max()),
+            "median": float(np.quantile(finite, 0.5, method="lower")),
+            "whole": bool((finite == np.round(finite)).all()),
+            "unit": possible_unit(finite) if is_single else None,
+            "rising": len(finite) > 1 and float((np.diff(finite) >= 0).mean()) > _RISING,
+        }
+    return found
 
 
 def _numbers(values: pa.Array) -> np.ndarray | None:
@@ -424,7 +389,7 @@ def _candidates(table: pa.Table) -> list[str]:
         offsets, items, _ = list_parts(_column(table, field.name))
         lengths[field.name] = np.diff(np.asarray(offsets))
         if pt.is_struct(of):
-            fields = [_below(items, name) for name in of.names]
+            fields = [normal(pc.struct_field(items, name)) for name in of.names]
             if any(_is_label(values) for values in fields) and len(of.names) > 1:
                 return [field.name]
         elif _is_label(items):
@@ -438,10 +403,6 @@ def _candidates(table: pa.Table) -> list[str]:
         if same and lengths[label].max(initial=0) > 1 and np.ptp(lengths[label]) > 0:
             return [*same, label]
     return []
-
-
-def _below(items: pa.Array, name: str) -> pa.Array:
-    return normal(pc.struct_field(items, name))
 
 
 def _is_label(values: pa.Array) -> bool:

@@ -88,13 +88,6 @@ def test_frequent_ids_are_numbered_and_others_are_hashed():
     assert spread.max() < 2 * spread.float().mean()
 
 
-def test_others_may_be_one_row():
-    plugin = fitted(made(Vocabulary, rows=10, others="unknown"), IDS)
-    assert apply(plugin, [COUNTS[8][0], COUNTS[9][0], 77]).tolist() == [9, 0, 0]
-    empty = fitted(made(Vocabulary, rows=10), np.empty(0, np.int64))
-    assert ((apply(empty, IDS) >= 0) & (apply(empty, IDS) < 10)).all()
-
-
 def test_many_distinct_ids_are_counted_in_pieces(monkeypatch):
     whole = fitted(made(Vocabulary, rows=500), IDS)
     monkeypatch.setattr("recd_plugin_tables.preprocessing._WAITING", 10)
@@ -108,16 +101,6 @@ def test_features_that_share_a_table_share_a_vocabulary():
     fitted(plugin, [7, 7, 7, 6])
     assert apply(plugin, [7, 5, 6]).tolist() == [1, 2, 3]
     assert apply(pickle.loads(pickle.dumps(plugin)), [7, 5, 6]).tolist() == [1, 2, 3]
-
-
-@pytest.mark.parametrize(("ids", "apart"), [([8, 9], True), ([3, 8], False), ([], False)])
-def test_features_without_an_id_in_common_are_told(capsys, ids, apart):
-    plugin = made(Vocabulary, rows=9, others="unknown", shared=True)
-    for feature, given in (("item", [3, 4]), ("history", ids)):
-        values = torch.tensor(given, dtype=torch.int64)
-        plugin.fit(feature, iter([(values, torch.tensor([0, len(given)]))]))
-    said = "no id of history is one of the features before it" in capsys.readouterr().err
-    assert said == apart
 
 
 @pytest.mark.parametrize("offset", [1e8, -1e8, 1e12, 2.0**52])
@@ -201,11 +184,6 @@ def test_a_number_has_one_bucket_however_it_is_stored():
     plugins = [fitted(made(Quantiles, buckets=5), values) for values in stored]
     shares = {tuple(apply(each, values).float().tolist()) for each in plugins for values in stored}
     assert len(shares) == 1
-
-
-def test_log1p():
-    expected = np.array([0, np.log(2), -np.log(2), np.log(1e30)])
-    assert np.allclose(apply(made(Log1p), [0.0, 1.0, -1.0, 1e30]), expected)
 
 
 @pytest.mark.parametrize(

@@ -2,49 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_tables import imported
-from recd_plugin_tables.imports import make
 from recd_plugin_tables.tests.helpers import COLUMNS, clicks, table
 from recd_plugins.errors import DataError
-
-
-def test_two_that_begin_at_once_make_it_once(path, monkeypatch):
-    written, said, waits = [], [], threading.Event()
-    write = make.Importer._write
-
-    def slowly(*args: Any) -> Any:
-        written.append(args)
-        assert waits.wait(10)
-        return write(*args)
-
-    def show(line: str, **_: Any) -> None:
-        said.append(line)
-        waits.set()
-
-    monkeypatch.setattr(make.Importer, "_write", slowly)
-    monkeypatch.setattr(imported, "print", show, raising=False)
-    # rich has one set of bars a process.
-    no_bar = nullcontext(lambda *_: lambda _: None)
-    monkeypatch.setattr("recd_plugins.api.progress_bars", lambda: no_bar)
-    places = [table(path)._place for _ in range(2)]
-    for place in places:
-        assert place.find() is None
-    with ThreadPoolExecutor() as threads:
-        first, second = threads.map(lambda place: place.make(), places)
-    assert len(written) == 1
-    assert said == [f"{path}: another process imports it, which this one waits for"]
-    assert (first.folder, first.note.rows) == (second.folder, second.note.rows)
 
 
 def test_an_import_is_used_again_until_table_or_options_change(path, capfd):
@@ -77,9 +42,3 @@ def test_a_broken_import_leaves_nothing(path):
     ):
         table(path, columns={**COLUMNS, "price": "number"}).prepare()
     assert not list((path.parent / "imports").iterdir())
-
-
-def test_notes_of_imports_are_json(path):
-    table(path).prepare()
-    (note,) = (path.parent / "imports").glob("*/import.json")
-    assert json.loads(note.read_text())["value"]["filled"] == {"price": 12}

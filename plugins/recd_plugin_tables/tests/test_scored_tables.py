@@ -138,15 +138,6 @@ def test_the_format_of_the_trained_table_is_that_of_the_scored_one(kind, trained
     assert rows_of(data.to_score(str(tmp_path / scored)))["item"] == [[3], [4]]
 
 
-def test_lists_that_a_csv_cannot_hold_are_told(tmp_path):
-    pq.write_table(pa.table({"seen": [[1, 2], [3]], "y": [0, 1]}), tmp_path / "old.parquet")
-    (tmp_path / "new.csv").write_text('seen\n"[1, 2]"\n')
-    data = table(tmp_path / "old.parquet", columns={"seen": "ids", "y": "label"})
-    told = r"column seen is text here, as '\[1, 2\]' .*, and lists of numbers in .*JSON lines"
-    with pytest.raises(DataError, match=told):
-        data.to_score(str(tmp_path / "new.csv")).prepare()
-
-
 def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
     new = clicks(20)
     pq.write_table(new.set_column(2, "item", new["item"].cast("string")), tmp_path / "new.parquet")
@@ -194,30 +185,6 @@ def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_pat
     assert by_row(data)["zip"] == [[text_id("0012")]] * 2 + [[text_id("x")]] * 2
     found = rows_of(data.to_score(str(folder / "zip=0012")))
     assert found["zip"] == [[text_id("0012")]] * 2
-
-
-@pytest.mark.parametrize(
-    ("use", "trained", "scored", "said"),
-    [
-        (
-            "id",
-            [1, 2],
-            pa.array([19_000, 19_001]).cast("int32").cast("date32"),
-            "times here, and n",
-        ),
-        ("number", [1.5, 2], pa.array([1, 2], pa.timestamp("s")), "times here, and numbers in"),
-        ("number", [1, 2], pa.array([1, 2], pa.duration("s")), "durations here, and numbers in"),
-        ("number", pa.array([1, 2], pa.duration("ms")), [1, 2], "numbers here, and durations in"),
-        ("id", ["1", "2"], [b"1", b"2"], "bytes here, and text in"),
-    ],
-)
-def test_values_of_another_kind_are_not_scored(tmp_path, use, trained, scored, said):
-    old = pa.table({"a": trained, "clicked": [0, 1]})
-    pq.write_table(old, tmp_path / "old.parquet")
-    pq.write_table(pa.table({"a": scored}), tmp_path / "new.parquet")
-    data = table(tmp_path / "old.parquet", columns={"a": use, "clicked": "label"})
-    with pytest.raises(DataError, match=rf"new.parquet: column a is {said}"):
-        data.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["table", "checkpoint"])
@@ -279,39 +246,6 @@ def test_texts_of_json_that_look_like_times_are_texts(tmp_path):
     )
     assert found["a"] == [[text_id("2026-01-01")]]
     assert found["of_b"] == [[text_id("2026-01-02 03:04:05")]]
-
-
-def test_what_training_has_no_rule_for_is_to_be_written(tmp_path):
-    uses = {"n": "number", "clicked": "label"}
-    pq.write_table(pa.table({"n": [0.5, 1.5], "clicked": [0, 1]}), tmp_path / "old.parquet")
-    pq.write_table(pa.table({"n": [0.5, None]}), tmp_path / "new.parquet")
-    scored = table(tmp_path / "old.parquet", columns=uses).to_score(str(tmp_path / "new.parquet"))
-    with pytest.raises(DataError, match=r"row 1 .*'n': .* trained with no rule for others") as told:
-        scored.prepare()
-    assert "on_nan" not in str(told.value)
-
-
-def test_candidates_may_be_none(tmp_path):
-    uses = {"items": "id", "price": "number", "clicked": "label"}
-    old = {"items": [[1, 2]], "price": [[0.5, 1.5]], "clicked": [[0, 1]]}
-    pq.write_table(pa.table(old), tmp_path / "old.parquet")
-    none = {
-        name: pa.array([[], []], field.type)
-        for name, field in zip(old, pa.table(old).schema, strict=True)
-    }
-    pq.write_table(pa.table(none), tmp_path / "new.parquet")
-    data = table(tmp_path / "old.parquet", columns=uses, explode=list(old))
-    scored = data.to_score(str(tmp_path / "new.parquet"))
-    scored.prepare()
-    assert list(scored.scan("train")) == []
-
-
-def test_a_table_to_score_may_have_no_row(path, tmp_path):
-    new = clicks(1).drop_columns("clicked").slice(0, 0)
-    pq.write_table(new, tmp_path / "new.parquet")
-    scored = table(path).to_score(str(tmp_path / "new.parquet"))
-    scored.prepare()
-    assert list(scored.scan("train")) == []
 
 
 @pytest.mark.parametrize("labels", [["a", None], [5.5, math.nan], [[1], [2]], [None, None]])

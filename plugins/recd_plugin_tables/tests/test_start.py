@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
-from recd_plugins.api import DataError, sparse_column, wrapped_dataset
+from recd_plugins.api import sparse_column, wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.model.build import build_model
 from recd_plugins.registry.document import read_yaml
@@ -206,17 +205,6 @@ def test_a_feature_that_tells_the_label_is_told(tmp_path: Path, values: Any, why
     assert (f"# May leak the label ({why})." in written) is bool(why)
 
 
-def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
-    at = pa.array([1_700_000_000 + 3600 * i for i in range(9)], pa.timestamp("s"))
-    tags = [[f"t{i % 3}", "t"] for i in range(9)]
-    path = write(tmp_path / "t.parquet", {"at": at, "tags": tags, "click": [0, 1, 0] * 3})
-    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "my.yaml").read_text(encoding="utf-8")
-    assert "its hour of the day in UTC is a feature" in text
-    assert "tags: {as: ids, texts: true}" in text
-
-
 @pytest.mark.parametrize("name", ["ts", "time_ms", "impression_time_us", "eventTime", "recv"])
 @pytest.mark.parametrize("rows_a_time", [1, 3])
 @pytest.mark.parametrize(
@@ -241,19 +229,6 @@ def test_numbers_are_times_by_their_values(
     assert uses["was_shown_at"] == (("id",), by)
     assert uses["item_id"][0] == ("id",)
     assert roles(tmp_path / "t.parquet", unused=("was_shown_at",))[name] == "time, id"
-
-
-def test_a_time_of_no_known_unit_only_orders_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("t.parquet"), {"at": [*range(90)], "user": [1, 2, 3] * 30, "click": [0, 1, 0] * 30})
-    done = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--time", "at"])
-    assert done.exit_code == 0, done.output
-    assert "which rows come first; of no known unit, so no feature" in Path("my.yaml").read_text()
-    dataset = load_registry("my.yaml").dataset
-    dataset.prepare()
-    assert "at" not in dataset.schema().sparse
 
 
 def test_anonymous_categories_are_ids(tmp_path: Path) -> None:
@@ -452,25 +427,6 @@ def test_a_mistake_is_told_and_writes_nothing(
     assert not file.exists()
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        (
-            {"user id": [1, 2], "user_id": [3, 4]},
-            "columns user id and user_id would both be called",
-        ),
-        ({"_row": [1, 2]}, "column _row has the name of one that an import makes"),
-        ({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}]}, "columns a.b and a.b would both be called"),
-    ],
-)
-def test_columns_of_one_name_are_told(tmp_path: Path, columns: dict[str, Any], said: str) -> None:
-    rows = {name: values * 9 for name, values in columns.items()}
-    path = write(tmp_path / "t.parquet", {"click": [0, 1] * 9, "age": [3, 4] * 9, **rows})
-    with pytest.raises(DataError, match=re.escape(said)):
-        roles(path)
-    roles(path, unused=(next(iter(columns)),))
-
-
 def test_the_file_names_every_column_and_is_valid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -529,27 +485,6 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.M
     ids, offsets = sparse_column(rows, "product")
     products = ids[offsets[:-1]].reshape(-1, 5)
     assert (products[:, 1:] != products[:, :1]).all()
-
-
-@pytest.mark.parametrize(
-    ("column", "why"),
-    [
-        ("item_id", "no column tells users or sessions apart; --session COLUMN names one"),
-        ("price", "no column is an id, so there is no item to rank"),
-    ],
-)
-def test_a_log_that_cannot_be_ranked_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, why: str
-) -> None:
-    pytest.importorskip("recd_plugin_ranking")
-    monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(1)
-    values = draw.integers(0, 50, ROWS) if column == "item_id" else draw.random(ROWS)
-    write(Path("t.parquet"), {column: values, "ts": SECONDS})
-    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--implicit"])
-    assert result.exit_code == 0, result.output
-    assert f"recd rank cannot rank by this model: {why}" in result.output
-    load_registry(Path("my.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -649,30 +584,6 @@ def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert json.loads(Path("r.json").read_text())["losses"] == losses
 
 
-def test_numbers_alone_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    draw = np.random.default_rng(0)
-    price = draw.normal(size=2000)
-    click = (price + draw.normal(size=2000) > 0).astype(int)
-    write(Path("t.parquet"), {"price": price, "size": draw.random(2000), "click": click})
-    done = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
-    assert done.exit_code == 0, done.output
-    assert "sharding:" not in Path("my.yaml").read_text()
-    forked.run([forked.RECD, "run", "my.yaml", "--json", "r.json"], check=True)
-    assert json.loads(Path("r.json").read_text())["test"]["auc"] > 0.7
-
-
-def test_a_label_of_many_values_is_said_to_have_a_border(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("t.parquet"), impressions())
-    command = ["init", "t.parquet", "my.yaml", "--label", "price", "--force"]
-    said = "counts as 1, below as 0; --positive-from says another border"
-    assert said in CliRunner().invoke(main, command).output
-    assert said not in CliRunner().invoke(main, [*command, "--positive-from", "1"]).output
-
-
 def test_a_label_that_is_0_in_all_rows_looked_at_is_a_label(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -681,33 +592,6 @@ def test_a_label_that_is_0_in_all_rows_looked_at_is_a_label(
     made = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--label", "clicked"])
     assert made.exit_code == 0, made.output
     assert "clicked: label" in Path("my.yaml").read_text(encoding="utf-8")
-
-
-def test_a_duration_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    watched = pa.array(np.arange(ROWS) * 1_000, pa.duration("ms"))
-    write(Path("t.parquet"), {**impressions(), "watched": watched})
-    made = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--label", "clicked"])
-    assert made.exit_code == 0, made.output
-    assert re.search(r"^watched +number +seconds$", made.output, re.MULTILINE)
-    checked = CliRunner().invoke(main, ["validate", "my.yaml"])
-    assert checked.exit_code == 0, checked.output
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("a" * 254, "has a name of 254 characters, too long"),
-        ("\U000e0001" * 200, "has a name of 200 characters, too long"),
-        ("a\0b", r"the name of column 'a\x00b' holds a NUL character"),
-    ],
-)
-def test_a_name_that_no_registry_file_takes(tmp_path, name, told):
-    path = write(tmp_path / "t.parquet", {name: [1, 2], "clicked": [0, 1]})
-    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "r.yaml")])
-    assert done.exit_code == 1
-    assert told in done.output.replace("\n", " ")
-    assert not (tmp_path / "r.yaml").exists()
 
 
 _HOSTILE = [

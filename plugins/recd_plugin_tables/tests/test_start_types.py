@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from recd_plugin_tables.sources import open_source
-from recd_plugin_tables.start.guess import LabelUnknown, Wanted, guess
+from recd_plugin_tables.start.guess import Wanted, guess
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
@@ -53,12 +52,6 @@ def test_times_of_day_and_durations_are_numbers(tmp_path):
     assert uses["never"] == "unused"
 
 
-def test_a_time_of_day_in_a_text_is_a_number(tmp_path):
-    lines = [f"{row % 7},{row % 2},{row % 24:02}:30:00" for row in range(ROWS)]
-    (tmp_path / "t.csv").write_text("\n".join(["user,click,opened", *lines]))
-    assert uses_of(tmp_path / "t.csv", tmp_path / "my.yaml")["opened"] == "number"
-
-
 def test_lists_of_numbers_are_all_of_one_length_or_empty(tmp_path):
     columns = rows(
         ragged=lambda row: [row + 0.5] * (row % 3 + 1),
@@ -81,23 +74,6 @@ def test_large_floats_are_numbers(tmp_path):
     found = {each.name: each.roles for each in guess(survey(open_source(path)), Wanted()).columns}
     # An id by its name is refused by the import, where a number would hide the mistake.
     assert found | {"large": ("number",), "exact": ("id",), "large_id": ("id",)} == found
-
-
-def test_a_list_of_zeros_and_ones_is_no_label(tmp_path):
-    columns = rows(flags=lambda row: [row % 2, 1]) | {"click": list(range(ROWS))}
-    path = write(tmp_path / "t.parquet", columns)
-    with pytest.raises(LabelUnknown, match="no column could be it"):
-        guess(survey(open_source(path)), Wanted())
-
-
-@pytest.mark.parametrize(
-    "late",
-    [pa.array([2**31 - 1] * ROWS, pa.date32()), pa.array([2**50] * ROWS, pa.timestamp("ms"))],
-)
-def test_a_time_that_python_has_not_is_shown_as_it_is_stored(tmp_path, late):
-    path = write(tmp_path / "t.parquet", rows(until=late))
-    (until,) = (each for each in survey(open_source(path)).seen if each.leaf.name == "until")
-    assert until.example == str(late[0].value)
 
 
 def kinds() -> dict[str, pa.Array]:

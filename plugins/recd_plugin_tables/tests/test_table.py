@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from pydantic import ValidationError
 
 from recd_plugin_tables import sources
 from recd_plugin_tables.imports import make
@@ -53,15 +52,6 @@ def test_every_row_and_value_is_there(path):
     assert found["history"] == [[text_id(item) for item in items] for items in given["history"]]
     assert found["price"] == [price or 0 for price in given["price"]]
     assert found["clicked"] == given["clicked"]
-
-
-def test_the_mean_label_is_that_of_training(path):
-    data = table(path, split={"by": "row", "test": 0.3})
-    assert data.label_mean() is None  # nothing is imported yet
-    data.prepare()
-    labels = rows_of(data)["clicked"]
-    assert data.label_mean() == pytest.approx(sum(labels) / len(labels))
-    assert sum(labels) / len(labels) != sum(clicks()["clicked"].to_pylist()) / 60
 
 
 def test_numbers_that_float32_would_merge_stay_apart(tmp_path):
@@ -119,13 +109,6 @@ def test_splits(split, share, path):
         assert max(train["_time"]) < min(test["_time"])
     if split["by"] == "session":
         assert not set(train["_session"]) & set(test["_session"])
-
-
-def test_a_split_needs_the_column_that_it_is_by(path):
-    bare = {**COLUMNS, "user": "id", "when": "unused"}
-    for by in ("time", "session"):
-        with pytest.raises(ValidationError, match=f"split by: {by} needs a column that is {by}"):
-            table(path, columns=bare, split={"by": by})
 
 
 def test_a_test_table_of_its_own(path, tmp_path):
@@ -203,18 +186,6 @@ def test_what_recd_validate_asks_opens_local_files_alone(
     assert Table(Table.Options.model_validate(options)).mistakes() == ()
 
 
-def test_statistics_and_session_readers(path):
-    data = table(path)
-    assert data.statistics().rows == 60
-    (rows,) = data.session_reader(rank=0, world_size=1, batch_size=60, split="train")
-    assert rows.data.schema.names[-1] == "_session"
-    plain = table(path, columns={**COLUMNS, "user": "id"})
-    assert plain.session_keys() is None
-    assert rows_of(plain)["_row"] == list(range(60))
-    with pytest.raises(DataError, match="does not say which rows"):
-        plain.session_reader(rank=0, world_size=1, batch_size=4, split="train")
-
-
 def test_rows_are_named_as_the_table_has_them(tmp_path):
     for name, rows in (("a", clicks().slice(0, 25)), ("b", clicks().slice(25))):
         pq.write_table(rows, tmp_path / f"{name}.parquet")
@@ -244,13 +215,6 @@ def test_numbers_that_are_none(path, capfd):
         DataError, match=r"row 59 \(from 0\), column 'price': the value is inf; fea"
     ):
         table(path).prepare()
-
-
-def test_what_was_left_out_is_told(path, capfd):
-    table(path, columns={**COLUMNS, "price": {"as": "number", "missing": "drop"}}).prepare()
-    told = capfd.readouterr().err
-    assert "60 rows, which became 48 for training" in told
-    assert "12 rows left out: column price" in told
 
 
 def test_a_row_is_left_out_once_for_a_column_of_two_uses(path, capfd):
@@ -397,25 +361,10 @@ def test_the_text_of_ids_is_kept_where_it_is_asked_for(path):
 
 BAD: dict[str, Any] = {
     "no rows": (clicks().slice(0, 0), {}, "the table has no rows"),
-    "an empty list": (
-        clicks().set_column(3, "history", pa.array([[]] * 60, pa.list_(pa.string()))),
-        {},
-        "column history has no value in any of 60 rows; mark it unused",
-    ),
-    "a label that is null": (
-        clicks().set_column(5, "clicked", pa.array([True] * 59 + [None])),
-        {},
-        r"row 59 \(from 0\), column 'clicked': the value is None; set missing: drop, 0 or 1",
-    ),
     "a time that is null": (
         clicks().set_column(1, "when", pa.array([*range(59), None])),
         {},
         r"row 59 .* 'when': .* the column is time; set missing: drop$",
-    ),
-    "one time": (
-        clicks().set_column(1, "when", pa.array([0] * 60).cast(pa.timestamp("s"))),
-        {"split": {"by": "time", "test": 0.1}},
-        "none is in the training split; by: time parts rows of different times, and keeps those",
     ),
     "lists of two lengths": (
         clicks().append_column("vector", [[[1.0]] * 59 + [[1.0, 2.0]]]),
@@ -434,11 +383,6 @@ BAD: dict[str, Any] = {
             "implicit": True,
         },
         "two columns would be called label, one of them the label that implicit: true makes; set",
-    ),
-    "no cache": (
-        clicks(),
-        {"cache": "/proc/nowhere"},
-        "/proc/nowhere.*: cannot be written.*; option cache names another",
     ),
 }
 

@@ -116,17 +116,6 @@ def test_deduplicated_candidates_train_as_plain_ones(tmp_path):
     assert packed.ids_looked_up < 0.5 * plain.ids_looked_up
 
 
-def test_checkpoints_of_another_run_are_refused_before_the_import(tmp_path: Path) -> None:
-    write_requests(tmp_path / "requests.jsonl")
-    text = NESTED.format(folder=tmp_path, converter="recd.kjt", evaluate="false")
-    path = tmp_path / "r.yaml"
-    path.write_text(text[:-2] + f", checkpoint: {{path: {tmp_path}/kept}}}}\n")
-    (tmp_path / "kept" / "step-000000001").mkdir(parents=True)
-    with pytest.raises(RecdError, match="holds checkpoints"), session(path, overrides={}):
-        pass
-    assert not (tmp_path / "imports").exists()
-
-
 def test_options_that_the_columns_do_not_suit_are_told_with_their_lines(tmp_path: Path) -> None:
     write_requests(tmp_path / "requests.jsonl")
     text = NESTED.format(folder=tmp_path, converter="recd.kjt", evaluate="false")
