@@ -24,7 +24,7 @@ from recd_plugin_tables.sources import (
     TrainedColumns,
     open_source,
 )
-from recd_plugins.api import DataError, PluginOptions, digest
+from recd_plugins.api import PluginOptions, digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
 VERSION = 7
@@ -236,16 +236,10 @@ class ImportPlace:
         )
         with progress_bars() as add_bar:
             bar = add_bar(f"importing {source.location}", source.num_rows)
-            try:
-                note = importer.make(
-                    self.folder,
-                    self.identity,
-                    bar,
-                    lambda: print(f"{source.location}: {_WAITS}", file=sys.stderr),
-                )
-            except DataError as error:
-                if str(error).startswith(f"{self.folder}: cannot be written"):
-                    remedy = "option cache names another folder for imports"
-                    raise DataError(f"{error}; {remedy}") from error.__cause__
-                raise
+            note = importer.make(
+                self.folder,
+                self.identity,
+                bar,
+                lambda: print(f"{source.location}: {_WAITS}", file=sys.stderr),
+            )
         return Imported(source.location, self.folder, note, new=True)

@@ -153,8 +153,7 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         return "it holds nothing but nulls, or the table has no rows; mark it unused"
     possible = possible_roles(kind)
     if role not in possible:
-        instead = _instead(role, kind) or f"it can be {', '.join(possible)}"
-        return f"it cannot be {role}; {instead}"
+        return f"it cannot be {role}; it can be {', '.join(possible)}"
     if role == "ids" and is_text(kind) and options.separator is None:
         return "ids of a text need a separator, as in separator: '|'; a text that is one id is id"
     if role == "ids" and is_list(kind) and options.separator is not None:
@@ -257,20 +256,3 @@ def _is_id(kind: pa.DataType) -> bool:
     return (
         _is_amount(kind) or pt.is_boolean(kind) or is_text(kind) or is_bytes(kind) or _is_time(kind)
     )
-
-
-def _instead(role: Role, kind: pa.DataType) -> str:
-    if is_list(kind) and role in ("id", "number"):
-        return f"it is a list: {role}s"
-    if not (is_list(kind) or pt.is_map(kind)) and role in ("ids", "numbers"):
-        return f"it is one value a row: {role.removesuffix('s')}"
-    if is_list(kind) and is_list(plain(kind.value_type)):
-        return "lists of lists are no feature: name the column under explode, or mark it unused"
-    if pt.is_map(kind):
-        return "maps are not read: write its keys and its values as two lists, or mark it unused"
-    if role in ("number", "numbers"):
-        return (
-            "only numbers can: write it as numbers (of CSV, source.types says that 007 is int64), "
-            "or make it an id"
-        )
-    return ""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, model_validator
 
@@ -21,8 +20,6 @@ from recd_plugin_tables.imports.note import SourceRows
 from recd_plugin_tables.kinds import (
     Leaf,
     is_list,
-    is_text,
-    leaf_array,
     leaves,
     plain,
     type_of_values,
@@ -104,8 +101,8 @@ class Table(Dataset):
             for each in imports:
                 each.say()
             if len(imports) > 1 and any(each.new for each in imports):
-                for line in self._train.note.time_leak(self._test.note.times.get("train")):
-                    print(line, file=sys.stderr)
+                leak = self._train.note.time_leak(self._test.note.times.get("train"))
+                print(*leak, sep="\n", end="\n" * bool(leak), file=sys.stderr)
         self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
@@ -336,20 +333,15 @@ class Table(Dataset):
         return use is not None and use.feature is not None and use.by is None
 
     def _check_kinds(self, mine: Source, known: Mapping[str, str], trained: object) -> None:
-        """Refuse values of another kind than those that are trained on: none would be equal."""
+        """Refuse values of another kind than in training: none would be equal."""
         for leaf in leaves(mine.schema, self.options.explode):
             if not self._is_compared(leaf) or leaf.name not in known:
                 continue
             here, there = values_of(leaf.type), known[leaf.name].removeprefix(_LISTS)
             if here != there:
-                example = _no_number(mine, leaf) if here == "text" else ""
-                remedy = f"write its values as {there}{', or leave them empty' * (here == 'text')}"
-                if known[leaf.name].startswith(_LISTS) and not is_list(plain(leaf.type)):
-                    there = known[leaf.name]
-                    remedy = "score a table that has lists, as Parquet or JSON lines"
                 problem = (
-                    f"column {leaf.name} is {here} here{example}, and {there} in {trained}, which "
-                    f"is trained on; {remedy}"
+                    f"column {leaf.name} is {here} here, and {known[leaf.name]} in {trained}, "
+                    f"which is trained on; write its values as {there}"
                 )
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
@@ -406,16 +398,3 @@ class Table(Dataset):
 def _kind_of(leaf: Leaf) -> str:
     lists = _LISTS if is_list(plain(leaf.type)) else ""
     return lists + values_of(leaf.type)
-
-
-def _no_number(source: Source, leaf: Leaf) -> str:
-    """The first text that is no number, in words; nothing of lists, and where each could be one."""
-    if leaf.exploded or not is_text(plain(leaf.type)):
-        return ""
-    for rows in source.read([leaf.path[0]]):
-        values = leaf_array(rows.data.column(0), leaf).cast(pa.string())
-        found = pc.index(pc.match_substring_regex(values, r"^-?\d+$"), False).as_py()
-        if found >= 0:
-            path, row = rows.origin_of(found)
-            return f", as {values[found].as_py()!r} ({path}: row {row} (from 0))"
-    return ""

@@ -26,13 +26,9 @@ _START = 4096
 _MAGIC = {
     b"PAR1": "parquet",
     b"ARROW1": "arrow",
-    b"FEA1": "Feather version 1",
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PK\x03\x04": "a zip file or a spreadsheet",
-    b"SQLite format 3": "SQLite",
-    b"ORC": "ORC",
-    b"Obj\x01": "Avro",
 }
 
 
@@ -77,13 +73,10 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
         found = looks_like(file)
         if found is not None and found not in (name, _compression_of(file)):
-            known = found in ("parquet", "arrow", "csv", "tsv", "jsonl")
-            advice = (
-                f"{set_option('format', found)}, or rename it"
-                if known
-                else "write it in a format of README.md: Parquet, CSV, JSON lines or Arrow"
-            )
-            raise DataError(f"{file}: this is {found}, not {name}; {advice}") from error
+            raise DataError(
+                f"{file}: this is {found}, not {name}; {set_option('format', found)}, or write it "
+                "as Parquet, CSV, JSON lines or Arrow"
+            ) from error
         how = ""
         if "conversion error" in str(error):
             how = "; the first rows were of this type, so name another by types: {column: string}"
@@ -339,19 +332,17 @@ class FileSource(Source):
         first = known = self._schema(self._files[0])
         for file in self._files[1:]:
             schema = self._schema(file)
-            if alone := {*first.names} ^ {*schema.names}:
-                name = next(each for each in [*first.names, *schema.names] if each in alone)
-                pair = self._files[0], file
-                has, lacks = pair if name in first.names else pair[::-1]
+            if alone := sorted({*first.names} ^ {*schema.names}):
                 raise DataError(
-                    f"files of one table differ: {lacks} has no column {name}, which {has} has"
+                    f"files of one table differ: only one of {self._files[0]} and {file} has "
+                    f"column {alone[0]}"
                 )
             try:
                 known = pa.unify_schemas([known, schema], promote_options="permissive")
             except pa.ArrowException as error:
                 raise DataError(
-                    f"files of one table differ: {_difference(known, schema)} in {file} ({error}); "
-                    "write them with the same types, or name types of text by option types"
+                    f"files of one table differ in their types: {file} ({error}); write them with "
+                    "the same types, or name types of text by option types"
                 ) from error
         return known
 
@@ -380,19 +371,16 @@ def _keys(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _key_column(words: Sequence[str | None], *, as_text: bool) -> pa.Array:
-    """What the files' folders say: numbers where all are, and none is another's, unless they are
-    text."""
+    """The keys of folders: integers if all are and stay distinct, else text."""
     values = [None if word in (None, _NULL_KEY) else unquote(str(word)) for word in words]
     distinct = {value for value in values if value is not None}
-    if as_text or not all(_WHOLE.fullmatch(value) for value in distinct):
-        return pa.array(values, pa.string())
-    numbers = {value: int(value) for value in distinct}
-    if len(set(numbers.values())) < len(distinct):  # as 0123 and 123 of a code
-        return pa.array(values, pa.string())
-    try:
-        return pa.array([None if value is None else numbers[value] for value in values], pa.int64())
-    except OverflowError:
-        return pa.array(values, pa.string())
+    if not as_text and all(_WHOLE.fullmatch(value) for value in distinct):
+        numbers = {value: int(value) for value in distinct}
+        fits = all(-(2**63) <= number < 2**63 for number in numbers.values())
+        if fits and len(set(numbers.values())) == len(distinct):  # 0123 and 123 are two codes
+            found = [None if value is None else numbers[value] for value in values]
+            return pa.array(found, pa.int64())
+    return pa.array(values, pa.string())
 
 
 def _cast(column: pa.Array, field: pa.Field, file: Location, first_row: int) -> pa.Array:
@@ -404,16 +392,3 @@ def _cast(column: pa.Array, field: pa.Field, file: Location, first_row: int) -> 
         raise DataError(
             f"{file}: column {field.name}, rows from {first_row} (from 0): {error}"
         ) from error
-
-
-def _difference(known: pa.Schema, schema: pa.Schema) -> str:
-    for field in known:
-        try:
-            pa.unify_schemas(
-                [pa.schema([field]), pa.schema([schema.field(field.name)])],
-                promote_options="permissive",
-            )
-        except pa.ArrowException:
-            was, now = field.type, schema.field(field.name).type
-            return f"column {field.name} is {was} in those before and {now}"
-    return "columns differ"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
@@ -68,17 +67,8 @@ class CsvFormat(FileFormat):
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
 
     def schema(self, file: Location) -> pa.Schema:
-        try:
-            with open_stream(file) as source, self._open(source, self._types) as reader:
-                found = reader.schema
-        except pa.ArrowInvalid as error:
-            text, other = str(error), self._other_separator(str(error))
-            if "Expected 1 columns" not in text or other is None:
-                raise
-            raise DataError(
-                f"{file}: the first line is one column ({text}); {set_option('separator', other)}, "
-                "and where numbers have commas " + set_option("decimal", "','")
-            ) from error
+        with open_stream(file) as source, self._open(source, self._types) as reader:
+            found = reader.schema
         if unknown := sorted(set(self._needed) - set(found.names)):
             raise DataError(
                 f"{file}: no column {unknown[0]}, which option types names; there are: "
@@ -163,35 +153,28 @@ class CsvFormat(FileFormat):
         )
 
     def _check_names(self, file: Location, schema: pa.Schema) -> None:
-        self._check_first_line(file)
         names = schema.names
-        if self._header is None and names and all(map(_is_number, names)):
+        if self._header is not None:
+            with open_stream(file) as source:
+                lines = source.read(_LINE).splitlines()  # Arrow also splits at a lone return
+            line = lines[0].decode("utf-8-sig", errors="replace") if lines else ""
+            if next(csv.reader([line], delimiter=self._separator), []) == self._header:
+                raise DataError(
+                    f"{file}: the first line names the columns, as option header does, and would "
+                    "be a row: leave header out (recd predict: "
+                    "dataset.options.source.header=null), or the line"
+                )
+        elif names and all(map(_is_number, names)):
             raise DataError(
                 f"{file}: the first line holds {', '.join(names[:4])}, which are no names of "
                 "columns; name them by option header (recd init: --header)"
             )
-        if len(names) == 1 and (other := self._other_separator(names[0])) is not None:
+        others = [each for each in ";\t|," if each != self._separator and each in names[0]]
+        if len(names) == 1 and others:
             raise DataError(
-                f"{file}: the only column is {names[0]!r}; {set_option('separator', other)}"
+                f"{file}: the only column is {names[0]!r}; "
+                f"{set_option('separator', repr(others[0]))}"
             )
-
-    def _check_first_line(self, file: Location) -> None:
-        """Refuse one that holds the names of option header: it would be a row."""
-        if self._header is None:
-            return
-        with open_stream(file) as source:
-            lines = source.read(_LINE).splitlines()  # as Arrow has them, of a lone return too
-        line = lines[0].decode("utf-8-sig", errors="replace") if lines else ""
-        if next(csv.reader([line], delimiter=self._separator), []) == self._header:
-            raise DataError(
-                f"{file}: the first line names the columns, as option header does, and would be a "
-                "row: leave header out (recd predict: dataset.options.source.header=null), or the "
-                "line"
-            )
-
-    def _other_separator(self, text: str) -> str | None:
-        others = [other for other in ";\t|," if other != self._separator and other in text]
-        return repr(others[0]) if others else None
 
 
 class TsvFormat(CsvFormat):
@@ -220,11 +203,6 @@ class JsonLinesFormat(FileFormat):
                 f"{file}: this is one JSON array; write its objects one a line, without the "
                 "brackets and the commas between them"
             )
-        if _is_document(start):
-            raise DataError(
-                f"{file}: this is one JSON object over several lines, as --json writes figures, "
-                "and no table, which has an object a line; recd report shows figures of recd run"
-            )
         for row, line in enumerate(start.splitlines()):
             if (levels := _levels(line)) > _DEEPEST:
                 raise DataError(
@@ -252,15 +230,7 @@ class JsonLinesFormat(FileFormat):
         columns: Sequence[str],  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
         with open_stream(file) as source:
-            try:
-                yield from _open_json(source, schema, "error")
-            except pa.ArrowInvalid as error:
-                if "unexpected field" not in str(error):
-                    raise
-                raise DataError(
-                    f"{file}: a row has a field that the first {_BLOCK >> 20} MB do not have "
-                    f"({error}); name it by option types"
-                ) from error
+            yield from _open_json(source, schema, "error")
 
 
 class _Extended(io.RawIOBase):
@@ -277,16 +247,6 @@ class _Extended(io.RawIOBase):
             return bytes(found)
         found, self._more = self._more, b""
         return found
-
-
-def _is_document(start: bytes) -> bool:
-    """Whether a file that starts so is one object of several lines, and nothing else."""
-    text = start.decode("utf-8", errors="replace").strip()
-    try:
-        found, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(found, dict) and end == len(text) and "\n" in text
 
 
 def _levels(line: bytes) -> int:
@@ -346,15 +306,14 @@ def _any(texts: pa.Array, pattern: str) -> bool:
 
 
 def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [_without_gaps(column) for column in batch.columns], batch.schema.names
-    )
-
-
-def _without_gaps(column: pa.Array) -> pa.Array:
-    if not pa.types.is_string(column.type):
-        return column
-    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+    """Return the batch with nulls in place of empty texts."""
+    columns = [
+        pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+        if pa.types.is_string(column.type)
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
 def _is_number(word: str) -> bool:

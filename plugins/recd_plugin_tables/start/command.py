@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -100,6 +100,8 @@ def init(
         check_output(file, force, REGISTRY)
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
+    from pydantic import ValidationError
+
     from recd_plugin_tables.sources import SourceOptions, open_source
     from recd_plugin_tables.start.guess import Wanted, label_stands_outside
     from recd_plugin_tables.start.registry_text import registry_text
@@ -115,7 +117,11 @@ def init(
         "table": table_name,
     }
     how = {name: value for name, value in given.items() if value is not None}
-    source = open_source(table, options=_options(SourceOptions, how))
+    try:
+        source = open_source(table, options=SourceOptions.model_validate(how))
+    except ValidationError as error:
+        problems = "; ".join(f"--{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        raise click.UsageError(problems) from error
     found = survey(source, explode or None)
     wanted = Wanted(label, session, time, request, implicit, unused, positive_from)
     if not explode and label_stands_outside(found, label):
@@ -129,25 +135,14 @@ def init(
 
 
 def _check_same(file: Path, text: str, table: str) -> None:
-    """Refuse a file that is there and is another than what would be written."""
+    """Refuse to replace a file that differs from the one that would be written."""
     if file.exists() and file.read_bytes() != text.encode("utf-8", errors="surrogateescape"):
         name = shlex.quote(str(file))
         raise RecdError(
-            f"{file} exists already, and is not what is written for {table} now: it was edited, is "
-            "of another table, other options or another version, or the table has changed. "
+            f"{file} exists already, and is not what is written for {table} now. "
             f"recd run {name} trains it as it is; rm {name} has this command write it anew; "
             f"recd init {shlex.quote(table)} my.yaml writes one of another name"
         )
-
-
-def _options(kind: Any, values: dict[str, Any]) -> Any:
-    from pydantic import ValidationError
-
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        problems = "; ".join(f"--{each['loc'][0]}: {each['msg']}" for each in error.errors())
-        raise click.UsageError(problems) from error
 
 
 def _guess(found: Survey, wanted: Wanted) -> Guesses:

@@ -32,10 +32,6 @@ _NEGATIVES = 4
 # Items of a history that is built.
 _LAST = 20
 _INDENT = " " * 6
-# Characters of a column's name: keys of a registry take 255, and its table's has t_ in front.
-_LONGEST = 253
-# Characters of a key as it is written: YAML takes 1,024.
-_LONGEST_WRITTEN = 1000
 
 _TEXT = """\
 {head}
@@ -130,24 +126,22 @@ def registry_text(
     source: Mapping[str, Any],
     test: float,
 ) -> str:
-    """The text of a registry file that trains on a table.
+    """Return the text of a registry file that trains on a table.
 
     Args:
         guesses: what its columns are taken for.
-        location: of the table, as the file names it.
-        file: of the registry; its name is that of the checkpoints' folder.
-        source: how the table is opened, where its name does not say it.
+        location: the table, as the file names it.
+        file: path of the registry; its stem names the folder of checkpoints.
+        source: options that open the table.
         test: share of the test split, 0 for none.
     """
     for column in guesses.columns:
-        if "\0" in column.name:
+        # YAML has no NUL. Keys of a registry take 255 characters, and YAML 1,024 as written.
+        long = len(column.name) > 253 or len(_word(column.name)) > 1000
+        if "\0" in column.name or long:
             raise DataError(
-                f"{location}: the name of column {column.name!r} holds a NUL character: rename it"
-            )
-        if len(column.name) > _LONGEST or len(_word(column.name)) > _LONGEST_WRITTEN:
-            raise DataError(
-                f"{location}: column {_printable(column.name[:40])}... has a name of "
-                f"{len(column.name):,} characters, too long for a registry file: rename it"
+                f"{location}: column {column.name[:40]!r} has a name that is too long for a "
+                "registry file, or holds a NUL character: rename it"
             )
     survey = guesses.survey
     items = sequence(guesses)
@@ -167,7 +161,6 @@ def registry_text(
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
     numbers = guesses.features("number", "numbers")
-    whole = "all rows" if survey.is_whole else f"the first {survey.rows:,} rows"
     return _TEXT.format(
         head=_head(guesses, items or sides, location, file),
         path=_word(location),
@@ -183,7 +176,7 @@ def registry_text(
             if guesses.implicit
             else ""
         ),
-        sample=whole,
+        sample="all rows" if survey.is_whole else f"the first {survey.rows:,} rows",
         columns="\n".join(_columns(guesses.columns, guesses.item if guesses.implicit else None)),
         histories=_histories(items, guesses.the("time")) if items else "",
         infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
@@ -227,14 +220,13 @@ def _room(distinct: int, whole: bool) -> int:
 def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str, file: Path) -> str:
     survey = guesses.survey
     rows = f"{survey.all_rows:,} rows" if survey.all_rows is not None else "a table"
-    lines = [
-        f"# {location}: {rows}, {len(guesses.columns)} columns.",
-        f"#   recd run {file}",
-        *([f"#   recd rank {file}{ranked.rank_options}"] if ranked else []),
-        f"#   recd predict {file} TABLE -o scores.parquet",
-        "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
-    ]
-    return "\n".join(map(_printable, lines))
+    rank = f"#   recd rank {file}{ranked.rank_options}\n" if ranked else ""
+    text = (
+        f"# {_printable(location)}: {rows}, {len(guesses.columns)} columns.\n"
+        f"#   recd run {file}\n{rank}#   recd predict {file} TABLE -o scores.parquet\n"
+        "# docs/registry.md describes every key; `recd validate` checks a file without running it."
+    )
+    return "\n".join(map(_printable, text.split("\n")))
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
@@ -283,11 +275,10 @@ def _histories(items: ItemSequence, time: Guess | None) -> str:
 
 def _with_history(alike: Sequence[Shared], items: ItemSequence, guesses: Guesses) -> list[Shared]:
     """Number the history as its item."""
-    same = next((each for each in alike if items.item in each.names), None)
-    if same is None:
-        same = Shared((items.item,), guesses.survey[items.item].distinct)
+    own = Shared((items.item,), guesses.survey[items.item].distinct)
+    same = next((each for each in alike if items.item in each.names), own)
     longer = Shared((*same.names, items.history), same.distinct)
-    return [*(each for each in alike if items.item not in each.names), longer]
+    return [*(each for each in alike if each is not same), longer]
 
 
 def _sasrec(items: ItemSequence, rows: Mapping[str, int]) -> str:
@@ -370,12 +361,11 @@ def _preprocessing(
 ) -> str:
     if not rows and not numbers:
         return ""
-    lines = []
+    lines = ["preprocessing:"]
     if rows:
-        lines += [
-            "# Ids to rows of tables: those of training are numbered, new ones share rows.",
-        ]
-    lines += ["preprocessing:"]
+        lines.insert(
+            0, "# Ids to rows of tables: those of training are numbered, new ones share rows."
+        )
     by_rows: dict[int, list[str]] = {}
     together = [[feature_name(name) for name in each.names] for each in alike]
     for name in [name for name in rows if not any(name in names for names in together)]:
@@ -385,18 +375,15 @@ def _preprocessing(
     for names in together:
         lines.append("  # Most ids of the lists occur in the column, so they share a vocabulary.")
         lines += _entry("tables.vocabulary", names, {"rows": rows[names[0]], "shared": True})
-    tails = [name for each in numbers if each.long_tail for name in _dense_names(each)]
-    if tails:
-        lines += _entry("tables.log1p", tails, {})
-    dense = [name for each in numbers for name in _dense_names(each)]
-    if dense:
-        lines += _entry("tables.standardise", dense, {})
+    tails = [each for each in numbers if each.long_tail]
+    for use, of in (("tables.log1p", tails), ("tables.standardise", numbers)):
+        if of:
+            lines += _entry(use, [_dense_name(each) for each in of], {})
     return "\n".join(lines) + "\n\n"
 
 
-def _dense_names(each: Guess) -> list[str]:
-    name = feature_name(each.name)
-    return [f"{name}_*"] if "numbers" in each.roles else [name]
+def _dense_name(each: Guess) -> str:
+    return feature_name(each.name) + ("_*" if "numbers" in each.roles else "")
 
 
 def _pooling(histories: Sequence[str]) -> str:
