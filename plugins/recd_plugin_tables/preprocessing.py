@@ -109,10 +109,9 @@ class Vocabulary(FittedPreprocessing):
         """Without what was counted, which is for features yet to come."""
         return {**super().__getstate__(), "_counted": []}
 
-    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
+    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
         import torch
 
-        before = list(self._counted)
         none = torch.empty(0, dtype=torch.int64)
         parts, num_waiting = [(none, none), *self._counted], 0
         for values, _ in rows:
@@ -121,10 +120,6 @@ class Vocabulary(FittedPreprocessing):
             if num_waiting > _WAITING + parts[0][0].numel():
                 parts, num_waiting = [_together(parts)], 0
         ids, counts = _together(parts)
-        if before and before[0][0].numel() < ids.numel():
-            known, often = before[0]
-            if known.numel() and bool((counts[torch.searchsorted(ids, known)] == often).all()):
-                self._say_apart(feature)
         self._counted = [(ids, counts)] if self.options.shared else []
         often = counts >= self.options.min_count
         ids, counts = ids[often], counts[often]
@@ -155,20 +150,6 @@ class Vocabulary(FittedPreprocessing):
         for known, row in zip(ids, rows, strict=True):
             found[row] = known
         return found
-
-    def _say_apart(self, feature: str) -> None:
-        """Once for all ranks, that ids of a vocabulary which is shared are of two kinds."""
-        import click
-        import torch.distributed as dist
-
-        if dist.is_initialized() and dist.get_rank():
-            return
-        click.echo(
-            f"{self.title}, shared: true: no id of {feature} is one of the features before "
-            "it, as where one column has numbers and the other text, which is hashed (integers: "
-            "true of a column reads whole numbers in a text)",
-            err=True,
-        )
 
     def _meet(self, unknown: Tensor) -> None:
         import torch

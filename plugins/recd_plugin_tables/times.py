@@ -180,22 +180,15 @@ def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray
 
 
 def _of_times(cells: Cells) -> pa.Int64Array:
-    """What times and dates are; what nanoseconds have besides is cut off."""
+    """Return timestamps and dates in microseconds; nanoseconds are cut off."""
     values = cells.values
     if pt.is_timestamp(values.type):
         values = values.cast(pa.timestamp(values.type.unit))  # with a zone, it is UTC
+    fits = values.type == pa.timestamp("ns")
     try:
-        fits = values.type == pa.timestamp("ns")
         return values.cast(pa.timestamp("us"), safe=not fits).cast(pa.int64())
-    except pa.ArrowInvalid:
-        for index, value in enumerate(values):
-            try:
-                value.cast(pa.timestamp("us"))
-            except pa.ArrowInvalid as error:
-                raise cells.wrong(
-                    index, "64 bits of microseconds since 1970 do not reach there; write a null"
-                ) from error
-        raise
+    except pa.ArrowInvalid as error:
+        raise cells.wrong(0, f"some time is beyond 64 bits of microseconds: {error}") from error
 
 
 def _parsed(cells: Cells) -> pa.Int64Array:

@@ -7,6 +7,7 @@ without the lowest bit: 63 bits, from 0 on. Of 100 million texts two have one id
 
 from __future__ import annotations
 
+import re
 from hashlib import blake2b
 from pathlib import Path
 
@@ -120,7 +121,7 @@ _LARGE = (
 )
 # A text that is one pair of brackets and what they enclose.
 _BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
-_WHOLE = "ids are whole numbers or text; write it as text, or use it as number"
+_WHOLE = "ids are whole numbers of 64 bits or text; write it as text, or use it as number"
 
 
 def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
@@ -205,18 +206,11 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
 
 
 def _whole_decimals(cells: Cells) -> pa.Int64Array:
-    values = cells.values
-    try:
-        return values.cast(pa.decimal128(38, values.type.scale)).cast(pa.int64())
-    except pa.ArrowInvalid as error:
-        found = values.to_pylist()
-        for at, value in enumerate(found):
-            if value is not None and value != int(value):
-                raise cells.wrong(at, _WHOLE) from error
-            if value is not None and not -(2**63) <= value < 2**63:
-                raise cells.wrong(at, "ids are of 64 bits; write it as text") from error
-        # With the zeros of their fractions they have more than 38 digits.
-        return pa.array([None if value is None else int(value) for value in found], pa.int64())
+    found = cells.values.to_pylist()
+    for at, value in enumerate(found):
+        if value is not None and (value != int(value) or not -(2**63) <= value < 2**63):
+            raise cells.wrong(at, _WHOLE)
+    return pa.array([None if value is None else int(value) for value in found], pa.int64())
 
 
 _NULL = "give it a value, or set missing: to empty, drop or an id"
@@ -234,17 +228,15 @@ def _rows_of(offsets: np.ndarray, gaps: np.ndarray) -> np.ndarray:
 
 
 def _as_integers(items: Cells) -> Cells:
-    """Texts as the whole numbers that they write."""
+    """Return texts as the integers that they write."""
     texts = items.values.cast(pa.string())
-    wrong = pc.invert(pc.match_substring_regex(texts, r"^-?\d{1,19}$")).fill_null(False)
-    at = pc.index(wrong, True).as_py()
-    if at < 0:
-        try:
-            return Cells(texts.cast(pa.int64()), items.place)
-        except pa.ArrowInvalid:
-            fits = (text is None or -(2**63) <= int(text) < 2**63 for text in texts.to_pylist())
-            at = list(fits).index(False)
-    raise items.wrong(at, "integers: true is for whole numbers of 64 bits; leave it out")
+    for text in texts.unique().to_pylist():
+        if text is not None and not (
+            re.fullmatch(r"-?\d{1,19}", text, re.ASCII) and -(2**63) <= int(text) < 2**63
+        ):
+            at = pc.index(texts, text).as_py()
+            raise items.wrong(at, "integers: true is for whole numbers of 64 bits; leave it out")
+    return Cells(texts.cast(pa.int64()), items.place)
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
@@ -287,7 +279,7 @@ def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
         return np.where(empty, np.nan, numbers >= start)
     if options.positive is not None:
         _check_told_apart(cells, numbers)
-        chosen = _as_stored(values.type, _as_numbers(cells, options.positive))
+        chosen = _as_stored(values.type, [float(each) for each in options.positive])
         return np.where(empty, np.nan, np.isin(numbers, chosen))
     wrong = ~empty & (numbers != 0) & (numbers != 1)
     if wrong.any():
@@ -312,15 +304,6 @@ def _check_told_apart(cells: Cells, numbers: NDArray[np.float64]) -> None:
             int(wrong.argmax()),
             "numbers beyond 2^53 are not told from their neighbours; make the label 0 or 1",
         )
-
-
-def _as_numbers(cells: Cells, chosen: tuple[object, ...]) -> list[float]:
-    try:
-        return [float(each) for each in chosen]  # type: ignore[arg-type]
-    except ValueError as error:
-        raise cells.wrong(
-            0, f"the label holds numbers, and positive: has text ({error})"
-        ) from error
 
 
 _SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])

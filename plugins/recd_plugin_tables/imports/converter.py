@@ -73,14 +73,7 @@ class Converter:
         self.schema = pa.schema(fields)
         for name in self.schema.names:
             if self.schema.names.count(name) > 1:
-                one = (
-                    "one of them the label that implicit: true makes"
-                    if name == label
-                    else "one of them a place of a list of numbers"
-                )
-                raise DataError(
-                    f"two columns would be called {name}, {one}; set name: of the other"
-                )
+                raise DataError(f"two columns would be called {name}; set name: of one")
 
     def convert(self, rows: Rows, first_row: int) -> pa.RecordBatch:
         """Rows of the import.
@@ -149,7 +142,7 @@ class Converter:
                 if options.feature == "numbers"
                 else numbers_of(cells, options)
             )
-            kept = finite(cells, numbers, options, self._on_nan, scoring=self._scoring)
+            kept = finite(cells, numbers, options, self._on_nan)
             dropped, num_nulls = kept.dropped, kept.num_filled
             values = kept.values if kept.values.ndim == 2 else kept.values[:, np.newaxis]
             for index, name in enumerate(self._names(use)):
@@ -227,10 +220,8 @@ class Converter:
 
 
 def number_names(name: str, options: ColumnOptions, widths: Mapping[str, int]) -> list[str]:
-    """The names of the dense features of one column."""
-    if options.feature == "number":
-        return [name]
-    return [f"{name}_{index}" for index in range(widths[name])]
+    """Return the dense features of one column."""
+    return [name] if options.feature == "number" else [f"{name}_{n}" for n in range(widths[name])]
 
 
 class Exploded:
@@ -333,8 +324,6 @@ def finite(
     numbers: NDArray[np.float64],
     options: ColumnOptions,
     on_nan: OnNan,
-    *,
-    scoring: bool = False,
 ) -> Kept:
     """Numbers of a dense feature, finite as float32.
 
@@ -343,7 +332,6 @@ def finite(
         numbers: ``[B]`` or ``[B, width]``, NaN where a value is missing.
         options: its ``missing`` is for null and NaN, in place of ``on_nan``.
         on_nan: for what is missing, and for what is infinite as float32.
-        scoring: the model is trained, and by these rules.
     """
     gaps = np.isnan(numbers)
     with np.errstate(over="ignore"):
@@ -356,8 +344,7 @@ def finite(
             continue
         in_row = wrong if wrong.ndim == 1 else wrong.any(axis=1)
         if how == "error":
-            advice = _MISSING if wrong is gaps else _INFINITE
-            raise cells.wrong(int(in_row.argmax()), _TRAINED if scoring else advice)
+            raise cells.wrong(int(in_row.argmax()), _MISSING)
         if how == "drop":
             dropped |= in_row
         values[wrong] = how if isinstance(how, int | float) else 0.0
@@ -375,13 +362,7 @@ def given(cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions) ->
     return Kept(np.where(gaps, fill, numbers), gaps if drops else none, int(gaps.sum()))
 
 
-_OF_32_BITS = "features are finite numbers of 32 bits; set"
 _MISSING = (
-    f"{_OF_32_BITS} missing: of this column to a value (for null and NaN), or on_nan: of the "
-    "dataset to drop or zero"
-)
-_INFINITE = f"{_OF_32_BITS} on_nan: of the dataset to drop or zero"
-_TRAINED = (
-    "features are finite numbers of 32 bits, and the model was trained with no rule for others: "
-    "write one, or leave the row out"
+    "features are finite numbers of 32 bits; set missing: of this column to a value (for null and "
+    "NaN), or on_nan: of the dataset to drop or zero"
 )

@@ -203,14 +203,10 @@ class Importer:
             return
         if not note.train or (self._split is not None and not note.test):
             empty = "training" if not note.train else "test"
-            why = ""
-            if self._split is not None and self._split.by == "time":
-                why = "; by: time parts rows of different times, and keeps those of one together"
-            dropped = sum(note.dropped.values())
-            why += f"; {dropped:,} rows were left out for values that are missing" * bool(dropped)
             raise DataError(
-                f"{where}: of {note.rows:,} rows none is in the {empty} split{why}; choose "
-                "another split:"
+                f"{where}: of {note.rows:,} rows none is in the {empty} split, and "
+                f"{sum(note.dropped.values()):,} were left out for missing values; choose another "
+                "split:"
             )
         for use in self._plan.features:
             if not counts.get(f"ids of {use.name}", 1):
@@ -228,10 +224,7 @@ class Importer:
         given = label and (label.options.positive or label.options.positive_from is not None)
         if label is not None and given and note.positives in (0, note.train + note.test):
             every = "no row is" if not note.positives else "every row is"
-            raise DataError(
-                f"{where}: {every} positive by column {label.leaf.name}; set its positive: or "
-                "positive_from: to values that part the rows"
-            )
+            raise DataError(f"{where}: {every} positive by column {label.leaf.name}")
 
 
 def find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict[str, int]:

@@ -78,6 +78,8 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
                 "as Parquet, CSV, JSON lines or Arrow"
             ) from error
         how = ""
+        if "Expected 1 columns" in str(error):
+            how = f"; {set_option('separator', repr(';'))} if that is what separates columns"
         if "conversion error" in str(error):
             how = "; the first rows were of this type, so name another by types: {column: string}"
         raise DataError(f"{file}: no readable {name} file: {error}{how}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,28 +38,32 @@ class BatchSource(Source):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        try:
+        with self._told():
             return check_names(self.location, self.read_schema().remove_metadata())
-        except self._errors as error:
-            raise self._damaged(error) from error
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         first_row = 0
-        try:
+        with self._told():
             for batch in self.read_batches(names):
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     part = batch.slice(start, BATCH_ROWS)
                     data = part.select(names).cast(schema)
                     yield Rows(data, (Origin(self.location, first_row, data.num_rows),))
                     first_row += data.num_rows
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn errors of the library into those that name the table."""
+        try:
+            yield
+        except RecdError:
+            raise
         except self._errors as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> Exception:
-        if isinstance(error, RecdError):
-            return error
         return DataError(f"{self.location}: cannot be read: {error}")
 
 
@@ -70,11 +75,9 @@ class DeltaSource(BatchSource):
         super().__init__(
             location, (optional_library("deltalake.exceptions", "delta", location).DeltaError,)
         )
-        try:
+        with self._told():
             self._table = deltalake.DeltaTable(location)
             mapped = self._table.metadata().configuration.get("delta.columnMapping.mode", "none")
-        except self._errors as error:
-            raise self._damaged(error) from error
         if mapped != "none":
             raise DataError(
                 f"{location}: its columns have other names in its files "
@@ -131,12 +134,10 @@ class DuckDbSource(BatchSource):
         if not Path(location).is_file():
             raise DataError(f"{location}: no such file")
         self._duckdb = duckdb
-        try:
+        with self._told():
             self._query = (query or "").strip().rstrip(
                 ";"
             ) or f"SELECT * FROM {self._chosen(table)}"
-        except duckdb.Error as error:
-            raise self._damaged(error) from error
 
     def _connect(self) -> Any:
         return self._duckdb.connect(self.location, read_only=True, config=dict(_SETTINGS))
@@ -153,11 +154,8 @@ class DuckDbSource(BatchSource):
     @cached_property
     def num_rows(self) -> int | None:
         counted = f"SELECT count(*) FROM (\n{self._query}\n)"
-        try:
-            with self._connect() as database:
-                return int(database.execute(counted).fetchone()[0])
-        except self._duckdb.Error as error:
-            raise self._damaged(error) from error
+        with self._told(), self._connect() as database:
+            return int(database.execute(counted).fetchone()[0])
 
     def identity(self) -> dict[str, Any]:
         # What was committed last stands in a file of its own until DuckDB moves it.
@@ -224,16 +222,12 @@ class HuggingFaceSource(BatchSource):
     def __init__(self, location: str, split: str | None) -> None:
         super().__init__(location, (ValueError, KeyError))
         datasets = optional_library("datasets", "huggingface", location)
-        try:
+        with self._told():
             if location.startswith(HUB):
                 name = location.removeprefix(HUB).removeprefix("datasets/").strip("/")
-                if not name:
-                    raise DataError(f"{location}: names no dataset; write {HUB}user/name")
                 found = datasets.load_dataset(name)
             else:
                 found = datasets.load_from_disk(location)
-        except self._errors as error:
-            raise self._damaged(error) from error
         if isinstance(found, datasets.DatasetDict):
             found = found[_chosen(location, list(found), split)]
         elif split is not None:
@@ -292,15 +286,13 @@ class IcebergSource(BatchSource):
         catalogs = optional_library("pyiceberg.catalog", "iceberg", location)
         tables = optional_library("pyiceberg.table", "iceberg", location)
         # Its errors have no base of their own.
-        super().__init__(location, (ValueError, RuntimeError, KeyError, NotImplementedError))
-        try:
+        super().__init__(location, (Exception,))
+        with self._told():
             if location.startswith(CATALOG):
                 catalog, _, name = location.removeprefix(CATALOG).partition("/")
                 self._table = catalogs.load_catalog(catalog).load_table(name)
             else:
                 self._table = tables.StaticTable.from_metadata(_metadata_file(location))
-        except Exception as error:
-            raise self._damaged(error) from error
 
     @cached_property
     def num_rows(self) -> int | None:
@@ -353,10 +345,8 @@ class LanceSource(BatchSource):
     def __init__(self, location: str) -> None:
         super().__init__(location, (ValueError,))
         lance = optional_library("lance", "lance", location)
-        try:
+        with self._told():
             self._dataset = lance.dataset(location)
-        except self._errors as error:
-            raise self._damaged(error) from error
 
     @cached_property
     def num_rows(self) -> int | None:

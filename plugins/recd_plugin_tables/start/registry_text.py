@@ -220,13 +220,15 @@ def _room(distinct: int, whole: bool) -> int:
 def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str, file: Path) -> str:
     survey = guesses.survey
     rows = f"{survey.all_rows:,} rows" if survey.all_rows is not None else "a table"
-    rank = f"#   recd rank {file}{ranked.rank_options}\n" if ranked else ""
-    text = (
-        f"# {_printable(location)}: {rows}, {len(guesses.columns)} columns.\n"
-        f"#   recd run {file}\n{rank}#   recd predict {file} TABLE -o scores.parquet\n"
-        "# docs/registry.md describes every key; `recd validate` checks a file without running it."
-    )
-    return "\n".join(map(_printable, text.split("\n")))
+    rank = [f"#   recd rank {file}{ranked.rank_options}"] if ranked else []
+    lines = [
+        f"# {location}: {rows}, {len(guesses.columns)} columns.",
+        f"#   recd run {file}",
+        *rank,
+        f"#   recd predict {file} TABLE -o scores.parquet",
+        "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
+    ]
+    return "\n".join(map(_printable, lines))
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:

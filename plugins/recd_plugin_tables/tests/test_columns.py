@@ -75,7 +75,7 @@ WRONG = {
         {**USES, "rating": {"as": "label", "positive": ["good", 1]}},
         "rating is string: a label that is text is compared .* in quotes: '1'",
     ),
-    "lists of lists": ({**USES, "deep": "ids"}, "lists of lists are no feature: .*explode"),
+    "lists of lists": ({**USES, "deep": "ids"}, "it cannot be ids; it can be unused"),
     "a time as an id": ({**USES, "at": "id"}, "a time is no id; set by: hour, weekday or day"),
     "one name twice": (
         {**USES, "item": {"as": "id", "name": "tags"}},

@@ -146,12 +146,6 @@ def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
         table(path).to_score(str(tmp_path / "new.parquet")).prepare()
     with pytest.raises(DataError, match=message):
         table(path, test_path=tmp_path / "new.parquet").prepare()
-    (tmp_path / "new.csv").write_text("user,item,history,price\nu1,5,,1\nu2,A7,,2\n")
-    uses = {**COLUMNS, "history": "unused"}
-    with pytest.raises(
-        DataError, match=r"item is text here, as 'A7' \(.*new.csv: row 1 \(from 0\)\), and numbers"
-    ):
-        table(path, columns=uses).to_score(str(tmp_path / "new.csv")).prepare()
     numbers = new.set_column(0, "user", pa.array(range(20)))
     pq.write_table(numbers, tmp_path / "numbers.parquet")
     with pytest.raises(DataError, match=r"user is numbers here, and text in .*its values as text$"):

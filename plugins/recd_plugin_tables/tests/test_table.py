@@ -253,7 +253,7 @@ def test_labels_of_many_values(path):
         table(path, columns={**uses, "rating": "label"}).prepare()
     data = table(path, columns={**uses, "rating": {"as": "label", "positive_from": 4}})
     assert by_row(data)["rating"] == [row % 5 + 1 >= 4 for row in range(60)]
-    with pytest.raises(DataError, match="no row is positive by column rating; set its positive:"):
+    with pytest.raises(DataError, match="no row is positive by column rating"):
         table(path, columns={**uses, "rating": {"as": "label", "positive": [7]}}).prepare()
 
 
@@ -374,7 +374,7 @@ BAD: dict[str, Any] = {
     "two features of one name": (
         clicks().append_column("vector", [[[1.0]] * 60]),
         {"columns": {**COLUMNS, "vector": "numbers", "item": {"as": "id", "name": "vector_0"}}},
-        "two columns would be called vector_0, one of them a place of a list of numbers",
+        "two columns would be called vector_0; set name: of one",
     ),
     "a column of the name that an import gives the label": (
         clicks().rename_columns(["user", "when", "item", "history", "price", "label"]),
@@ -382,7 +382,7 @@ BAD: dict[str, Any] = {
             "columns": {**{k: v for k, v in COLUMNS.items() if k != "clicked"}, "label": "id"},
             "implicit": True,
         },
-        "two columns would be called label, one of them the label that implicit: true makes; set",
+        "two columns would be called label; set name: of one",
     ),
 }
 

@@ -294,5 +294,3 @@ def test_labels():
     assert np.array_equal(gap, [np.nan, 1], equal_nan=True)
     with pytest.raises(DataError, match=r"row 2: the value is 2; .* positive_from: .* positive:"):
         labels_of(cells([0, 1, 2]), use("label"))
-    with pytest.raises(DataError, match="the label holds numbers, and positive: has text"):
-        labels_of(cells([0, 1]), use("label", positive=["yes"]))
