@@ -286,7 +286,7 @@ def written(path: Path, name: str, write: Callable[[Path], object]) -> Path:
 BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "Parquet called CSV": (
         lambda p: written(p, "t.csv", lambda f: pq.write_table(FLAT, f)),
-        r"this is parquet, not csv; set format: parquet \(recd init: --format parquet\), or rename",
+        r"this is parquet, not csv; set format: parquet \(recd init: --format parquet\)",
     ),
     "Parquet cut short": (
         lambda p: written(p, "t.parquet", lambda f: f.write_bytes(b"PAR1 and no more")),
@@ -304,7 +304,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "another separator, and commas in numbers": (
         lambda p: written(p, "t.csv", lambda f: f.write_text("a;b\n1;2,5\n")),
-        "t.csv: the first line is one column .*; set separator: ';' .* set decimal: ','",
+        "t.csv: .*Expected 1 columns.*; set separator: ';'",
     ),
     "a JSON array": (
         lambda p: written(p, "t.json", lambda f: f.write_text('[{"a": 1}]')),
