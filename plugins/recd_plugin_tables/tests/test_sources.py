@@ -376,7 +376,7 @@ def test_a_hugging_face_dataset_cut_between_batches_is_told(tmp_path):
 def test_files_that_are_not_one_table_are_told(tmp_path):
     pq.write_table(FLAT, tmp_path / "a.parquet")
     pq.write_table(FLAT.drop_columns("price"), tmp_path / "b.parquet")
-    with pytest.raises(DataError, match="differ: only one of .* has column price"):
+    with pytest.raises(DataError, match=r"differ: only one of .* has column price"):
         read(tmp_path)
     pq.write_table(FLAT.set_column(1, "item", [["x"] * 12]), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"differ in their types: .*b.parquet"):
