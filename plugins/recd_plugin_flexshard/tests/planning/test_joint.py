@@ -10,8 +10,6 @@ import pytest
 from benchmarks._flexshard_paper import CLUSTER, MODELS
 
 from recd_plugin_flexshard.planning import (
-    PAPER,
-    PAPER_FLAT,
     ClusterShape,
     Collective,
     Collectives,
@@ -170,20 +168,6 @@ def test_what_the_joint_plan_saves_of_the_papers_models(factor, multiplier, coal
         assert plan.memory_bytes <= plan.row_wise_memory_bytes
 
 
-@pytest.mark.parametrize("collectives", [PAPER_FLAT, PAPER])
-@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
-def test_the_joint_plan_takes_no_more_time_than_any_other(collectives, overlap):
-    cluster = replace(CLUSTER, collectives=collectives)
-    options = CostOptions(overlap=overlap)
-    for model in MODELS.values():
-        seconds = {
-            strategy: plan_tiers([model.fitted()], cluster, strategy, options).seconds
-            for strategy in ("row_wise", "two_tier", "three_tier", "joint")
-        }
-        joint = seconds.pop("joint").exposed(overlap)
-        assert joint <= min(each.exposed(overlap) for each in seconds.values()) * (1 + 1e-9)
-
-
 def test_coalesced_a_row_pays_in_memory_only_where_it_takes_less_than_two_rows():
     for multiplier, pays in ((1.9, True), (2.0, True), (2.1, False)):
         options = CostOptions(memory_multiplier=multiplier, coalesce=True)
@@ -192,10 +176,3 @@ def test_coalesced_a_row_pays_in_memory_only_where_it_takes_less_than_two_rows()
         with pytest.raises(SetupError, match=r"with [\d,]+ rows on all") as error:
             plan_tiers([MODELS["RM-2"].fitted()], CLUSTER, "two_tier", at_no_budget)
         assert ("with 0 rows" in str(error.value)) == (not pays)
-
-
-def test_one_node_has_no_flex_rows():
-    cluster = replace(CLUSTER, nodes=1, ranks_per_node=32)
-    plan = plan_tiers([MODELS["RM-2"].fitted()], cluster, "joint", CostOptions())
-    assert plan.tables[0].flex == 0
-    assert plan.tables[0].hot > 0
