@@ -329,7 +329,6 @@ if TYPE_CHECKING:
     from recd_plugins.values.data_profile import DataProfile, DistinctGradients, DistinctIds
     from recd_plugins.values.internal import Internal
     from recd_plugins.values.rows import Storage
-    from recd_plugins.values.stage_costs import StageCosts
     from recd_plugins.values.stages import STAGES, Stage, StageTimes
     from recd_plugins.values.statistics import (
         FeatureStatistics,
@@ -337,7 +336,7 @@ if TYPE_CHECKING:
         dedupe_factor,
         least_ids_saved,
     )
-    from recd_plugins.values.step_cost import StepCost
+    from recd_plugins.values.step_cost import StageCosts, StepCost
     from recd_plugins.words import did_you_mean, shortened
     from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
 

@@ -22,8 +22,7 @@ from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
-from recd_plugins.values.stage_costs import StageCosts
-from recd_plugins.values.step_cost import StepCost
+from recd_plugins.values.step_cost import StageCosts, StepCost
 
 _TABLE = Table("t", ("f", "g"), 64, 8, pooled=False)
 

@@ -17,7 +17,7 @@ from recd_plugins.planning.planner import Planned, SortedEnumerator
 from recd_plugins.planning.step_cost import LEARNED
 from recd_plugins.planning.study import ShardableModel, with_plugins
 from recd_plugins.planning.topologies import load_topology
-from recd_plugins.values.stage_costs import AllReduceCost, OtherCost, StageCosts
+from recd_plugins.values.step_cost import AllReduceCost, OtherCost, StageCosts
 
 FEW = 1000
 

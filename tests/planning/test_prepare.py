@@ -30,7 +30,7 @@ from recd_plugins.registry import Entry
 from recd_plugins.training.measured_at_start import write_topology
 from recd_plugins.values.batch import Placement
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
-from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.step_cost import StageCosts
 
 
 class OwnBags(EmbeddingBagCollection):

@@ -7,15 +7,15 @@ from pydantic import ValidationError
 
 from recd_plugins.planning.step_cost import predict_stages
 from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.values.stage_costs import (
+from recd_plugins.values.step_cost import (
     AllReduceCost,
     AllToAllCost,
     GemmCost,
     LookupCost,
     OtherCost,
     StageCosts,
+    StepCost,
 )
-from recd_plugins.values.step_cost import StepCost
 
 COSTS = StageCosts(
     lookup=LookupCost(steps=1e-3, bytes_looked_up=2e-9),

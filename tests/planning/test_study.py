@@ -25,7 +25,7 @@ from recd_plugins.planning.topologies import (
     TopologySpec,
     load_topology,
 )
-from recd_plugins.values.stage_costs import AllReduceCost, LookupCost, StageCosts
+from recd_plugins.values.step_cost import AllReduceCost, LookupCost, StageCosts
 
 COMPUTE = Compute(
     Operations(1e6, 1e6, 1e6),

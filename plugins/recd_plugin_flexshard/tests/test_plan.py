@@ -19,7 +19,7 @@ from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
-from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.step_cost import StageCosts
 
 TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100_000, 16, False)]
 

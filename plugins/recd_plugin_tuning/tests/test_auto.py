@@ -34,7 +34,7 @@ from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
 from recd_plugins.planning.study import ShardableModel, study, with_plugins
 from recd_plugins.planning.topologies import TopologySpec, load_topology
 from recd_plugins.training.identity import identity_of
-from recd_plugins.values.stage_costs import AllReduceCost, AllToAllCost, LookupCost, StageCosts
+from recd_plugins.values.step_cost import AllReduceCost, AllToAllCost, LookupCost, StageCosts
 
 SEQUENCES, BAGS = ["t_seq_*"], ["t_usr_*", "t_item_*"]
 COALESCED = {"coalesce": True}

@@ -11,9 +11,8 @@ import pytest
 from recd_plugin_tuning.auto import Chosen, Evaluations, Group, best_choices, entry_line
 from recd_plugins.interfaces import Candidate, Evaluation, Offered, Table
 from recd_plugins.registry.document import read_yaml
-from recd_plugins.values.stage_costs import AllToAllCost, StageCosts
 from recd_plugins.values.stages import StageTimes
-from recd_plugins.values.step_cost import StepCost
+from recd_plugins.values.step_cost import AllToAllCost, StageCosts, StepCost
 
 TIERS = Candidate("acme.tiers", {})
 TWICE = Candidate("acme.tiers", {"budget": "2x"})

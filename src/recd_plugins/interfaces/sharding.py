@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
     from recd_plugins.interfaces.tables import LookupKernels, PlanContext, TableStrategy
-    from recd_plugins.values.stage_costs import StageCosts
     from recd_plugins.values.stages import StageTimes
-    from recd_plugins.values.step_cost import StepCost
+    from recd_plugins.values.step_cost import StageCosts, StepCost
 
 
 class SharderArguments(NamedTuple):

@@ -14,7 +14,7 @@ from recd_plugins.interfaces.plugin import Plugin
 from recd_plugins.values.collective_rates import CollectiveRates
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 from recd_plugins.values.rows import Table
-from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.step_cost import StageCosts
 
 if TYPE_CHECKING:
     import torch

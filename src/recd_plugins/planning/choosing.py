@@ -76,9 +76,8 @@ from recd_plugins.registry.run_config import NoDataset
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
-from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes
-from recd_plugins.values.step_cost import StepCost
+from recd_plugins.values.step_cost import StageCosts, StepCost
 from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)

@@ -51,7 +51,7 @@ from recd_plugins.planning.step_cost import (
 from recd_plugins.registry.checked_part import one_answer
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.step_cost import StageCosts
 
 #: Left to the allocator and the interpreter; and to activations if nobody counted them.
 RESERVED_SHARE = 0.15

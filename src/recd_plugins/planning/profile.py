@@ -30,8 +30,8 @@ from recd_plugins.values.data_profile import (
     DistinctIds,
     FeatureProfile,
 )
-from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
+from recd_plugins.values.step_cost import StageCosts
 
 _Ids = NDArray[np.int64]
 # A number for each row of a feature; a gradient is the sum of those of its rows.

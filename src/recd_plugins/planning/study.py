@@ -50,8 +50,8 @@ from recd_plugins.registry import RunConfig
 from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.stages import StageTimes
+from recd_plugins.values.step_cost import StageCosts
 from recd_plugins.words import shortened
 
 #: What takes the memory of a rank, beside embeddings, optimizer and what table parts name.

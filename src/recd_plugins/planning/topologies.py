@@ -24,7 +24,7 @@ from recd_plugins.manager import PluginManager
 from recd_plugins.registry.document import read_yaml
 from recd_plugins.registry.resolve import schema_problems
 from recd_plugins.registry.training_spec import TrainingSpec
-from recd_plugins.values import stage_costs
+from recd_plugins.values import step_cost
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 from recd_plugins.words import did_you_mean
 
@@ -75,7 +75,7 @@ class TopologySpec(BaseModel):
         description="Of one rank to other nodes, one way, bytes a second."
     )
     flops: _Rate = Field(description="Dense float32 operations of a rank a second.")
-    costs: stage_costs.StageCosts | None = Field(
+    costs: step_cost.StageCosts | None = Field(
         default=None, description="What the stages of a step cost, as recd plan --calibrate wrote."
     )
     collectives: CollectiveRates | None = Field(
@@ -115,7 +115,7 @@ class TopologySpec(BaseModel):
         return self.collectives or CollectiveRates.of_topology(self)
 
     @property
-    def least_costs(self) -> stage_costs.StageCosts:
+    def least_costs(self) -> step_cost.StageCosts:
         """Lower bounds of ``costs``: nothing but bandwidths and operations a second.
 
         A lookup reads an embedding, and the backward pass reads and writes it again. Nothing hides
@@ -129,19 +129,19 @@ class TopologySpec(BaseModel):
         # Of a tensor that is reduced each rank sends 2 (U - 1) / U: what counts as reduced.
         reduced = CollectiveRates.of_topology(self).ar_global.bytes_per_second
         reduced *= 2 * (self.world_size - 1) / self.world_size or 1.0
-        return stage_costs.StageCosts(
-            lookup=stage_costs.LookupCost(
+        return step_cost.StageCosts(
+            lookup=step_cost.LookupCost(
                 bytes_looked_up=3 / memory,
                 bytes_from_host=1 / to_host,
                 bytes_from_file=1 / FILE_BYTES_PER_SECOND,
             ),
-            gemm=stage_costs.GemmCost(matmul_flops=1 / self.flops, attention_flops=1 / self.flops),
-            all_to_all=stage_costs.AllToAllCost(
+            gemm=step_cost.GemmCost(matmul_flops=1 / self.flops, attention_flops=1 / self.flops),
+            all_to_all=step_cost.AllToAllCost(
                 bytes_in_node=1 / self.intra_node_bandwidth,
                 bytes_across_nodes=1 / self.inter_node_bandwidth,
             ),
-            all_reduce=stage_costs.AllReduceCost(bytes_reduced=1 / reduced),
-            other=stage_costs.OtherCost(element_bytes=1 / memory),
+            all_reduce=step_cost.AllReduceCost(bytes_reduced=1 / reduced),
+            other=step_cost.OtherCost(element_bytes=1 / memory),
         )
 
     @property
