@@ -23,7 +23,7 @@ def test_every_pipeline_trains_as_plain_tables(world_size: int, kind: Pipeline) 
         for plain, cached in zip(expected, run_on_ranks(run, world_size, kind, cache), strict=True):
             _assert_equal(plain, cached)
             if kind == "ours":
-                ahead = "Lookahead" if cache is AHEAD else "Checked"
+                ahead = "Lookahead" if cache is AHEAD else "SparseDist"
                 assert cached.pipeline == f"{ahead}TrainPipeline"
 
 
