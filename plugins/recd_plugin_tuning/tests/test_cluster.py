@@ -236,7 +236,7 @@ def test_a_stopped_rank_is_named_and_ends_all(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert re.search(
         r"nothing has moved for \d s: rank 0 waits .* for rank 1, which is stopped \(process \d+ "
-        r"of .*\)\. That is longer than recd calibrate waits, 3 s: the run is ended\. Nothing was "
+        r"of .*\)\. That is longer than hang_timeout, 3 s: the run is ended\. Nothing was "
         "written",
         done.stderr,
     )
