@@ -24,12 +24,8 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    ("lookahead", "why"), [(True, "a cache looks ahead"), (False, "no module has only tables")]
-)
-def test_cached_tables_do_not_overlap(
-    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, lookahead: bool, why: str
-) -> None:
+@pytest.mark.parametrize("lookahead", [True, False])
+def test_cached_tables_do_not_overlap(table: Path, tmp_path: Path, lookahead: bool) -> None:
     training = {"ranks": 1, "overlap": True}
     options = {"rows": 100, "lookahead": lookahead}
     row_wise = [{"use": "torchrec.row_wise", "tables": ["*"]}]
@@ -38,7 +34,6 @@ def test_cached_tables_do_not_overlap(
     parts = assemble(load_registry(path), "plugins", CPU)
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, CPU)
     assert isinstance(pipeline, LookaheadTrainPipeline) == lookahead
-    assert f"training.overlap is true and does nothing: {why}" in caplog.text
     assert not will_overlap(parts.prepared, parts.dmp.plan, "cpu", 2)
 
 

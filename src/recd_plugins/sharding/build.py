@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import BaseModel
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -136,6 +137,12 @@ def build_sharders(
                         f"{type(first).__name__} and {type(sharder).__name__} both shard "
                         f"{sharder.module_type.__name__}; a plugin gives a module type of its own"
                     )
+                if unlike := _unlike(first, sharder):
+                    raise SetupError(
+                        f"another entry's sharder of {sharder.module_type.__name__} has other "
+                        f"{', '.join(unlike)}, and one sharder shards all modules of a type: let "
+                        "the modules that the plugin puts in have the options of their entry"
+                    )
     if base:
         _warn_of_unsharded(prepared, found.keys())
     return list(found.values())
@@ -168,6 +175,16 @@ def _check_optimizer(given: SharderDefaults, registry: RunConfig, *, file_counts
             f"{registry.path}:{named}, and the trainer's fused_params name {optimizer}: leave one "
             "of the two away"
         )
+
+
+def _unlike(first: object, second: object) -> list[str]:
+    """Return names of plain values, such as options, that two sharders do not share."""
+    plain = (str, int, float, BaseModel)
+    one, other = (
+        {name: value for name, value in vars(each).items() if isinstance(value, plain)}
+        for each in (first, second)
+    )
+    return sorted(name for name in {**one, **other} if one.get(name) != other.get(name))
 
 
 def _warn_of_unsharded(prepared: PreparedModel, types: Collection[type[nn.Module]]) -> None:
