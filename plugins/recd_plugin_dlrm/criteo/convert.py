@@ -31,14 +31,9 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What to convert, and how.
+    """A TSV file or folder to convert into ``target``, with a folder for each file.
 
-    Attributes:
-        source: a TSV file, or a folder of them.
-        target: the folder to make, with a folder for each file of ``source``.
-        part_rows: rows of a Parquet file, which a killed run has to do again at most.
-        row_group_rows: rows of a row group.
-        bad_lines, max_bad_lines: see ``BadLines``.
+    A killed run has to do ``part_rows`` again at most.
     """
 
     source: Path
@@ -71,11 +66,8 @@ def convert(
 ) -> ConvertedLogs:
     """Convert files; ``target`` appears when it is complete. A killed run is resumed.
 
-    Args:
-        options: what and how.
-        force: replace a table that this command wrote.
-        say: takes messages.
-        start: adds a progress bar by name and rows; its result takes rows done.
+    ``force`` replaces a table of this command. ``say`` takes messages. ``start`` adds a progress
+    bar by name and rows, and returns a function that takes rows done.
     """
     days = find_days(options.source)
     for day in days:

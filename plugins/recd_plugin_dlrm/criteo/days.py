@@ -38,13 +38,9 @@ _EDGE = 1024
 
 @dataclass(frozen=True)
 class RawRows:
-    """Some rows, column by column.
+    """Some rows, column by column, 0 for missing values.
 
-    Attributes:
-        labels: 0 or 1, int8 ``[num_rows]``.
-        dense: 13 arrays ``[num_rows]``: int64 as logged, 0 where missing, or floats where files
-            hold transformed numbers.
-        sparse: 26 arrays of ids, int64 ``[num_rows]``, 0 where missing.
+    Dense features are int64 as logged, or floats if files hold transformed numbers.
     """
 
     labels: NDArray[Any]
@@ -178,14 +174,8 @@ def even_starts(path: Path, num_rows: int) -> NDArray[np.int64]:
 class NpyDay(Day):
     """Memory-mapped ``NAME_dense.npy``, ``NAME_sparse.npy`` and ``NAME_labels.npy``.
 
-    Args:
-        name: ``day_0``.
-        folder: of the files.
-        sparse: the word for ids in file names; ``sparse_contig_freq`` for files of torchrec's
-            ``sparse_to_contiguous``.
-
-    Raises:
-        DataError: a file is missing, damaged, or of another shape or type.
+    ``sparse`` is the word for ids in file names; ``sparse_contig_freq`` for files of torchrec's
+    ``sparse_to_contiguous``.
     """
 
     def __init__(self, name: str, folder: Path, sparse: str) -> None:
@@ -242,11 +232,7 @@ SCHEMA = pa.schema(
 
 
 class ParquetDay(Day):
-    """Rows of a Parquet file, or of all in a folder.
-
-    Raises:
-        DataError: a column is missing, or there are no rows.
-    """
+    """Rows of a Parquet file, or of all in a folder."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name = name

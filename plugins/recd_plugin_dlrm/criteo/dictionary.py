@@ -114,11 +114,6 @@ class Dictionary:
         self._ids = [arrays[name] for name in SPARSE]
         self._codes = [arrays[f"{name}_codes"] for name in SPARSE]
 
-    @property
-    def sizes(self) -> list[int]:
-        """Rows that the table of each feature needs."""
-        return [FIRST + len(ids) for ids in self._ids]
-
     def __call__(self, feature: int, ids: Int64s) -> Int64s:
         known, codes = self._ids[feature], self._codes[feature]
         if not len(known):
@@ -136,13 +131,8 @@ def dictionary_of(
 ) -> Dictionary:
     """Return the dictionary of some rows, kept in ``cache`` or made now.
 
-    Counts of each section are kept until all are there, so that a killed run goes on.
-
-    Args:
-        cache: the folder.
-        sections: rows whose ids are counted.
-        threshold: ids that occur less often have no number of their own.
-        most_ids: rows of a table at most, for the most frequent ids.
+    Counts of each section are kept until all are there, so that a killed run goes on. Ids that
+    occur less than ``threshold`` times have no number of their own, nor those beyond ``most_ids``.
     """
     identities = [section.identity() for section in sections]
     path = _place(cache, "dictionary", identities, threshold, most_ids)
@@ -187,11 +177,7 @@ SCHEMA = pa.schema(
 class Buckets:
     """An IdCoder that takes ids modulo the rows of their table, as DLRM's ``--max-ind-range``.
 
-    Args:
-        buckets: of every feature, or by name or pattern; the first match counts.
-
-    Raises:
-        DataError: a pattern matches no feature, or a feature no pattern.
+    ``buckets`` are of every feature, or by name or pattern; the first match counts.
     """
 
     def __init__(self, buckets: int | Mapping[str, int]) -> None:

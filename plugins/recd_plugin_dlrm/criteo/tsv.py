@@ -79,13 +79,8 @@ def compression_of(path: Path) -> str | None:
 class TsvStream:
     """Rows of one file from some position on. Use with ``contextlib.closing``.
 
-    Args:
-        path: the file.
-        bad_lines: counts malformed lines.
-        on_bytes: is given the file's bytes (decompressed) as they are read.
-
     Attributes:
-        offset: of the next line in the file's bytes (decompressed).
+        offset: of the next line in the decompressed bytes, which ``on_bytes`` gets, too.
         line: its 1-based number, if reading began at the start.
     """
 
@@ -110,11 +105,7 @@ class TsvStream:
         self._set_data(b"")
 
     def read(self, most: int) -> RawRows:
-        """Read the next ``most`` rows, fewer at the end of the file, and then none.
-
-        Raises:
-            DataError: a bad line too many, or the file is damaged.
-        """
+        """Read the next ``most`` rows, fewer at the end of the file, and then none."""
         labels = np.empty(most, np.int8)
         dense, sparse = np.empty((13, most), np.int64), np.empty((26, most), np.int64)
         row = 0

@@ -77,12 +77,7 @@ class TableTrace:
         sizes: NDArray[np.int64],
         counts: NDArray[np.int64] | NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
-        """Return hit rates of LRU caches of ``sizes`` rows, ``[s]``.
-
-        Args:
-            sizes: int64 ``[s]``.
-            counts: ``[k]``, of another trace with the same distances.
-        """
+        """Return hit rates of LRU caches of ``sizes`` rows, for these or other counts ``[k]``."""
         counts = self.counts if counts is None else counts
         hits = np.concatenate(([0.0], np.cumsum(counts[1:])))
         return hits[np.searchsorted(self.distances[1:], sizes, side="right")] / counts.sum()
@@ -212,13 +207,8 @@ class TraceGenerator:
     the profile; 0 takes the next new id, until there is none. Access i does not depend on the
     pieces. Holds about 50 bytes a distinct id.
 
-    Args:
-        profile: of the trace to imitate.
-        seed: of the draws.
-        min_new: p0 is at least this; see ``TableTrace.weights``.
-
     Attributes:
-        new_share: the p0 that it draws with.
+        new_share: the p0 that it draws with, at least ``min_new``.
         counts: int64 ``[k]``: accesses so far, by the distances of the profile.
     """
 
@@ -243,11 +233,7 @@ class TraceGenerator:
         return int(self._stack.state[1])
 
     def draw(self, accesses: int) -> NDArray[np.int64]:
-        """Return the ids of the next accesses, int64 ``[accesses]``.
-
-        Raises:
-            DataError: no id came twice in the profiled trace, and all ids are drawn.
-        """
+        """Return the ids of the next accesses, int64 ``[accesses]``."""
         profile, stack = self.profile, self._stack
         if len(profile.distances) == 1 and self.accesses + accesses > len(profile.ids):
             raise DataError(

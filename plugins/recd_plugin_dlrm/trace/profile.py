@@ -38,17 +38,9 @@ TraceRows = tuple[Mapping[str, NDArray[np.int64]], int]
 
 
 def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]:
-    """Read the ids of a text file, piece by piece.
+    """Read the ids of a text file piece by piece, int64 ``[n, columns]``; gzip by its suffix.
 
-    Args:
-        path: the file; gzip if it ends in .gz.
-        columns: names of the numbers of a line; without any, lines mean nothing.
-
-    Returns:
-        int64 ``[n, columns]`` each, ``[n, 1]`` without columns.
-
-    Raises:
-        DataError: the file cannot be read, or has other text than ids.
+    Without ``columns``, the names of the numbers of a line, lines mean nothing: ``[n, 1]``.
     """
     waiting = b""
     try:
@@ -116,11 +108,7 @@ def _in_order(lookups: FeatureLookups) -> NDArray[np.int64]:
 
 
 def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """Return the tables that patterns match, or all.
-
-    Raises:
-        DataError: a pattern matches none.
-    """
+    """Return the tables that patterns match, or all."""
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) for table in tables):
             near = did_you_mean(pattern, list(tables)) or f"; the tables: {shortened(list(tables))}"
@@ -200,11 +188,7 @@ def _list(numbers: NDArray[np.int64]) -> pa.Array:
 
 
 def read_profile(path: Path) -> TraceProfile:
-    """Read a profile.
-
-    Raises:
-        DataError: the file is missing, damaged, or of another kind or version.
-    """
+    """Read a profile."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             head = json.loads((file.schema_arrow.metadata or {}).get(_KEY, "{}"))
@@ -241,13 +225,8 @@ def write_trace(
 ) -> None:
     """Draw and write traces of ``accesses`` ids each.
 
-    Args:
-        path: Parquet if it ends in .parquet, with an int64 column for each feature. Else text, a
-            line for each access with spaces between ids; gzip if it ends in .gz.
-        generators: one a table.
-        accesses: of each.
-        provenance: JSON values for the metadata of Parquet.
-        progress: takes the rows of each piece.
+    Parquet has an int64 column for each feature. Text (.gz too) has a line for each access, with
+    spaces between ids.
     """
     fields = [pa.field(each.profile.feature, pa.int64(), nullable=False) for each in generators]
     schema = pa.schema(fields, metadata={PROVENANCE: json.dumps(dict(provenance))})

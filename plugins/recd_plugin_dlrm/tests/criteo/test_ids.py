@@ -50,9 +50,6 @@ def test_the_dictionary_is_of_the_training_days(write_days, kaggle, threshold, m
         assert ids_of(dataset, split) == {
             name: [numbers[name].get(value, 1) for value in expected[name]] for name in SPARSE
         }
-    assert dataset._coder.sizes == [max(1, *numbers[name].values()) + 1 for name in SPARSE]
-    if most:
-        assert max(dataset._coder.sizes) == most
 
 
 @settings(deadline=None, max_examples=50)
