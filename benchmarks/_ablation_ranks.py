@@ -43,7 +43,7 @@ from recd_plugins.training.breakdown import (
     static_bytes,
 )
 from recd_plugins.training.measurement import sum_by_kind
-from recd_plugins.upstream_noise import silence as silence_upstream
+from recd_plugins.upstream_noise import silence_upstream
 from recd_plugins.values.stages import Stage, StageTimes, stage_of
 
 # Profiler range around the forward pass of sequence pooling.

@@ -39,7 +39,7 @@ from recd_plugins.registry import TrainingSpec
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.upstream_noise import silence as silence_upstream
+from recd_plugins.upstream_noise import silence_upstream
 from recd_plugins.values.batch import ModelInput
 
 _NUM_DENSE = 13

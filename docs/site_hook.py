@@ -65,6 +65,15 @@ def _has_all(text: str) -> bool:
 class Comments(griffe.Extension):
     """Docstrings as Markdown, and comments of attributes that begin with ``#:`` as docstrings."""
 
+    def on_module_members(self, *, mod: griffe.Module, **_: Any) -> None:
+        """Let ``recd_plugins.api`` export each name that it imports from the framework."""
+        if mod.path == "recd_plugins.api":
+            mod.exports = [
+                name
+                for name, each in sorted(mod.members.items())
+                if isinstance(each, griffe.Alias) and each.target_path.startswith("recd_plugins.")
+            ]
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.is_attribute and obj.docstring is None and obj.lineno:
             above = reversed(obj.lines_collection[Path(str(obj.filepath))][: obj.lineno - 1])

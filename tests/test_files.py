@@ -2,13 +2,11 @@
 
 import json
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from recd_plugins.errors import RecdError
 from recd_plugins.files import (
@@ -16,12 +14,9 @@ from recd_plugins.files import (
     new_file,
     read_note,
     without_remains,
-    write_figure,
     write_json,
     write_note,
-    write_text,
 )
-from recd_plugins.scratch_folder import put, scratch_folder
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
@@ -60,57 +55,6 @@ def test_a_link_stays_one(tmp_path):
     assert [path.name for path in target.parent.iterdir()] == ["r.json"]
 
 
-def test_a_link_to_a_folder_stays_one(tmp_path):
-    target, link = tmp_path / "disk" / "table", tmp_path / "table"
-    target.mkdir(parents=True)
-    link.symlink_to(target)
-    with scratch_folder(link) as scratch:
-        assert scratch.parent == target.parent
-        (scratch / "new").mkdir()
-        (scratch / "new" / "rows").touch()
-        put(scratch / "new", link, scratch)
-    assert link.is_symlink()
-    assert [path.name for path in target.iterdir()] == ["rows"]
-    assert [path.name for path in target.parent.iterdir()] == ["table"]
-
-
-def test_a_pipe_stays_one_and_gets_what_is_written(tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    check_writable(pipe)
-    with pytest.raises(RecdError, match=r"pipe: cannot be written \(nobody reads it\)"):
-        write_text(pipe, "text")
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_text(pipe, "text")
-    assert os.read(reader, 100) == b"text"
-    os.close(reader)
-    assert pipe.is_fifo()
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes a device of its own, not to lose that of all")
-def test_a_device_stays_one(tmp_path):
-    null = tmp_path / "null"
-    os.mknod(null, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    write_text(null, "text")
-    assert null.is_char_device()
-
-
-@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
-def test_what_is_written_to_stdout_stands_between_what_is_printed(capfd, name):
-    print("before")
-    write_text(Path(name), "text\n")
-    print("after")
-    assert capfd.readouterr().out == "before\ntext\nafter\n"
-
-
-def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path):
-    (tmp_path / "report" / "pages").mkdir(parents=True)
-    with pytest.raises(RecdError, match="report: cannot be written"):
-        write_text(tmp_path / "report", "text")
-    assert [path.name for path in tmp_path.iterdir()] == ["report"]
-
-
 def test_folders_that_were_made_for_a_file_that_fails_are_gone(tmp_path):
     def fail(path, *others):
         with new_file(path) as temporary:
@@ -138,15 +82,6 @@ def test_a_place_is_tried_and_nothing_left_there(tmp_path):
     with pytest.raises(RecdError, match=r"file/report: cannot be written \(Not a directory\)"):
         check_writable(tmp_path / "file" / "report")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "report"]
-
-
-def test_a_picture_is_whole_or_not_there(tmp_path):
-    figure = Figure()
-    write_figure(tmp_path / "new" / "p.svg", figure)
-    assert "</svg>" in (tmp_path / "new" / "p.svg").read_text()
-    with pytest.raises(RecdError, match=r"p\.doc: cannot be written"):
-        write_figure(tmp_path / "p.doc", figure)
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_what_another_program_wrote_meanwhile_stays(tmp_path):
@@ -188,22 +123,3 @@ def test_what_is_left_where_all_was_killed_is_removed_by_the_next(tmp_path: Path
     finally:
         writers[1].kill()
         writers[1].communicate()
-
-
-def test_nothing_remains_of_a_process_that_was_killed(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    path = folder / "scores.csv"
-    link = tmp_path / "link.csv"
-    link.symlink_to(path)
-
-    def write(to: Path) -> None:
-        with without_remains(to) as token:
-            new_file(to, token=token).__enter__().write_text("half")  # never left
-            assert list(folder.iterdir())
-            raise KeyboardInterrupt
-
-    for to in (path, link):
-        with pytest.raises(KeyboardInterrupt):
-            write(to)
-        assert not list(folder.iterdir())

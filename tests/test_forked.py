@@ -26,14 +26,6 @@ if __name__ == "__main__":
 """
 
 
-def test_it_is_forked_from_a_server_that_has_the_imports(tmp_path: Path) -> None:
-    code = "import sys; print('tests.fork_imports' in sys.modules, 'torchrec' in sys.modules)"
-    assert forked.run([sys.executable, "-c", code], cwd=tmp_path).stdout.split() == [
-        "False",
-        "True",
-    ]
-
-
 def test_a_program_has_its_own_session_folder_environment_output_and_exit_code(
     tmp_path: Path,
 ) -> None:

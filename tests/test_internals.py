@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.planner import shard_estimators
 
@@ -15,7 +14,6 @@ from recd_plugins import wrap
 from recd_plugins.compat.torchrec_internals import (
     INTERNALS,
     refuse_other_versions,
-    require_attributes,
 )
 from recd_plugins.errors import SetupError
 from recd_plugins.manager import PluginManager
@@ -122,16 +120,3 @@ def test_what_is_missing(internal: Internal, what: str) -> None:
     assert list(internal.missing()) == [
         f"torch {version('torch')} lacks {what}, which a test needs"
     ]
-
-
-def test_packages_that_are_not_there_lack_nothing() -> None:
-    assert not list(Internal("acme_is_not_installed.part:Class", ("_x",), "a test").missing())
-
-
-def test_an_object_without_it_is_refused() -> None:
-    require_attributes(nn.Linear(1, 1), "weight")
-    with pytest.raises(
-        SetupError,
-        match=r"lacks Linear\._lookups, which exact training needs: install one",
-    ):
-        require_attributes(nn.Linear(1, 1), "weight", "_lookups")

@@ -97,14 +97,6 @@ def test_a_section_of_a_third_party(site: Site) -> None:
     assert recd("validate", site.registry(HEAD + AUDITS)).stdout.endswith(": 4 entries, ok\n")
 
 
-def test_two_entries_for_one_table_are_refused(site: Site) -> None:
-    site.install("acme", KIND)
-    site.install("other", PLUGIN.format(name="other"))
-    registry = load(site, AUDITS.replace(", enabled: false", ""))
-    with pytest.raises(RegistryError, match=r"t_item is claimed by .* a table has one audit entry"):
-        registry.claim("audit", ["t_user", "t_item", "t_history"])
-
-
 @pytest.mark.parametrize(
     ("claims", "entry", "seen"),
     [
@@ -137,30 +129,6 @@ def test_packages_are_imported_for_names_and_unknown_sections_alone(site: Site) 
     assert registry.entries("audit") == (), "it is a kind, and the file has none"
     with pytest.raises(PluginError, match=r"registers a kind audits; did you mean audit\?"):
         registry.entries("audits")
-
-
-def test_entries_of_built_in_kinds(site: Site) -> None:
-    registry = load(site, "preprocessing: [{use: recd.first_x, features: [a], options: {x: 1}}]\n")
-    assert registry.entries("preprocessing") == registry.preprocessing
-    assert [entry.plugin for entry in registry.entries("dataset")] == [registry.dataset]
-    assert registry.entries("ingestion") == registry.entries("cache") == ()
-
-
-def test_errors_of_a_section_have_lines_and_suggestions(site: Site) -> None:
-    site.install("acme", KIND)
-    site.install("other", PLUGIN.format(name="other"))
-    text = AUDITS.replace("every", "evry").replace(
-        "other.count, tables: [t_item]", "other.cont, tables: [t_item]"
-    )
-    said = refused(site, text)
-    assert (
-        "yaml:5 audits[0].options.evry: unknown option of other.count; did you mean every" in said
-    )
-    assert "yaml:7 audits[2].use: no audit plugin is named other.cont; did you mean other.c" in said
-    said = refused(site, "audit: []\n")
-    assert said.endswith("registry.yaml:4 audit: unknown key; did you mean audits?")
-    said = refused(site, "sharding: [{use: other.count, tables: [a]}]\n")
-    assert "other.count is a audit plugin; it belongs under audits:" in said
 
 
 def test_a_section_whose_package_is_broken_says_why(site: Site) -> None:

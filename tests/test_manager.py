@@ -10,7 +10,6 @@ from recd_plugins import hookspecs, load_registry
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import PluginOptions
 from recd_plugins.manager import PluginManager, installed_plugin
-from recd_plugins.plugin_modules import modules_of_files
 
 PLUGIN = '''
 from recd_plugins.hookspecs import hookimpl
@@ -88,23 +87,6 @@ def test_files_and_packages_of_a_folder(folder):
     assert found["acme.two"].origin == str(folder / "two" / "__init__.py")
 
 
-def test_files_of_one_name_in_two_folders_are_two_modules(folder):
-    for name in ("first", "second"):
-        write(folder, f"{name}/same.py", PLUGIN.format(name=f"acme.{name}"))
-    first = PluginManager(folder / "first").plugins["preprocessing"]
-    second = PluginManager(folder / "second").plugins["preprocessing"]
-    assert "acme.first" in first
-    assert "acme.second" in second
-    assert "acme.first" not in second
-
-
-def test_a_file_with_a_dot_in_its_name_is_found_by_other_processes(folder):
-    write(folder, "one.v2.py", PLUGIN.format(name="acme.one"))
-    found = PluginManager(folder).plugins["preprocessing"]["acme.one"].cls
-    assert modules_of_files([found]) == {found.__module__: folder / "one.v2.py"}
-    assert found.__module__.endswith("_one_v2")
-
-
 def test_a_class_stays_the_same_when_its_folder_is_loaded_again(folder):
     write(folder, "one.py", PLUGIN.format(name="acme.one"))
     first, second = (PluginManager(folder).plugins["preprocessing"]["acme.one"] for _ in range(2))
@@ -156,23 +138,6 @@ def test_a_wrong_plugin_is_refused_with_its_file(folder, change, expected):
     assert expected in message
     assert str(folder / "one.py") in message
     assert "recd_plugins_dir" not in message, "a name that is in no file"
-
-
-def test_a_missing_folder_is_an_error(folder):
-    assert "is not a directory" in refused(folder / "missing")
-
-
-def test_trace_writes_hook_calls_to_stderr(folder, monkeypatch, capsys):
-    write(folder, "one.py", PLUGIN.format(name="acme.one"))
-    monkeypatch.setenv("RECD_TRACE_PLUGINS", "1")
-    _ = PluginManager(folder).plugins
-    assert "register_preprocessing" in capsys.readouterr().err
-
-
-def test_what_a_file_prints_is_no_part_of_what_a_command_prints(folder, capsys):
-    write(folder, "one.py", 'print("hello")\n' + PLUGIN.format(name="acme.one"))
-    _ = PluginManager(folder).plugins
-    assert tuple(capsys.readouterr()) == ("", "hello\n")
 
 
 def test_what_hooks_and_plugins_print_is_none_either(folder, capsys):

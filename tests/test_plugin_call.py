@@ -10,8 +10,7 @@ from click.testing import CliRunner
 from recd_plugins import load_registry
 from recd_plugins.api import wrapped_dataset
 from recd_plugins.cli import main
-from recd_plugins.cli.fault import fault_message
-from recd_plugins.data.loader import build_dataloader
+from recd_plugins.cli.exits import fault_message
 
 FAULTY = '''
 from recd_plugins.api import *
@@ -100,13 +99,6 @@ def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments
     expected = rf"r\.yaml:6 dataset\.wrap\[0\]: bad\.wrapper: {method} failed at .*bad\.py:\d+"
     with pytest.raises(KeyError, match=expected):
         getattr(called, method)(**arguments)
-
-
-def test_the_length_of_a_reader(folder: Path) -> None:
-    registry = load_registry(failing_at(folder, "len"), plugins_dir=folder / "plugins")
-    loader = build_dataloader(registry, 0, 1)
-    with pytest.raises(KeyError, match=r"len\(reader\) failed at .*bad\.py:\d+"):
-        len(loader)
 
 
 @pytest.mark.parametrize("method", ["prepare", "reader"])

@@ -43,22 +43,6 @@ def test_it_imports_public_modules_alone(folder: str) -> None:
     assert not found
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "from recd_plugins.errors import DataError",
-        "from recd_plugins import errors",
-        "import recd_plugins.registry",
-        "def late():\n    from recd_plugins.data.parquet import ParquetTable",
-        "from recd_plugin_recd.source import Source",
-    ],
-)
-def test_private_imports_are_seen(text: str, tmp_path: Path) -> None:
-    (tmp_path / "acme.py").write_text(text, encoding="utf-8")
-    (name,) = framework_imports(tmp_path / "acme.py", "acme")
-    assert not PUBLIC.fullmatch(name)
-
-
 def _docstrings(module: ModuleType) -> Iterator[tuple[str, str]]:
     """Of what a public module lists, and of the public methods of its classes."""
     for name in module.__all__:
@@ -90,18 +74,3 @@ def test_public_docstrings_name_what_is_public(module: str) -> None:
         if not PUBLIC.fullmatch(named)
     }
     assert not private
-
-
-@pytest.mark.parametrize("module", TESTING)
-def test_modules_for_tests_and_benchmarks_list_what_is_public(module: str) -> None:
-    """Each class and function whose name has no underscore, in the order of the alphabet."""
-    imported = import_module(module)
-    own = {
-        name
-        for name, value in vars(imported).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module
-        if inspect.isclass(value) or inspect.isfunction(value)
-    }
-    assert own <= set(imported.__all__)
-    assert imported.__all__ == sorted(imported.__all__)
-    assert all(hasattr(imported, name) for name in imported.__all__)

@@ -7,12 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.installed import framework_imports, pip_installed, python, recd
+from tests.installed import pip_installed, python, recd
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "third_party_kind"
-MODULES = sorted((EXAMPLE / "recd_plugin_audit").glob("*.py"))
-PUBLIC = ("recd_plugins.api", "recd_plugins.testing")
-
 REGISTRY = """version: 1
 dataset: {{use: dlrm.random, options: {{rows: 256, sparse: {{user: 90, item: 90, shop: 9}}}}}}
 converter: {{use: recd.ikjt, options: {{groups: [[item]]}}}}
@@ -76,10 +73,3 @@ def test_it_is_found_and_its_own_tests_pass(environment: dict[str, str], tmp_pat
     assert "audit.count_lookups" in recd(environment, "plugins", "--kind", "audit")
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     python(environment, "-m", "pytest", "-q", "-p", "no:cacheprovider", tmp_path / "tests")
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
-def test_it_imports_the_api_alone(module: Path) -> None:
-    imported = framework_imports(module, "recd_plugin_audit")
-    assert all(name.startswith(PUBLIC) for name in imported), imported
-    assert len(module.read_text(encoding="utf-8").splitlines()) <= 120

@@ -10,7 +10,7 @@ import logging
 import warnings
 from torch.distributed._shard._utils import DEPRECATE_MSG
 from recd_plugins import upstream_noise
-upstream_noise.silence()
+upstream_noise.silence_upstream()
 logging.warning("Sharding spec not found for bags.t")
 logging.warning("something else")
 warnings.warn(DEPRECATE_MSG, FutureWarning)

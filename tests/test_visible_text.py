@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugins import lasting_output
+from recd_plugins import output
 from recd_plugins.cli import main
-from recd_plugins.output_console import output_console
-from recd_plugins.visible_text import prepare_output, show_controls, visible
+from recd_plugins.output import output_console, show_controls, visible
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[8mc\rd\x7fe\x9b2Jf\u202eg\u2066h"
 SHOWN = r"a\x1b]0;title\x07b\x1b[8mc\x0dd\u007fe\u009b2Jf\u202eg\u2066h"
@@ -54,15 +53,6 @@ def test_controls_become_escapes() -> None:
     assert visible(HOSTILE) == SHOWN
     assert visible("end\r\nof\rline") == "end\r\nof\\x0dline"
     assert visible("tab\tline\nümlaut \udcff 日本") == "tab\tline\nümlaut \udcff 日本"
-
-
-def test_styles_and_progress_bars_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = on_terminal(monkeypatch)
-    for text in (click.style("bold", fg="bright_red", bold=True), "\r 50%|█", "end\r\n"):
-        click.echo(text, nl=False, color=True)
-        assert terminal.text.endswith(text)
-    click.echo("\r\x1b]0;PWN\x07", nl=False)
-    assert terminal.text.endswith(r"\x1b]0;PWN\x07")
 
 
 def test_only_colours_of_whole_messages_reach_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +110,7 @@ def test_commands_show_them_as_escapes(
 def test_ranks_show_them_as_escapes() -> None:
     reads, writes = os.pipe()
     with open(writes, "w", encoding="utf-8") as stream, open(reads, encoding="utf-8") as shown:
-        print(HOSTILE, file=lasting_output._lasting(stream, stream), flush=True)
+        print(HOSTILE, file=output._lasting(stream, stream), flush=True)
         assert shown.readline() == f"{SHOWN}\n"
 
 
@@ -129,10 +119,3 @@ def test_a_closed_standard_output_is_dev_null() -> None:
     recd = Path(sys.executable).with_name("recd")
     done = subprocess.run(["sh", "-c", script, recd], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_files_do_not_get_the_numbers_of_closed_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    prepare_output()
-    output_console().print("to nobody")
-    print("to nobody")

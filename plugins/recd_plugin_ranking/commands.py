@@ -17,7 +17,6 @@ from recd_plugins.api import (
     check_output,
     chosen_checkpoint,
     silence_upstream,
-    table_kind,
     write_json,
 )
 
@@ -89,7 +88,7 @@ def rank_command(
     if vectors_to is not None:
         for file in (vectors_to / name for name in VECTORS):
             check_apart(file, registry, chosen)
-            check_output(file, force, table_kind("file of vectors", "item", "vector"))
+            check_output(file, force)
     rules = Rules(item or "", user, seen, most, sampled, seed)
     found = rank(registry, rules, chosen, vectors_to)
     for name, value in found.items():

@@ -15,7 +15,6 @@ from recd_plugins.api import (
     OUTPUT,
     OUTPUT_FOLDER,
     OUTPUT_OR_TERMINAL,
-    PAGE,
     RANKS,
     SETTINGS,
     DataError,
@@ -30,8 +29,6 @@ from recd_plugins.api import (
     output_console,
     overrides,
     silence_upstream,
-    table_kind,
-    text_kind,
     without_remains,
     write_json,
     write_text,
@@ -177,7 +174,7 @@ def predict(
     if local and not local[0].exists():
         raise DataError(f"{table}: no such file or folder")
     check_apart(output, read, *local, chosen)
-    check_output(output, force, table_kind("file of scores", ROW, SCORE))
+    check_output(output, force)
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)
     from recd_plugin_runs.predict import PredictJob
@@ -211,12 +208,7 @@ def predict(
         )
 
 
-# Files of an export that may be replaced.
-_FILES = {
-    "model.pt2": text_kind("exported model", rb"\APK"),
-    "model_int8.pt2": text_kind("exported model", rb"\APK"),
-    "signature.json": text_kind("signature of an exported model", rb'\A\{\s*"dense"'),
-}
+_FILES = ("model.pt2", "model_int8.pt2", "signature.json")
 
 
 @click.command()
@@ -261,11 +253,8 @@ def export(
     """
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
-    for name, kind in _FILES.items():
-        if (output / name).exists() and not force:
-            raise RecdError(f"{output}: holds an export; name another folder, or --force")
-        if wrong := kind.wrong(output / name):
-            raise RecdError(wrong)
+    if not force and any((output / name).exists() for name in _FILES):
+        raise RecdError(f"{output}: holds an export; name another folder, or --force")
     check_apart(output / "model.pt2", read, chosen)
     check_writable(output / "model.pt2")
     from recd_plugin_runs.evaluate import say_absent
@@ -323,7 +312,7 @@ def embeddings(
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
     check_apart(output, read, chosen)
-    check_output(output, force, table_kind("file of embeddings", "id", "vector"))
+    check_output(output, force)
     from recd_plugin_runs.evaluate import say_absent, write_embeddings
     from recd_plugins.api import with_trained_columns
 
@@ -360,7 +349,7 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     path = output or runs[0].with_suffix(".html")
     if path.resolve() in {run.resolve() for run in runs}:
         raise RecdError(f"{path}: is a run, which its page would replace; name another by -o")
-    check_output(path, force, PAGE)
+    check_output(path, force)
     found = read_runs(runs)
     # Takes a second to import.
     from recd_plugin_runs.report import page

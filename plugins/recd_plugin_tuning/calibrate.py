@@ -13,7 +13,6 @@ import click
 from recd_plugins.api import (
     AT_LEAST_1,
     OUTPUT,
-    TOPOLOGY,
     SetupError,
     available_cores,
     check_output,
@@ -91,7 +90,7 @@ def calibrate(
 
     def check_files() -> None:
         refuse_other_names(output)
-        check_output(output, force, TOPOLOGY)
+        check_output(output, force)
 
     limits = HangLimits(_NOTICE, _HANG, lambda: "Nothing was written.")
     rank = torchrun_rank()

@@ -28,7 +28,6 @@ from recd_plugins.api import (
     row_progress,
     shortened,
     silence_upstream,
-    table_kind,
     write_figure,
     write_json,
 )
@@ -106,7 +105,6 @@ def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) ->
 
 
 _AT_LEAST_0 = FiniteFloat(min=0)
-_PROFILE = table_kind("access profile", "table", "row", "accesses")
 
 
 @click.group()
@@ -172,7 +170,7 @@ def registry_command(
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
     from recd_plugins.api import fitted_steps, measure_access
 
-    check_output(output, force, _PROFILE)
+    check_output(output, force)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -246,7 +244,7 @@ def distribution_command(
         raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
     exponent = 1.0 if exponent is None else exponent
     drawn = seed_of(seed, in_order)
-    check_output(output, force, _PROFILE)
+    check_output(output, force)
     if scale is None:
         made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
     else:
@@ -289,7 +287,7 @@ def reuse_command(
     from recd_plugins.api import AccessProfile, from_reuse_histogram, read_reuse_histograms
 
     drawn = seed_of(seed, in_order)
-    check_output(output, force, _PROFILE)
+    check_output(output, force)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -321,7 +319,7 @@ def merge_command(
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.api import AccessProfile
 
-    check_output(output, force, _PROFILE)
+    check_output(output, force)
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)

@@ -374,7 +374,7 @@ class PluginManager:
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
-    """A plugin of an installed package, with these options; a benchmark needs no registry for it.
+    """Make a plugin of an installed package with these options, without a registry.
 
     Raises:
         PluginError: no package has it, or the one that has it is broken.
@@ -384,7 +384,7 @@ def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = N
 
 
 def installed_class(kind: str, name: str) -> type[Plugin]:
-    """The class of a plugin of an installed package.
+    """Return the class of a plugin of an installed package.
 
     Raises:
         PluginError: no package has it, or the one that has it is broken.

@@ -19,7 +19,7 @@ def progress_bars() -> Iterator[AddBar]:
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from recd_plugins.output_console import error_console
+    from recd_plugins.output import error_console
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=error_console()) as bars:
@@ -45,7 +45,7 @@ def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]
         TimeRemainingColumn,
     )
 
-    from recd_plugins.output_console import error_console
+    from recd_plugins.output import error_console
 
     columns = (
         TextColumn("{task.description}", markup=False),

@@ -10,7 +10,7 @@ import os
 import warnings
 
 
-def silence() -> None:
+def silence_upstream() -> None:
     """Ignore these, and only these, in this process."""
     # torch.profiler's library prints a line wherever a profile starts or stops (torch 2.13).
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")

@@ -12,14 +12,13 @@ from recd_plugins.cli import doctor, main
 from recd_plugins.versions import fbgemm_has_cuda, installed_set
 
 REAL = [PurePosixPath("fbgemm_gpu/__init__.py"), PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
-METADATA_ONLY = [PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
 
 
 @pytest.fixture
 def installed(monkeypatch):
     """Make the given distributions look like all that is installed."""
 
-    def installed(versions: dict[str, str], metadata_only: tuple[str, ...] = ()) -> None:
+    def installed(versions: dict[str, str]) -> None:
         def version(name: str) -> str:
             if name not in versions:
                 raise importlib.metadata.PackageNotFoundError(name)
@@ -27,11 +26,7 @@ def installed(monkeypatch):
 
         installed_set.cache_clear()
         monkeypatch.setattr(importlib.metadata, "version", version)
-        monkeypatch.setattr(
-            importlib.metadata,
-            "files",
-            lambda name: METADATA_ONLY if name in metadata_only else REAL,
-        )
+        monkeypatch.setattr(importlib.metadata, "files", lambda _: REAL)
 
     yield installed
     installed_set.cache_clear()
@@ -47,12 +42,6 @@ def test_this_machine_is_well():
     assert result.exit_code == 0, found
     for name in ("versions", "fbgemm build", "fbgemm", "torchrec", "gloo", "numba", "plugins"):
         assert found[name]["status"] == "ok", found[name]
-
-
-def test_prints_a_table():
-    result = CliRunner().invoke(main, ["doctor"])
-    assert result.exit_code == 0
-    assert "fbgemm build" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -79,25 +68,12 @@ def test_sets_that_do_not(installed, torch, torchrec, fbgemm, remedy):
     assert remedy in check.remedy
 
 
-def test_packages_that_are_missing(installed):
-    installed({"torch": "2.13.0"})
-    assert checks()["versions"].status == "failed"
-    assert "install fbgemm-gpu (CUDA) or fbgemm-gpu-cpu" in checks()["fbgemm build"].remedy
-
-
 def test_both_builds_at_once_fail(installed):
     both = {"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
     installed({"torch": "2.13.0", "torchrec": "1.8.0", **both})
     check = checks()["fbgemm build"]
     assert check.status == "failed"
     assert "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu" in check.remedy
-
-
-def test_the_metadata_only_stand_in_is_no_second_build(installed):
-    both = {"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
-    versions = {"torch": "2.13.0", "torchrec": "1.8.0", **both}
-    installed(versions, metadata_only=("fbgemm-gpu",))
-    assert {check.status for check in checks().values()} == {"ok"}
 
 
 def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch):

@@ -105,19 +105,6 @@ def test_entries_of_a_file_count(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_more_ranks_than_can_be_planned_for_are_refused() -> None:
-    done = look("my_trainer:build", "--ranks", str(10**11))
-    assert done.exit_code == 1
-    assert "100,000,000,000 ranks: no more than 1,048,576 can be planned for" in done.output
-
-
-def test_options_of_it_alone_are_refused() -> None:
-    done = CliRunner().invoke(main, ["doctor", "--ranks", "4"])
-    assert done.exit_code == 2
-    assert "are of --model" in done.output
-
-
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -49,17 +49,6 @@ def double(path: Path) -> None:
     pq.write_table(pa.table([*columns, columns[0]], names=[*names, names[0]]), path)
 
 
-def broken_lists(path: Path) -> None:
-    field = pa.field("a", pa.binary(), metadata={b"recd.layout": b"list_dict"})
-    pq.write_table(table().set_column(3, field, pa.array([b"7 bytes", b""])), path)
-
-
-def folder_with_a_link_to_nothing(path: Path) -> None:
-    path.mkdir()
-    pq.write_table(table(), path / "a.parquet")
-    (path / "b.parquet").symlink_to("nothing")
-
-
 KINDS: dict[str, Callable[[Path], object]] = {
     "a folder": Path.mkdir,
     "empty": Path.touch,
@@ -67,19 +56,13 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "bytes": lambda path: path.write_bytes(bytes(range(256)) * 9),
     "truncated": truncated,
     "a column twice": double,
-    "broken lists": broken_lists,
     "a link to nothing": lambda path: path.symlink_to("nothing"),
-    "a link to itself": lambda path: path.symlink_to(path.name),
-    "a pipe": os.mkfifo,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
-    "a folder with a link to nothing": folder_with_a_link_to_nothing,
     "below a file": lambda path: path.parent.touch(),
     "missing": lambda path: None,
 }
 #: What the commands take all the same.
 TAKEN = {
     ("--plugins-dir IN plugins", "a folder"),
-    ("--plugins-dir IN plugins", "a folder with a link to nothing"),
     ("logs read log OUT --offsets IN", "missing"),
 }
 
@@ -117,27 +100,3 @@ def test_what_cannot_be_read_is_refused(tmp_path, monkeypatch, log, kind):
             Path("out").unlink()
             Path(name).unlink(missing_ok=True)
         assert sorted(os.listdir()) == there, command
-
-
-@pytest.mark.parametrize("words", [["analyze"], ["logs", "stat"], ["profile", "show"]])
-def test_a_name_that_is_not_utf8(tmp_path, monkeypatch, log, words):
-    monkeypatch.chdir(tmp_path)
-    name = os.fsdecode(b"caf\xe9.parquet")
-    pq.write_table(table(), "in.parquet")
-    os.rename("in.parquet", name)
-    result = CliRunner().invoke(main, [*words, name])
-    assert isinstance(result.exception, SystemExit), repr(result.exception)
-    assert b"caf\xe9.parquet" in result.stderr_bytes
-    shutil.copytree(log, os.fsdecode(b"log\xe9"))
-    result = CliRunner().invoke(main, ["logs", "stat", os.fsdecode(b"log\xe9")])
-    assert result.exit_code == 0, repr(result.exception)
-    assert b"log\xe9: 2 records" in result.stdout_bytes
-
-
-@pytest.mark.parametrize("command", COMMANDS[:-2])
-def test_a_name_that_is_too_long(tmp_path, monkeypatch, log, command):
-    monkeypatch.chdir(tmp_path)
-    words = [{"IN": "x" * 300, "OUT": "out", "log": str(log)}.get(w, w) for w in command.split()]
-    result = CliRunner().invoke(main, words)
-    assert isinstance(result.exception, SystemExit), repr(result.exception)
-    assert "File name too long" in result.stderr or "no such file" in result.stderr

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from recd_plugins.cli import main
-from recd_plugins.cli.options import table_kind
 
 ZIPF = ["profile", "distribution", "zipf", "--table", "t", "--rows", "9", "--length", "2"]
 
@@ -39,22 +36,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*ZIPF, "-o", "p", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "registry.yaml/p.png"], "p.png: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of .png, .svg, .pdf"),
-        (
-            [*ZIPF[:5], "--rows", f"{10**15}", *ZIPF[7:], "-o", "p"],
-            "no memory for a profile of 1,0",
-        ),
         (["plan", "registry.yaml", "--tiers", "--budget", "inf"], "inf is no finite number"),
         (["plan", "registry.yaml", "--tiers", "--overlap", "nan"], "nan is no finite number"),
         (["plan", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be writ"),
-        (["simulate", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be"),
         *(
-            ([*command, option, "registry.yaml"], f"registry.yaml exists and is not a {kind}; name")
-            for command, option, kind in (
-                (["run", "registry.yaml"], "--json", "JSON report"),
-                (["run", "registry.yaml"], "--html", "page"),
-                (["evaluate", "registry.yaml"], "--json", "JSON report"),
-                (["analyze", "registry.yaml"], "--json", "JSON report"),
-            )
+            ([command, "registry.yaml", option, "registry.yaml"], "registry.yaml exists and is no")
+            for command, option in (("run", "--json"), ("run", "--html"), ("analyze", "--json"))
         ),
         (
             ["plan", "registry.yaml", "--plot", "registry.yaml"],
@@ -90,70 +77,6 @@ def test_what_is_wrong_is_said_first(folder: Path, arguments: list[str], message
     assert isinstance(result.exception, SystemExit)
     assert message in " ".join(result.output.split())
     assert [path.name for path in folder.iterdir()] == ["registry.yaml"]
-
-
-def test_a_report_takes_the_place_of_reports_alone(folder: Path) -> None:
-    """A table of JSON lines is none; the same command may write its own once more."""
-    path = folder / "f.json"
-    path.write_text('{"user": 1, "click": 0}\n{"user": 2, "click": 1}\n')
-    result = CliRunner().invoke(main, [*ZIPF, "-o", "p", "--json", "f.json"])
-    assert result.exit_code == 2
-    assert "f.json exists and is not a JSON report; name another file" in result.output
-    assert path.read_text().startswith('{"user": 1')
-    path.unlink()
-    for _ in range(2):
-        result = CliRunner().invoke(main, [*ZIPF, "-o", "p", "--force", "--json", "f.json"])
-        assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize(
-    ("command", "kind"),
-    [
-        (ZIPF, "an access profile"),
-        (["report", "run.json"], "a page"),
-        (["trace", "profile", "ids.txt"], "a trace profile"),
-        (["trace", "generate", "profile.parquet"], "a trace"),
-    ],
-)
-@pytest.mark.parametrize("name", ["registry.yaml", "clicks.parquet", "clicks.csv", "model.pt"])
-def test_force_replaces_no_file_of_another_kind(
-    folder: Path, command: list[str], kind: str, name: str
-) -> None:
-    for other in ("ids.txt", "profile.parquet", "clicks.csv"):
-        (folder / other).write_text("user,score_of_yesterday\n1,2\n")
-    pq.write_table(pa.table({"user": [1], "click": [0]}), folder / "clicks.parquet")
-    (folder / "model.pt").write_bytes(b"PK\3\4")
-    before = (folder / name).read_bytes()
-    result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
-    assert result.exit_code == 1, result.output
-    assert f"{name} exists and is not {kind}; name another" in " ".join(result.output.split())
-    assert (folder / name).read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("command", "kind"),
-    [
-        (["init", "t.csv"], "registry"),
-        (["init", "rm1"], "registry"),
-        (["calibrate", "-o"], "topology"),
-    ],
-)
-def test_force_replaces_no_yaml_of_another_kind(
-    folder: Path, command: list[str], kind: str
-) -> None:
-    (folder / "compose.yaml").write_text("version: 3\nservices: {}\n")
-    result = CliRunner().invoke(main, [*command, "compose.yaml", "--force"])
-    assert result.exit_code == 1, result.output
-    assert f"compose.yaml exists and is not a {kind}; name another file" in result.output
-
-
-def test_scores_replace_scores_alone(folder: Path) -> None:
-    scores, path = table_kind("file of scores", "row", "score"), folder / "scores"
-    for columns in ({"row": [1], "score": [0.5], "user": [1]}, {"user": [1], "score": [2]}):
-        pq.write_table(pa.table(columns), path)
-        assert (scores.wrong(path) is None) == ("row" in columns)
-        path.write_text(",".join(columns) + "\n1,2\n")
-        assert (scores.wrong(path) is None) == ("row" in columns)
 
 
 @pytest.mark.parametrize(

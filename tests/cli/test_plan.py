@@ -40,17 +40,6 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
     assert "1 node of machine: 1 rank on cpu" in plan("--ranks-per-node", "1").stdout
 
 
-def test_the_batch_size_is_an_option(folder: Path) -> None:
-    result = plan(
-        "--topology", "ndv4", "--ranks-per-node", "2", "--batch-size", "96", "--json", "p"
-    )
-    assert result.exit_code == 0, result.output
-    report = json.loads((folder / "p").read_text())
-    assert report["topology"]["world_size"] == 2
-    assert report["plugins"]["batch_size"] == 96
-    assert report["plugins"]["largest_batch_size"] is None
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -88,25 +77,3 @@ def test_what_was_measured_on_other_nodes_is_refused(folder: Path) -> None:
     ran = invoked("run", "--dry-run")
     assert ran.exit_code == 1
     assert "and this run has one node of 2 ranks, which share their cores and their" in ran.output
-
-
-def test_no_plan_fits(folder: Path) -> None:
-    text = REGISTRY.replace("num_embeddings: 500", "num_embeddings: 100000000000")
-    (folder / "registry.yaml").write_text(text, encoding="utf-8")
-    result = plan("--topology", "dgx-h100", "--json", "plan.json")
-    assert result.exit_code == 1
-    assert "no plan fits batches of 64 rows" in " ".join(result.output.split())
-    assert not (folder / "plan.json").exists()
-
-
-def test_without_model_or_data(folder: Path) -> None:
-    (folder / "registry.yaml").write_text(
-        "\n".join(line for line in REGISTRY.splitlines() if not line.startswith("model:"))
-    )
-    assert "no model: section" in plan().output
-    (folder / "registry.yaml").write_text(
-        REGISTRY.replace("    generate: {rows: 1024, row_group_rows: 256}\n", "").replace(
-            "path: table", "path: missing"
-        )
-    )
-    assert "missing: no such file or folder" in plan().output

@@ -77,12 +77,6 @@ def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
     assert plan("--replicas").stdout.startswith("replicas: {'ranks': 2, 'rows': 64, 'copies': 3,")
 
 
-def test_brackets_in_what_a_mode_says_are_brackets(folder: Path) -> None:
-    changed = MODE.replace("replicas: {found}", "[/re] {found}")
-    (folder / "plugins" / "acme.py").write_text(changed, encoding="utf-8")
-    assert plan("--replicas").stdout.startswith("[/re] {'ranks': 2,")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

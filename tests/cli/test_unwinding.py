@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-import weakref
 
 import pytest
 
-from recd_plugins.cli.unwinding import Ended, unwinding
+from recd_plugins.cli.exits import Ended, unwinding
 from recd_plugins.errors import RunInterrupted
 
 
@@ -51,18 +50,6 @@ def test_a_signal_in_a_finalizer_is_not_lost(capfd, request, number: int, raised
     assert capfd.readouterr().err == ""
 
 
-def test_nor_in_a_call_of_a_weak_reference() -> None:
-    def leave() -> None:
-        garbage = {1}
-        kept = weakref.ref(garbage, lambda _: os.kill(os.getpid(), signal.SIGTERM))
-        del garbage
-        assert kept() is None
-        wait()
-
-    with pytest.raises(Ended), unwinding():
-        leave()
-
-
 def test_nor_that_which_ends_a_run() -> None:
     def end(*_: object) -> None:
         raise RunInterrupted.by(signal.SIGTERM, "the run was ended before its first step")
@@ -73,20 +60,6 @@ def test_nor_that_which_ends_a_run() -> None:
             leave_garbage(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_other_errors_are_told(monkeypatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr("sys.unraisablehook", lambda what: told.append(what.exc_value))
-
-    class Wrong:
-        def __del__(self) -> None:
-            raise ValueError("wrong")
-
-    with unwinding():
-        wrong = Wrong()
-        del wrong
-    assert [str(each) for each in told] == ["wrong"]
 
 
 @pytest.mark.parametrize("argument", ["--version", "no-such-command"])

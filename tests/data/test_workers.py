@@ -321,7 +321,7 @@ from recd_plugins import upstream_noise
 from recd_plugins.data.loader import build_dataloader
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-upstream_noise.silence()
+upstream_noise.silence_upstream()
 loader = build_dataloader(load_registry(sys.argv[1]), 0, 1)
 next(iter(loader))
 left = [len(multiprocessing.active_children())]

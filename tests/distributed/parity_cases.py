@@ -39,7 +39,7 @@ from recd_plugins.data.lower import lower
 from recd_plugins.interfaces import Pooling
 from recd_plugins.model.sequence_pooling import PoolRows
 from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline

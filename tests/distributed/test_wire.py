@@ -13,7 +13,7 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.wire import wire_codecs
 

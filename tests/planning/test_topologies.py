@@ -13,7 +13,7 @@ from recd_plugins.planning.topologies import (
     read_topology,
     topology_names,
 )
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.measured_at_start import write_topology
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 from recd_plugins.values.step_cost import GemmCost, StageCosts

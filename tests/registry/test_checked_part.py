@@ -10,7 +10,7 @@ import pytest
 
 from recd_plugins.api import PluginError, RegistryError, SetupError, Sharding, TableStrategy
 from recd_plugins.registry import Entry
-from recd_plugins.registry.checked_part import (
+from recd_plugins.registry.entries import (
     _OF_A_TABLE,
     CheckedPart,
     by_class,

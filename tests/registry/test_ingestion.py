@@ -106,18 +106,6 @@ def recd(*arguments: str) -> Result:
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_section_makes_a_plugin():
-    made = registry("{readers: 3}")
-    assert made.ingestion is not None
-    assert made.ingestion.plugin.name == "acme.far"
-    assert made.ingestion.plugin.options.readers == 3
-    assert (made.ingestion.field, made.ingestion.line) == ("ingestion", 4)
-    without = write().read_text().partition("ingestion:")[0]
-    Path("registry.yaml").write_text(without)
-    assert load_registry("registry.yaml").ingestion is None
-
-
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -177,19 +165,6 @@ def test_the_loader_closes_it_and_reports_its_figures():
         assert dict(loader.report()) == {"readers": 3, "closed": 0}
         assert len(list(loader)) == len(loader)
     assert dict(loader.report()) == {"readers": 3, "closed": 1}
-
-
-@pytest.mark.usefixtures("folder")
-def test_commands_know_the_kind():
-    listed = json.loads(recd("plugins", "--kind", "ingestion", "--json").stdout)
-    assert "acme.far" in [plugin["name"] for plugin in listed]
-    checked = json.loads(recd("validate", str(write()), "--json").stdout)
-    assert (checked["ok"], checked["entries"]) == (True, 3)
-    schema = json.loads(recd("schema").stdout)
-    section = schema["properties"]["ingestion"]
-    assert {"$ref": "#/$defs/ingestion_entry"} in section["anyOf"]
-    options = schema["$defs"]["ingestion.acme.far"]["properties"]
-    assert set(options) == {"readers", "refuses", "gives", "fails"}
 
 
 @pytest.mark.usefixtures("folder")

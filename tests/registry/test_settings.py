@@ -54,13 +54,6 @@ def test_null_leaves_out_an_optional_section(tmp_path: Path, section: str) -> No
     assert registry.with_training({"steps": 3}).training.checkpoint == training.checkpoint
 
 
-def test_a_section_that_null_says_nothing_of_is_refused_with_what_to_write() -> None:
-    with pytest.raises(RegistryError, match=r"cache=null: .*; leave it out, or write \[\]"):
-        with_settings("cache=null")
-    with pytest.raises(RegistryError, match=r"features=null: expected a list, got nothing$"):
-        with_settings("preprocessing[0].features=null")
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -89,13 +82,3 @@ def test_what_is_wrong_names_the_setting(setting: Any, message: str) -> None:
     (problem,) = raised.value.problems
     assert problem.path == str(setting), "a line of the file does not say it"
     assert problem.line == 0
-
-
-def test_all_that_is_wrong_is_told_at_once() -> None:
-    with pytest.raises(RegistryError) as raised:
-        with_settings("model.embedding_dim.x=3", "seed")
-    assert str(raised.value) == (
-        "model.embedding_dim.x=3: model.embedding_dim is one value\n"
-        "seed: is no setting; write KEY=VALUE, as training.learning_rate=0.05, and settings behind "
-        "what else the command takes"
-    )

@@ -37,20 +37,6 @@ def test_an_entry_for_the_same_tables_says_its_options(tmp_path: Path) -> None:
     assert found == [{**OTHER, "enabled": True}, THIRD]
 
 
-def test_the_entrys_own_name_changes_nothing(tmp_path: Path) -> None:
-    found = shardings(tmp_path, [FIRST, THIRD], "a.first")
-    assert found == [{**FIRST, "enabled": True}, THIRD]
-
-
-@pytest.mark.parametrize("written", ["yes", "on", "1", "'true'"])
-def test_enabled_is_read_as_the_schema_reads_it(tmp_path: Path, written: str) -> None:
-    path = tmp_path / "r.yaml"
-    entries = f"[{{use: a.first, tables: [t_1], enabled: {written}}}, {{use: a.b, enabled: off}}]"
-    path.write_text(f"version: 1\nsharding: {entries}\n")
-    first, off = with_sharding(read_yaml(path), "a.new", chooses=False).data["sharding"]
-    assert (first["use"], first["tables"], off["use"]) == ("a.new", ["t_1"], "a.b")
-
-
 @pytest.mark.parametrize("entries", [[], [OTHER]])
 def test_no_entry_names_tables(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     with pytest.raises(RegistryError, match=r"whose tables a\.other could take; add one"):

@@ -116,8 +116,8 @@ def lost_in_batches(batches: Batches) -> Batches:
         (lambda batches: [*batches, batches[0]], "numbers: row 0 (from 0) came twice"),
         (lambda batches: [*batches[:-1], batches[0]], "numbers: row 0 (from 0) came twice"),
         (in_place, "numbers: row 0 (from 0) came twice"),
-        (content, "numbers: row 1 (from 0) is another than in the inner dataset"),
-        (made_up, "mine: row 0 (from 0) is none of the inner dataset's"),
+        (content, "numbers: row 1 (from 0) differs from the row of its origin"),
+        (made_up, "mine: row 0 (from 0) is no row of the data"),
         (
             lambda batches: batches[1:],
             "1 rows of the inner dataset are lost in batches of 1, as numbers: row 0 (from 0)",

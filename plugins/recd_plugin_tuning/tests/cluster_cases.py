@@ -15,7 +15,7 @@ from recd_plugin_tuning.plan_modes import Calibrated
 from recd_plugin_tuning.rank_work import Effort, of_all_ranks
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.registry import TrainingSpec
-from recd_plugins.registry.training_spec import CheckpointSpec
+from recd_plugins.registry.schema import CheckpointSpec
 from recd_plugins.training.measured_at_start import topology_at_start
 
 WAITED = 0.06

@@ -117,7 +117,7 @@ def test_merged(folder: Path) -> None:
     assert profile("merge", "a", "a", "-o", "c", "--bound", "9").exit_code == 0
     assert len(AccessProfile.load(folder / "c").tables["t"].rows) == 9
     refused = profile("merge", "b", "a", "-o", "a", "--force")
-    assert "a is one of the profiles too; name another file" in refused.output
+    assert "a is read as profiles; name another file" in refused.output
     other = [*made[:5], "51", *made[6:]]
     assert profile(*other, "-o", "d").exit_code == 0
     assert "table t: its num_embeddings is 50" in profile("merge", "a", "d", "-o", "e").output

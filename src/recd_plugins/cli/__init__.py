@@ -13,10 +13,17 @@ from typing import IO, Any
 
 import click
 
-from recd_plugins.cli.unwinding import Ended, unwinding
+from recd_plugins.cli.exits import (
+    EXIT_STATUS,
+    Ended,
+    fault_message,
+    meant_by,
+    tell_torchrun,
+    unwinding,
+)
 from recd_plugins.errors import PluginError, RecdError, RunInterrupted, on_rank
+from recd_plugins.output import prepare_output
 from recd_plugins.versions import __version__
-from recd_plugins.visible_text import prepare_output
 
 #: Where each built-in command is, and the line that help shows of it.
 COMMANDS = {
@@ -38,7 +45,7 @@ COMMANDS = {
     ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
-    "schema": ("recd_plugins.cli.schema:schema", "Print the JSON Schema of registry files."),
+    "schema": ("recd_plugins.cli.validate:schema", "Print the JSON Schema of registry files."),
     "doctor": ("recd_plugins.cli.doctor:doctor", "Check this machine's installation."),
 }
 
@@ -47,8 +54,6 @@ class _Failure(click.ClickException):
     """A RecdError as click shows it: the message in red, exit code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
-        from recd_plugins.cli.fault import tell_torchrun
-
         tell_torchrun(self.format_message())
         click.secho(self.format_message(), fg="red", err=file is None, file=file)
 
@@ -105,8 +110,6 @@ class _Recd(click.Group):
             with unwinding():
                 return super().__call__(*args, **kwargs)
         except Exception as error:
-            from recd_plugins.cli.fault import EXIT_STATUS, fault_message, tell_torchrun
-
             message = fault_message(error)
             tell_torchrun(message)
             click.secho(message, fg="red", err=True)
@@ -135,8 +138,6 @@ class _Recd(click.Group):
                 click.secho(f"{name}: ended before it was done", fg="red", err=True)
             ctx.exit(128 + number)
         except (OSError, UnicodeEncodeError) as error:
-            from recd_plugins.cli.fault import meant_by
-
             if os.environ.get("RECD_TRACEBACK") == "1" or (said := meant_by(error)) is None:
                 raise
             raise _Failure(said) from error

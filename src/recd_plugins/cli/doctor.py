@@ -13,10 +13,10 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from recd_plugins.cli.contributions import check_contributions
+from recd_plugins.cli.plugins import check_contributions
 from recd_plugins.errors import PluginError
 from recd_plugins.manager import PluginManager
-from recd_plugins.output_console import output_console
+from recd_plugins.output import output_console
 from recd_plugins.versions import (
     fbgemm_builds,
     fbgemm_has_cuda,

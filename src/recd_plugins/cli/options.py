@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -78,83 +77,14 @@ class OutputPath(click.Path):
 
 
 _PICTURES = (".png", ".svg", ".pdf")
-# Bytes that are read to recognise a file.
-_BEGINNING = 1 << 16
-
-
-@dataclass(frozen=True)
-class FileKind:
-    """A kind of file that a command writes, and may replace.
-
-    Attributes:
-        name: for messages.
-        matches: whether a file that is not empty is of this kind.
-    """
-
-    name: str
-    matches: Callable[[Path], bool]
-
-    def wrong(self, path: Path) -> str | None:
-        """Return why a file must not be replaced; None where it may be, or is no regular file."""
-        if not path.is_file() or not path.stat().st_size or self.matches(path):
-            return None
-        article = "an" if self.name[0] in "aeiou" else "a"
-        return f"{path} exists and is not {article} {self.name}; name another file"
-
-
-def text_kind(name: str, pattern: bytes) -> FileKind:
-    """Return the kind of files in whose first 64 KiB a regular expression is found."""
-    return FileKind(name, lambda path: re.search(pattern, _beginning(path)) is not None)
-
-
-def table_kind(name: str, *columns: str, key: bytes = b"") -> FileKind:
-    """Return the kind of tables that have some columns.
-
-    Args:
-        name: for messages.
-        columns: of a Parquet file, or in the first line of a text file.
-        key: metadata that the schema of the Parquet file has, if any.
-    """
-
-    def matches(path: Path) -> bool:
-        beginning = _beginning(path)
-        if not beginning.startswith(b"PAR1"):
-            line = beginning.partition(b"\n")[0]
-            return not key and all(column.encode() in line for column in columns)
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            schema = pq.read_schema(path)
-        except (pa.ArrowException, OSError):
-            return False
-        return {*columns} <= {*schema.names} and (not key or key in (schema.metadata or {}))
-
-    return FileKind(name, matches)
-
-
-def _beginning(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(_BEGINNING)
-
-
-#: A page of HTML.
-PAGE = text_kind("page", rb"\A\s*<")
-#: A report in JSON. No table of JSON lines has such a first line.
-JSON_REPORT = text_kind("JSON report", rb"\A\s*([{\[]\r?\n|\{\}|\[\])")
-#: A registry file.
-REGISTRY = text_kind("registry", rb"(?m)^dataset *:")
-#: A topology, as `recd calibrate` writes it.
-TOPOLOGY = text_kind("topology", rb"(?m)^device *:")
-# Kinds of files by the option that names them.
-_REPORTS = {"--json": JSON_REPORT, "--html": PAGE}
+# How the files begin that a report may take the place of.
+_REPORTS = {"--json": rb"\s*([{\[]\r?\n|\{\}|\[\])", "--html": rb"\s*<"}
 
 
 class OutputFile(OutputPath):
     """A file to write, of this machine.
 
-    Not ``-``, as what a command prints besides would stand between, unless ``allow_dash`` is true.
-    A report takes the place of its like alone: never of a table or a registry file.
+    ``-`` only where ``allow_dash`` is true. A report never replaces a table or a registry file.
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -167,10 +97,11 @@ class OutputFile(OutputPath):
         opts = () if param is None else param.opts
         if "--plot" in opts and Path(value).suffix not in _PICTURES:
             raise click.UsageError(f"--plot {value} ends in none of {', '.join(_PICTURES)}", ctx)
-        for kind in (_REPORTS[name] for name in opts if name in _REPORTS):
-            if wrong := kind.wrong(Path(value)):
-                self.fail(f"{wrong}.", param, ctx)
         check_writable(Path(value))
+        for name in _REPORTS.keys() & {*opts}:
+            beginning = Path(value).read_bytes()[: 1 << 12] if Path(value).is_file() else b""
+            if beginning and not re.match(_REPORTS[name], beginning):
+                self.fail(f"{value} exists and is no such report; name another file.", param, ctx)
         return path
 
 
@@ -244,23 +175,22 @@ def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
     return add
 
 
-def check_output(output: Path, force: bool, kind: FileKind) -> None:
-    """Refuse to replace a file without ``--force``, of another kind, or that the command reads.
+def check_output(output: Path, force: bool) -> None:
+    """Refuse to replace a file without ``--force``, or one that the command reads.
 
     Raises:
         RecdError: names the file.
     """
-    if output.exists() and not force:
+    if not output.exists():
+        return
+    if not force:
         raise RecdError(f"{output} exists already; name another file, or replace it with --force")
     for name, value in click.get_current_context().params.items():
-        several = isinstance(value, tuple)
-        for path in value if several else (value,):
-            is_path = isinstance(path, Path) and path is not output
-            if is_path and output.exists() and path.exists() and path.samefile(output):
-                among = "one of the" if several else "the"
-                raise RecdError(f"{output} is {among} {name} too; name another file")
-    if wrong := kind.wrong(output):
-        raise RecdError(wrong)
+        for path in value if isinstance(value, tuple) else (value,):
+            if not isinstance(path, Path) or path is output or not path.exists():
+                continue
+            if path.samefile(output):
+                raise RecdError(f"{output} is read as {name}; name another file")
 
 
 def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:

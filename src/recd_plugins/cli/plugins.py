@@ -1,4 +1,4 @@
-"""``recd plugins``: what can stand after ``use:`` in a registry file."""
+"""``recd plugins``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,27 @@ import click
 from rich.markup import escape
 from rich.table import Column, Table
 
-from recd_plugins.cli.contributions import check_contributions
+from recd_plugins.cli import PluginCommands
+from recd_plugins.cli.init import Starts
 from recd_plugins.cli.options import tell_broken
+from recd_plugins.cli.plan import plan_modes
+from recd_plugins.cli.run import RunReports, run
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.manager import OWN, PluginManager, Registered
-from recd_plugins.output_console import output_console
+from recd_plugins.output import output_console
+
+
+def check_contributions(manager: PluginManager) -> None:
+    """Have the manager list as broken what adds something unusable, or names that are taken.
+
+    Raises:
+        PluginError: a file of ``--plugins-dir`` does.
+    """
+    manager.register_commands(PluginCommands())
+    manager.hand("register_starts", Starts().add)
+    manager.hand("register_plans", plan_modes().add)
+    manager.hand("register_reports", RunReports(run.params).add)
+    manager.register_topology_sections()
 
 
 @click.command()

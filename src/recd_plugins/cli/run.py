@@ -1,8 +1,9 @@
-"""``recd run``: train what a registry file says."""
+"""``recd run``: train the model of a registry file, or of a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 from rich.console import RenderableType
 
 from recd_plugins import upstream_noise
+from recd_plugins.cli.init import TABLE, Starts
 from recd_plugins.cli.options import (
     ABOVE_0,
     AT_LEAST_1,
@@ -18,15 +20,19 @@ from recd_plugins.cli.options import (
     OUTPUT,
     RANKS,
     SETTINGS,
+    contributed,
+    manager_of,
+    tell_broken,
 )
-from recd_plugins.cli.run_reports import RunCommand, reports_of
-from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
-from recd_plugins.errors import RunInterrupted
+from recd_plugins.errors import PluginError, RecdError, RunInterrupted
 from recd_plugins.files import write_json
 from recd_plugins.imports import without_collections
-from recd_plugins.output_console import output_console
+from recd_plugins.interfaces import RunReport
+from recd_plugins.manager import PluginManager
+from recd_plugins.output import output_console
 from recd_plugins.plugin_call import part_call
+from recd_plugins.plugin_modules import qualified
 from recd_plugins.registry.from_file import load_registry
 from recd_plugins.training.checkpoint_files import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
@@ -35,6 +41,149 @@ if TYPE_CHECKING:
     from recd_plugins.training.assembly import Variant
     from recd_plugins.training.result import Result
     from recd_plugins.training.session import Session
+
+
+#: Where registries of tables are kept.
+_FOLDER = Path(".recd")
+_REGISTRY = (".yaml", ".yml")
+
+
+def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) -> Path:
+    """The registry file of a run: ``given``, or what ``recd init`` writes for the table that it is.
+
+    Args:
+        ctx: of the command.
+        given: what stands after it; a URL is that of a table.
+        columns: options about the columns of a table, None where they are not given.
+
+    Raises:
+        RecdError: the table is not as it should be, nothing installed takes one, or a file of this
+            name was edited or is of another table.
+    """
+    named = {name: column for name, column in columns.items() if column is not None}
+    is_registry = given.lower().endswith(_REGISTRY) or not (named or _is_table(given))
+    if is_registry:
+        if named:
+            raise click.UsageError(
+                f"--{next(iter(named))} is about a table, and {given} is a registry file, which "
+                "says so itself"
+            )
+        return Path(given)
+    starts, manager = contributed(ctx, "register_starts", Starts)
+    start = starts.commands.get(TABLE)
+    if start is None:
+        tell_broken(manager)
+        raise RecdError(f"{given}: nothing installed makes a registry of a table")
+    # Of `.`, too.
+    file = _FOLDER / f"{Path(given).resolve().name.partition('.')[0] or 'table'}.yaml"
+    # None: a file that is there has to be what is written.
+    ctx.invoke(start, table=given, file=file, force=None, **named)
+    return file
+
+
+def _is_table(given: str) -> bool:
+    from recd_plugins.registry.document import names_table
+
+    return names_table(given) or Path(given).is_dir()
+
+
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
+
+
+class RunReports:
+    """The files, beside options that ``recd run`` has itself.
+
+    Attributes:
+        params: their options.
+    """
+
+    def __init__(self, own: Iterable[click.Parameter]) -> None:
+        self.params: list[click.Option] = []
+        self._taken = {name for each in own for name in each.opts}
+        self._by_name: dict[str, RunReport] = {}
+
+    def add(self, cls: Any, where: str) -> None:
+        """Add what a package registers.
+
+        Args:
+            cls: the report.
+            where: that registers it, for messages.
+
+        Raises:
+            PluginError: it is none, or its option is there already.
+        """
+        what, flag = f"{where}: {qualified(cls)}", getattr(cls, "flag", "")
+        if not _FLAG.fullmatch(flag) or not getattr(cls, "help", ""):
+            raise PluginError(f"{what} needs a flag, as in --markdown, and help for it")
+        if flag in self._taken:
+            raise PluginError(
+                f"{what} has {flag}, which recd run has already; rename it, or leave one package "
+                "out (--without NAME)"
+            )
+        self._taken.add(flag)
+        name = f"report_{len(self.params)}"
+        self.params.append(click.Option([name, flag], type=OUTPUT, help=cls.help, metavar="FILE"))
+        self._by_name[name] = cls()
+
+    def asked_for(self, values: dict[str, Path | None]) -> Iterator[tuple[RunReport, Path]]:
+        """The files that a command line names, and what writes them.
+
+        Args:
+            values: of ``params``, by name.
+        """
+        for name, path in values.items():
+            if path is not None:
+                yield self._by_name[name], path
+
+
+class RunCommand(click.Command):
+    """A command with the options of ``RunReports``: looked for where one is unknown to it."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, help_option = super().get_params(ctx)
+        found: RunReports | None = ctx.meta.get(__name__)
+        return [*own, *(found.params if found else ()), help_option]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])
+        except click.NoSuchOption:
+            manager = self._look_for_reports(ctx)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            tell_broken(manager)
+            if setting := _setting_meant(error.option_name):
+                raise click.UsageError(
+                    f"No such option '{error.option_name}'. It is a value of the file: write "
+                    f"{setting}=VALUE after REGISTRY",
+                    ctx,
+                ) from error
+            raise
+
+    def get_help(self, ctx: click.Context) -> str:
+        tell_broken(self._look_for_reports(ctx))
+        return super().get_help(ctx)
+
+    def _look_for_reports(self, ctx: click.Context) -> PluginManager:
+        manager, found = manager_of(ctx), RunReports(self.params)
+        manager.hand("register_reports", found.add)
+        ctx.meta[__name__] = found
+        return manager
+
+
+def reports_of(ctx: click.Context, values: dict[str, Path | None]) -> list[tuple[RunReport, Path]]:
+    """The files that the command line of ``ctx`` names, by what ``RunCommand`` gave for them."""
+    found: RunReports | None = ctx.meta.get(__name__)
+    return [] if found is None else [*found.asked_for(values)]
+
+
+def _setting_meant(flag: str) -> str:
+    """The key of the section ``training`` that is called as an option; nothing where none is."""
+    from recd_plugins.registry import TrainingSpec
+
+    name = flag.removeprefix("--").replace("-", "_")
+    return f"training.{name}" if name in TrainingSpec.model_fields else ""
 
 
 @click.command(cls=RunCommand)
@@ -189,8 +338,10 @@ def run(
         if dry_run:
             raise click.UsageError(f"{asked_for.flag} is about a run; leave out --dry-run")
     registry = registry_of(ctx, given, columns)
-    for sharding in shardings or (None,):
+    loaded, *_ = [
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
+        for sharding in shardings or (None,)
+    ]
     # What takes seconds to import, where nothing is left to be found wrong without it.
     with without_collections():
         from recd_plugins.training.compare import (
@@ -220,6 +371,7 @@ def run(
     with (
         session(
             registry,
+            loaded,
             plugins_dir=plugins_dir,
             overrides=overrides,
             resume=resume,
@@ -301,7 +453,7 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
     from recd_plugins.planning.topologies import MACHINE, machine_of
     from recd_plugins.training.dry_run import DryRun
 
-    upstream_noise.silence()
+    upstream_noise.silence_upstream()
     registry = trainer.registry
     dry = DryRun.of(registry, trainer.world_size)
     answer = TablesPlan().plan(

@@ -29,7 +29,7 @@ from recd_plugins.interfaces import (
 from recd_plugins.interfaces.dataset import WithSessions
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
+from recd_plugins.registry.entries import CheckedPart, by_class, call_class
 from recd_plugins.values.batch import Placement
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ from recd_plugins.data.loader import hand_out
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Feed, Reader
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State
+from recd_plugins.output import show_controls
 from recd_plugins.processes import (
     adopt_environ,
     end_with_parent,
@@ -40,7 +41,6 @@ from recd_plugins.processes import (
     start_fork_server,
 )
 from recd_plugins.values.batch import ModelInput
-from recd_plugins.visible_text import show_controls
 
 # A worker's connections break a moment before the operating system reports its death.
 _GRACE_SECONDS = 2.0
@@ -143,7 +143,7 @@ class _Share(IterableDataset[Packed]):
     def __iter__(self) -> Iterator[Packed]:
         from recd_plugins import upstream_noise
 
-        upstream_noise.silence()
+        upstream_noise.silence_upstream()
         info = get_worker_info()
         assert info is not None, "only workers iterate over it"
         try:

@@ -21,7 +21,7 @@ from recd_plugins.cores import threads_of_a_rank
 from recd_plugins.distributed.signals import LAUNCHED, passed_on
 from recd_plugins.distributed.watch import HangLimits, HangWatch, Heart
 from recd_plugins.errors import RankError, RecdError, SetupError, in_a_line, on_rank
-from recd_plugins.lasting_output import lasting_output
+from recd_plugins.output import lasting_output
 from recd_plugins.processes import (
     adopt_environ,
     end_with_parent,

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Self
 
 from recd_plugins.errors import RunInterrupted, SetupError
-from recd_plugins.lasting_output import lasting_output
+from recd_plugins.output import lasting_output
 
 #: Ctrl-C, what systemd and Slurm send, and a terminal that has gone.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -60,7 +60,7 @@ from recd_plugins.model_tables import (
 from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.estimates import activations_of_parts
 from recd_plugins.planning.planner import build_planner, document
-from recd_plugins.planning.prepare_entries import prepare_entries
+from recd_plugins.planning.prepared import prepare_entries
 from recd_plugins.planning.profile import as_run_sends, measure_profile
 from recd_plugins.planning.setting import RegistryData, coalesced_tables, off_meta, rows_looked_up
 from recd_plugins.planning.step_cost import (

@@ -48,8 +48,8 @@ from recd_plugins.planning.step_cost import (
     collective_seconds,
     count_collectives,
 )
-from recd_plugins.registry.checked_part import one_answer
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.entries import one_answer
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.step_cost import StageCosts
 

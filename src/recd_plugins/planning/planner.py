@@ -53,7 +53,7 @@ from recd_plugins.planning.topologies import MACHINE, load_topology, machine_of
 from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, RunConfig
 from recd_plugins.registry.run_config import plugin_versions
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.entry_constraints import entries_of_tables, entry_constraints
 from recd_plugins.sharding.sharders import (

@@ -14,8 +14,7 @@ from recd_plugins.compat.torchrec_internals import refuse_other_versions
 from recd_plugins.interfaces import PlanContext
 from recd_plugins.model_tables import refuse_shared_tables
 from recd_plugins.planning.choosing import choose
-from recd_plugins.planning.prepare_entries import prepare_entries
-from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.prepared import Prepared, prepare_entries
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.registry import RunConfig
 

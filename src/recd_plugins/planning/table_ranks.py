@@ -10,8 +10,7 @@ from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.errors import SetupError
-from recd_plugins.registry.checked_part import CheckedPart
-from recd_plugins.registry.entries import at_entry
+from recd_plugins.registry.entries import CheckedPart, at_entry
 from recd_plugins.words import shortened
 
 _ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)

@@ -22,8 +22,8 @@ from pydantic import (
 from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.manager import PluginManager
 from recd_plugins.registry.document import read_yaml
-from recd_plugins.registry.resolve import schema_problems
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.from_file import schema_problems
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.values import step_cost
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 from recd_plugins.words import did_you_mean

@@ -3,11 +3,12 @@
 from recd_plugins.registry.entries import Entry, at_entry
 from recd_plugins.registry.run_config import RunConfig
 from recd_plugins.registry.schema import (
+    CheckpointSpec,
     ModelSpec,
     RegistrySpec,
     TableSpec,
+    TrainingSpec,
 )
-from recd_plugins.registry.training_spec import CheckpointSpec, TrainingSpec
 
 __all__ = [
     "CheckpointSpec",

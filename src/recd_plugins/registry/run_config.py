@@ -32,9 +32,7 @@ from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.registry.document import Document, Location
 from recd_plugins.registry.entries import Entry, claim
-from recd_plugins.registry.resolve import two_readers
-from recd_plugins.registry.schema import ModelSpec, RegistrySpec
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
 from recd_plugins.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -190,6 +188,14 @@ class RunConfig:
                 + (did_you_mean(name, kinds) or f"; the kinds: {', '.join(kinds)}")
             )
         return kinds[name]
+
+
+def two_readers(ingestion: str, workers: int) -> str:
+    """What is wrong where the registry names an ingestion and workers too."""
+    return (
+        f"{workers} workers would read what ingestion {ingestion} brings; "
+        "leave workers out (its readers are set by its options), or leave out the section ingestion"
+    )
 
 
 def check_dataset(config: RunConfig) -> None:

@@ -27,7 +27,7 @@ from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.model_tables import refuse_frozen
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.gradient_dedup import sends_once
 from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection

@@ -21,7 +21,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.errors import SetupError
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.values.rows import Table
 
 Codecs = dict[str, QuantizedCommCodecs]

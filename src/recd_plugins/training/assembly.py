@@ -26,8 +26,7 @@ from recd_plugins.planning.choosing import choose
 from recd_plugins.planning.compute import measure_compute, measure_kept
 from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepare import prepare
-from recd_plugins.planning.prepare_entries import prepare_parts
-from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.prepared import Prepared, prepare_parts
 from recd_plugins.planning.profile import equal_gradients_pay
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages

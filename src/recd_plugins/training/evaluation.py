@@ -32,7 +32,7 @@ from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.training_spec import ValidationSpec
+from recd_plugins.registry.schema import ValidationSpec
 from recd_plugins.training.batches import steps
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.finite import FiniteRun

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from recd_plugins.clock import clock_of
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
-from recd_plugins.registry.checked_part import CheckedPart, by_class, call_class
+from recd_plugins.registry.entries import CheckedPart, by_class, call_class
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.breakdown import StepMemory, StepProfile

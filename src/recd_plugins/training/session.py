@@ -70,6 +70,7 @@ class Session:
 @contextmanager
 def session(
     path: Path,
+    registry: RunConfig | None = None,
     *,
     plugins_dir: Path | None = None,
     overrides: Mapping[str, Any],
@@ -85,6 +86,7 @@ def session(
 
     Args:
         path: the registry file.
+        registry: the file, loaded with the first of ``shardings`` and the ``settings``.
         plugins_dir: a folder of plugin files.
         overrides: fields of its ``training:`` section to set.
         resume: go on from the newest checkpoint, or from the start if there is none yet.
@@ -99,13 +101,9 @@ def session(
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
     """
-    first, *others = shardings or (None,)
-    registry = load_registry(path, plugins_dir=plugins_dir, sharding=first, settings=settings)
-    text = registry.text
-    for sharding in others:
-        load_registry(
-            path, plugins_dir=plugins_dir, sharding=sharding, settings=settings, text=text
-        )
+    first = shardings[0] if shardings else None
+    if registry is None:
+        registry = load_registry(path, plugins_dir=plugins_dir, sharding=first, settings=settings)
     registry = registry.with_training(overrides)
     device = choose_device(registry)
     check_ingestion(registry)
@@ -120,7 +118,7 @@ def session(
         allowed=tuple(allowed),
         settings=tuple(settings),
         log_every=log_every,
-        text=text,
+        text=registry.text,
     )
     training = registry.training
     limits = hang_limits(registry)

@@ -140,7 +140,7 @@ def load_trained(job: TrainedJob) -> Trained:
         RecdError: the checkpoint is damaged, or of another model.
     """
     activity.start()
-    upstream_noise.silence()
+    upstream_noise.silence_upstream()
     registry = job.load()
     if registry.training.workers:
         from recd_plugins.data.workers import start_server

@@ -22,7 +22,7 @@ from recd_plugins.distributed.rank_agreement import check_agreement, from_rank_0
 from recd_plugins.distributed.signals import Interrupts
 from recd_plugins.errors import RecdError, RunInterrupted
 from recd_plugins.generators import generators_kept, seed_generators
-from recd_plugins.lasting_output import lasting_output
+from recd_plugins.output import lasting_output
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import RunConfig, TrainingSpec
 from recd_plugins.registry.from_file import load_registry
@@ -101,7 +101,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     """Train as the registry says, in an existing process group. Collective."""
     with lasting_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
-        upstream_noise.silence()
+        upstream_noise.silence_upstream()
         trainer = Trainer(rank, world_size, job, interrupts)
         trainer.train()
         with activity.doing("finishing the run"):

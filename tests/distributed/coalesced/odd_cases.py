@@ -22,7 +22,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.errors import RecdError
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding import batch_form
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,

@@ -167,7 +167,7 @@ def test_a_registry_is_profiled_as_tables_see_it(folder: Path) -> None:
 def test_a_source_is_not_written_over(folder: Path) -> None:
     (folder / "ids.txt").write_text("1 2 3")
     said = failed("profile", "ids.txt", "-o", "ids.txt", "--rows", 9, "--force")
-    assert "ids.txt is the source too; name another file" in said
+    assert "ids.txt is read as source; name another file" in said
     assert (folder / "ids.txt").read_text() == "1 2 3"
 
 

@@ -47,7 +47,7 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     Tiers,
     model_input,
 )
-from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.guards import check_every_parameter_is_trained

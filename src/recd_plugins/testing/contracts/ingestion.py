@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import random
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -46,7 +46,7 @@ _FILE = "numbers.log"
 _ROWS, _UNIT, _BATCH = 112, 20, 8
 _SPLITS: tuple[Split, ...] = ("train", "test")
 
-State = dict[str, Any]
+Batches = list[tuple[ModelInput, dict[str, Any]]]
 
 
 class Numbers(Dataset):
@@ -160,26 +160,23 @@ class IngestionContract(PluginContract):
     """
 
     def left_over(self) -> Sequence[object]:
-        """What there is while a feed is open and has to be gone soon after it is closed.
+        """Return what exists while a feed is open and has to be gone soon after it is closed.
 
-        Override it where it is neither a process of multiprocessing nor a thread of Python.
+        Override it for anything but processes of multiprocessing and Python threads.
         """
         return [*multiprocessing.active_children(), *threading.enumerate()]
 
     @pytest.fixture
     def registry(self, plugin: Ingestion) -> RunConfig:
-        """Three plugins that hold something, and the ingestion."""
+        """Three plugins that hold state, and the ingestion."""
         return _registry(plugin)
-
-    def test_check_returns_where_it_can_run(self, plugin: Ingestion) -> None:
-        plugin.check()
 
     @pytest.mark.parametrize("split", _SPLITS)
     @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
     def test_batches_and_positions_are_those_of_the_rank_alone(
         self, registry: RunConfig, split: Split, rank: int, world_size: int
     ) -> None:
-        """Two epochs; the position after the last batch of one is the start of the next."""
+        """Over two epochs; the position after the last batch of one is the start of the next."""
         alone = build_dataloader(replace(registry, ingestion=None), rank, world_size, split)
         with build_dataloader(registry, rank, world_size, split) as loader:
             for _epoch in range(2):
@@ -189,7 +186,7 @@ class IngestionContract(PluginContract):
                 assert loader.state_dict() == alone.state_dict()
 
     def test_goes_on_at_any_batch(self, registry: RunConfig) -> None:
-        """Positions given to the same feed, each time after an iteration that was left early."""
+        """One feed takes any position, also after an iteration that was left early."""
         alone = build_dataloader(replace(registry, ingestion=None), 0, 2)
         start = alone.state_dict()
         expected = _read(alone)
@@ -202,7 +199,7 @@ class IngestionContract(PluginContract):
             _assert_same(_read(loader), expected[2:])
 
     def test_feeds_of_several_ranks_and_splits_at_once(self, registry: RunConfig) -> None:
-        """Every row of an epoch once."""
+        """They read every row of an epoch once."""
         numbers: list[float] = []
         with (
             build_dataloader(registry, 0, 2) as first,
@@ -224,44 +221,34 @@ class IngestionContract(PluginContract):
     ) -> None:
         """The same error at the same batch, and again when it is read again."""
         registry = _registry(plugin, **options)
-        alone = build_dataloader(replace(registry, ingestion=None), 0, 1)
-        expected, before = _failure(alone)
+        expected, before = _failure(build_dataloader(replace(registry, ingestion=None), 0, 1))
         assert type(expected) is kind
         *_, (_, position) = before
         with build_dataloader(registry, 0, 1) as loader:
             for _attempt in range(2):
                 error, batches = _failure(loader)
-                assert type(error) is kind
-                assert str(error) == str(expected)
+                assert (type(error), str(error)) == (kind, str(expected))
                 _assert_same(batches, before)
                 assert loader.state_dict() == position, "that after the last batch handed out"
-                before = []  # it goes on where the error was
+                before = []  # the second attempt starts at the error
 
-    def test_report_is_figures(self, registry: RunConfig) -> None:
-        with build_dataloader(registry, 0, 1) as loader:
-            _read(loader)
-            open_report = dict(loader.report())
-        for report in (open_report, dict(loader.report())):
-            assert all(isinstance(name, str) for name in report)
-            assert all(type(value) in (int, float) for value in report.values())
-            json.dumps(report, allow_nan=False)
-
-    def test_nothing_is_left_when_it_is_closed(self, registry: RunConfig) -> None:
-        """Also where an iteration was left early, and where nothing was read."""
+    def test_nothing_is_left_when_it_is_closed(self, plugin: Ingestion) -> None:
+        """Also after an iteration that was left early, and of a feed that was never read."""
+        plugin.check()
+        registry = _registry(plugin)
         with build_dataloader(registry, 0, 1) as warm_up:
             next(iter(warm_up))
         before = {id(item) for item in self.left_over()}
-        loader = build_dataloader(registry, 0, 1)
+        loader, unread = build_dataloader(registry, 0, 1), build_dataloader(registry, 0, 1)
         next(iter(loader))
-        unread = build_dataloader(registry, 0, 1)
+        reports = [loader.report()]
         for each in (loader, unread, loader):  # the second call does nothing
             each.close()
-        for _ in range(200):
-            left = [item for item in self.left_over() if id(item) not in before]
-            if not left:
-                return
-            threading.Event().wait(0.05)
-        raise AssertionError(f"there are {left}")
+        for report in (*reports, loader.report()):
+            assert all(type(value) in (int, float) for value in report.values())
+            json.dumps(dict(report), allow_nan=False)
+        left = _wait(lambda: [item for item in self.left_over() if id(item) not in before])
+        assert not left, f"there are {left}"
 
     def test_nothing_is_left_of_a_killed_trainer(self, plugin: Ingestion) -> None:
         """It closes no feed, so the processes that it started have to notice by themselves."""
@@ -275,20 +262,24 @@ class IngestionContract(PluginContract):
         finally:
             trainer.kill()
             trainer.join()
-        for _ in range(200):
-            left = [process for process in started if _runs(process)]
-            if not left:
-                return
-            threading.Event().wait(0.05)
+        left = _wait(lambda: [process for process in started if _runs(process)])
         for process in left:
             process.kill()
-        raise AssertionError(
-            f"there are {left}; call recd_plugins.api.end_with_parent in each process"
-        )
+        message = "call recd_plugins.api.end_with_parent in each process"
+        assert not left, f"there are {left}; {message}"
+
+
+def _wait(left: Callable[[], list[Any]]) -> list[Any]:
+    """Return what is still there after ten seconds."""
+    for _ in range(200):
+        if not left():
+            return []
+        threading.Event().wait(0.05)
+    return left()
 
 
 def _train(plugin: Ingestion, sender: Connection) -> None:
-    """A trainer in the middle of an epoch, until it is killed."""
+    """Be a trainer in the middle of an epoch, until it is killed."""
     batches = iter(build_dataloader(_registry(plugin), 0, 1))
     sender.send(len(next(batches).labels))
     threading.Event().wait()
@@ -304,10 +295,7 @@ def _runs(process: psutil.Process) -> bool:
 def _registry(
     plugin: Ingestion, broken_row: int | None = None, fails_at: int | None = None
 ) -> RunConfig:
-    spec = {
-        "version": 1,
-        "training": {"batch_size": _BATCH},
-    }
+    spec = {"version": 1, "training": {"batch_size": _BATCH}}
     registry = RunConfig(
         path=Path("registry.yaml"),
         spec=RegistrySpec.model_validate(spec),
@@ -326,32 +314,30 @@ def _registry(
     return registry
 
 
-def _each(loader: DataLoader) -> Iterator[tuple[ModelInput, State]]:
+def _each(loader: DataLoader) -> Iterator[tuple[ModelInput, dict[str, Any]]]:
     for batch in loader:
         yield batch, loader.state_dict()
 
 
-def _read(loader: DataLoader) -> list[tuple[ModelInput, State]]:
+def _read(loader: DataLoader) -> Batches:
     return list(_each(loader))
 
 
-def _failure(loader: DataLoader) -> tuple[Exception, list[tuple[ModelInput, State]]]:
-    batches: list[tuple[ModelInput, State]] = []
+def _failure(loader: DataLoader) -> tuple[Exception, Batches]:
+    batches: Batches = []
     with pytest.raises((DataError, ValueError)) as caught:
         batches.extend(_each(loader))
     return caught.value, batches
 
 
-def _assert_same(
-    batches: Iterable[tuple[ModelInput, State]], expected: Iterable[tuple[ModelInput, State]]
-) -> None:
+def _assert_same(batches: Iterable[Any], expected: Iterable[Any]) -> None:
     for step, (one, other) in enumerate(zip(batches, expected, strict=True)):
         assert one[1] == other[1], f"the position after batch {step}"
         assert _contents(one[0]) == _contents(other[0]), f"batch {step}"
 
 
 def _contents(batch: ModelInput) -> dict[str, object]:
-    """All that the model sees of a batch, as values that can be compared."""
+    """Return the model's view of a batch as values that can be compared."""
     return {
         "dense": _bits(batch.dense_features),
         "labels": _bits(batch.labels),

@@ -1,4 +1,4 @@
-"""The contract of pooling."""
+"""The contracts of pooling."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
 
 _LENGTHS = [3, 0, 1, 3, 7, 0]
+#: Lengths of the rows of each group: mixed, far apart, all empty, equal, no rows.
+_GROUPS = [_LENGTHS, [1, 60, 2, 0, 9, 12], [0] * 6, [4] * 6, []]
+_GROUP_SIZES = [3, 1, 2, 3, 2]  # features of each, where all groups are pooled together
+#: The unique row of each batch row.
+_INVERSE = [4, 0, 4, 1, 2, 4, 4, 3, 5, 0, 4, 4, 4]
 
 
 class PoolingContract(PluginContract):
@@ -35,30 +40,19 @@ class PoolingContract(PluginContract):
         generator = torch.Generator().manual_seed(1)
         return [torch.randn(length, self.embedding_dim, generator=generator) for length in _LENGTHS]
 
+    def test_every_build_is_a_module_of_its_own(self, plugin: Pooling) -> None:
+        first, second = plugin.build(self.embedding_dim), plugin.build(self.embedding_dim)
+        assert isinstance(first, nn.Module)
+        assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
+        second.load_state_dict(first.state_dict())
+
     def test_gives_one_vector_a_row(self, module: nn.Module, rows: list[Tensor]) -> None:
         pooled = module(_jagged(rows))
-        assert pooled.shape == (len(rows), self.embedding_dim)
+        assert isinstance(pooled, Tensor)
+        assert pooled.shape == (len(rows), self.embedding_dim), "one vector for each row"
         assert pooled.dtype == torch.float32
         assert bool(pooled.isfinite().all())
-
-    def test_an_empty_row_gives_zeros(self, module: nn.Module, rows: list[Tensor]) -> None:
-        pooled = module(_jagged(rows))
-        for row, vector in zip(rows, pooled, strict=True):
-            assert len(row) > 0 or not vector.any(), "the vector of an empty row is zeros"
-
-    def test_rows_get_equal_gradients_where_that_is_said(
-        self, plugin: Pooling, module: nn.Module, rows: list[Tensor]
-    ) -> None:
-        if not plugin.equal_gradients:
-            return
-        values = torch.cat(rows).requires_grad_()
-        pooled = module(_jagged(rows, values))
-        weights = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(6))
-        (gradients,) = torch.autograd.grad((pooled * weights).sum(), [values])
-        for row, each in enumerate(torch.split(gradients, [len(row) for row in rows])):
-            assert torch.equal(each, each[:1].expand_as(each)), (
-                f"equal_gradients, and those of sequence {row} differ"
-            )
+        _assert_zeros_if_empty(pooled, [len(row) for row in rows])
 
     @pytest.mark.parametrize("num_rows", [0, 1, 3])
     def test_takes_input_without_values(
@@ -72,29 +66,31 @@ class PoolingContract(PluginContract):
 
     def test_a_row_depends_on_itself_alone(self, module: nn.Module, rows: list[Tensor]) -> None:
         """Pooling unique rows and repeating the vectors must equal pooling all rows."""
-        pooled = module(_jagged(rows))
+        values = torch.cat(rows).requires_grad_()
+        pooled = module(_jagged(rows, values))
         for row, vector in zip(rows, pooled, strict=True):
             torch.testing.assert_close(module(_jagged([row]))[0], vector, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
             module(_jagged(rows[::-1])), pooled.flip(0), rtol=1e-5, atol=1e-6
         )
+        (gradients,) = torch.autograd.grad(pooled[0].square().sum(), [values])
+        assert not gradients[len(rows[0]) :].any(), "a vector's gradient reaches other rows"
 
     def test_a_group_is_pooled_as_its_features_one_by_one(self, plugin: Pooling) -> None:
         modules = _modules(plugin, self.embedding_dim, num_features=3)
         for lengths in _GROUPS:
             sequences = _group(lengths, self.embedding_dim)
             expected = [module(each) for module, each in zip(modules, sequences, strict=True)]
-            _assert_same(
-                plugin,
-                plugin.pool(modules, sequences),
-                torch.stack(expected, dim=1),
-                modules,
-                sequences,
-            )
+            pooled = plugin.pool(modules, sequences)
+            _assert_same(plugin, pooled, torch.stack(expected, dim=1), modules, sequences)
 
     def test_groups_are_pooled_as_one_by_one(self, plugin: Pooling) -> None:
-        """Each has modules of its own, and a number of features."""
-        groups = _groups(plugin, self.embedding_dim)
+        """Each group has its own modules and number of features."""
+        modules = iter(_modules(plugin, self.embedding_dim, sum(_GROUP_SIZES)))
+        groups = [
+            (list(islice(modules, size)), _group(lengths, self.embedding_dim)[:size])
+            for lengths, size in zip(_GROUPS, _GROUP_SIZES, strict=True)
+        ]
         pooled = plugin.pool_groups(groups)
         expected = [plugin.pool(*group) for group in groups]
         assert [each.shape for each in pooled] == [each.shape for each in expected]
@@ -102,38 +98,25 @@ class PoolingContract(PluginContract):
             plugin,
             torch.cat([each.flatten() for each in pooled]),
             torch.cat([each.flatten() for each in expected]),
-            [module for modules, _ in groups for module in modules],
+            [module for group, _ in groups for module in group],
             [sequence for _, sequences in groups for sequence in sequences],
         )
 
     def test_gradients_reach_embeddings_and_parameters(
-        self, module: nn.Module, rows: list[Tensor]
+        self, plugin: Pooling, module: nn.Module, rows: list[Tensor]
     ) -> None:
         values = torch.cat(rows).requires_grad_()
-        weights = torch.randn(len(rows), self.embedding_dim)
-        (module(_jagged(rows, values)) * weights).sum().backward()
+        pooled = module(_jagged(rows, values))
+        (pooled * torch.randn(pooled.shape)).sum().backward()
+        _assert_trained(module, values)
         assert values.grad is not None
-        assert values.grad.any()
-        assert bool(values.grad.isfinite().all())
-        for name, parameter in module.named_parameters():
-            assert parameter.grad is not None, f"no gradient reaches {name}"
+        for row, each in enumerate(torch.split(values.grad, [len(row) for row in rows])):
+            assert not plugin.equal_gradients or torch.equal(each, each[:1].expand_as(each)), (
+                f"equal_gradients is set, and gradients within row {row} differ"
+            )
 
     def test_mixes_no_devices(self, plugin: Pooling) -> None:
         launch(_on_another_device, 1, plugin, self.embedding_dim, None)
-
-    def test_gradients_of_a_row_come_from_its_vector_alone(
-        self, module: nn.Module, rows: list[Tensor]
-    ) -> None:
-        values = torch.cat(rows).requires_grad_()
-        module(_jagged(rows, values))[0].square().sum().backward()
-        assert values.grad is not None
-        assert not values.grad[len(rows[0]) :].any()
-
-    def test_every_build_is_a_module_of_its_own(self, plugin: Pooling) -> None:
-        first, second = plugin.build(self.embedding_dim), plugin.build(self.embedding_dim)
-        assert isinstance(first, nn.Module)
-        assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
-        second.load_state_dict(first.state_dict())
 
 
 class TargetPoolingContract(PluginContract):
@@ -149,15 +132,14 @@ class TargetPoolingContract(PluginContract):
     @pytest.fixture
     def targets(self) -> Tensor:
         """One for each place of ``_INVERSE``."""
-        return torch.randn(
-            len(_INVERSE), self.embedding_dim, generator=torch.Generator().manual_seed(2)
-        )
+        generator = torch.Generator().manual_seed(2)
+        return torch.randn(len(_INVERSE), self.embedding_dim, generator=generator)
 
     def test_it_names_its_target(self, plugin: TargetPooling) -> None:
         assert isinstance(plugin.target, str)
         assert plugin.target
 
-    def test_unique_rows_give_what_all_rows_give(
+    def test_a_group_of_unique_rows_is_pooled_as_all_rows_one_by_one(
         self, plugin: TargetPooling, targets: Tensor
     ) -> None:
         inverse = torch.tensor(_INVERSE)
@@ -169,34 +151,9 @@ class TargetPoolingContract(PluginContract):
             every = [_expanded(each, _INVERSE) for each in sequences]
             expected = plugin.pool_for(modules, every, targets, None)
             _assert_same(plugin, pooled, expected, modules, sequences)
-
-    def test_a_group_is_pooled_as_its_features_one_by_one(
-        self, plugin: TargetPooling, targets: Tensor
-    ) -> None:
-        inverse = torch.tensor(_INVERSE)
-        modules = _modules(plugin, self.embedding_dim, num_features=3)
-        for lengths in _GROUPS[:-1]:
-            sequences = _group(lengths, self.embedding_dim)
-            expected = [
-                module(each, targets, inverse)
-                for module, each in zip(modules, sequences, strict=True)
-            ]
-            _assert_same(
-                plugin,
-                plugin.pool_for(modules, sequences, targets, inverse),
-                torch.stack(expected, dim=1),
-                modules,
-                sequences,
-            )
-
-    def test_an_empty_row_gives_zeros(self, module: nn.Module, targets: Tensor) -> None:
-        sequence = _group(_LENGTHS, self.embedding_dim)[0]
-        pooled = module(sequence, targets, torch.tensor(_INVERSE))
-        for row, vector in zip(_INVERSE, pooled, strict=True):
-            assert _LENGTHS[row] > 0 or not vector.any(), "the vector of an empty row is zeros"
-
-    def test_mixes_no_devices(self, plugin: TargetPooling, targets: Tensor) -> None:
-        launch(_on_another_device, 1, plugin, self.embedding_dim, targets)
+            pairs = zip(modules, sequences, strict=True)
+            one_by_one = [module(each, targets, inverse) for module, each in pairs]
+            _assert_same(plugin, pooled, torch.stack(one_by_one, dim=1), modules, sequences)
 
     @pytest.mark.parametrize("batch_size", [0, 4])
     def test_takes_input_without_values(
@@ -214,9 +171,11 @@ class TargetPoolingContract(PluginContract):
     def test_a_vector_depends_on_its_target(self, module: nn.Module, targets: Tensor) -> None:
         sequence = _group(_LENGTHS, self.embedding_dim)[0]
         inverse = torch.tensor(_INVERSE)
+        pooled = module(sequence, targets, inverse)
+        _assert_zeros_if_empty(pooled, [_LENGTHS[row] for row in _INVERSE])
         changed = targets.clone()
         changed[0] += 1  # of a row with several values
-        difference = module(sequence, changed, inverse) - module(sequence, targets, inverse)
+        difference = module(sequence, changed, inverse) - pooled
         assert difference[0].abs().max() > 1e-5
         assert difference[1:].abs().max() < 1e-5
 
@@ -227,45 +186,45 @@ class TargetPoolingContract(PluginContract):
         targets.requires_grad_()
         pooled = module(sequence, targets, torch.tensor(_INVERSE))
         (pooled * torch.randn(pooled.shape)).sum().backward()
-        for gradient in (sequence.values().grad, targets.grad):
-            assert gradient is not None
-            assert gradient.any()
-            assert bool(gradient.isfinite().all())
-        for name, parameter in module.named_parameters():
-            assert parameter.grad is not None, f"no gradient reaches {name}"
+        _assert_trained(module, sequence.values(), targets)
+
+    def test_mixes_no_devices(self, plugin: TargetPooling, targets: Tensor) -> None:
+        launch(_on_another_device, 1, plugin, self.embedding_dim, targets)
 
 
-#: Lengths of the rows of a group: unlike, far apart, none, alike, no rows.
-_GROUPS = [_LENGTHS, [1, 60, 2, 0, 9, 12], [0] * 6, [4] * 6, []]
-#: How many features each has, where all are pooled together.
-_GROUP_SIZES = [3, 1, 2, 3, 2]
-#: Batch rows to the six rows of ``_LENGTHS``, not in order, one of them often.
-_INVERSE = [4, 0, 4, 1, 2, 4, 4, 3, 5, 0, 4, 4, 4]
-
-
-def _modules(plugin: Pooling | TargetPooling, dim: int, num_features: int) -> list[nn.Module]:
+def _modules(plugin: Pooling, dim: int, num_features: int) -> list[nn.Module]:
     torch.manual_seed(3)
     modules = [plugin.build(dim) for _ in range(num_features)]
     for module in modules:
         for parameter in module.parameters():
-            nn.init.normal_(parameter, std=0.3)  # else some start as zeros and hide mistakes
+            nn.init.normal_(parameter, std=0.3)  # zeros would hide mistakes
     return modules
 
 
-def _groups(plugin: Pooling, dim: int) -> list[tuple[list[nn.Module], list[JaggedTensor]]]:
-    modules = iter(_modules(plugin, dim, sum(_GROUP_SIZES)))
+def _group(lengths: list[int], dim: int) -> list[JaggedTensor]:
+    """Return three features, the second with its rows in reverse."""
+    generator = torch.Generator().manual_seed(4)
     return [
-        (list(islice(modules, size)), _group(lengths, dim)[:size])
-        for lengths, size in zip(_GROUPS, _GROUP_SIZES, strict=True)
+        JaggedTensor(
+            torch.randn(sum(lengths), dim, generator=generator).requires_grad_(),
+            lengths=torch.tensor(each, dtype=torch.int64),
+        )
+        for each in (lengths, lengths[::-1], lengths)
     ]
 
 
+def _jagged(rows: list[Tensor], values: Tensor | None = None) -> JaggedTensor:
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
+    return JaggedTensor(values=torch.cat(rows) if values is None else values, lengths=lengths)
+
+
+def _expanded(sequence: JaggedTensor, inverse: list[int]) -> JaggedTensor:
+    rows = torch.split(sequence.values(), sequence.lengths().tolist())
+    return _jagged([rows[row] for row in inverse])
+
+
 def _on_another_device(
-    _rank: int,
-    _world_size: int,
-    plugin: Pooling | TargetPooling,
-    dim: int,
-    targets: Tensor | None,
+    _rank: int, _world_size: int, plugin: Pooling, dim: int, targets: Tensor | None
 ) -> None:
     """Vectors and gradients are those of the CPU."""
 
@@ -273,7 +232,6 @@ def _on_another_device(
         on = list(deepcopy(nn.ModuleList(modules)).to(device))
         moved = [each.to(device) for each in sequences]
         if not isinstance(plugin, TargetPooling):
-            # Two groups, of two features and of one, as SequencePooling asks.
             groups = [(on[:2], moved[:2]), (on[2:], moved[2:])]
             return torch.cat([each.flatten() for each in plugin.pool_groups(groups)])
         assert targets is not None
@@ -286,23 +244,6 @@ def _on_another_device(
         _assert_same(plugin, found.cpu(), pooled(torch.device("cpu")), [], sequences)
 
 
-def _group(lengths: list[int], dim: int) -> list[JaggedTensor]:
-    """Three features, the second with its rows the other way round."""
-    generator = torch.Generator().manual_seed(4)
-    return [
-        JaggedTensor(
-            torch.randn(sum(lengths), dim, generator=generator).requires_grad_(),
-            lengths=torch.tensor(each, dtype=torch.int64),
-        )
-        for each in (lengths, lengths[::-1], lengths)
-    ]
-
-
-def _expanded(sequence: JaggedTensor, inverse: list[int]) -> JaggedTensor:
-    rows = torch.split(sequence.values(), sequence.lengths().tolist())
-    return _jagged([rows[row] for row in inverse])
-
-
 def _assert_same(
     plugin: Pooling,
     pooled: Tensor,
@@ -310,29 +251,36 @@ def _assert_same(
     modules: list[nn.Module],
     sequences: list[JaggedTensor],
 ) -> None:
-    """Vectors, and gradients of values and parameters."""
+    """Compare vectors, and gradients of values and parameters."""
     torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
     inputs = [sequence.values() for sequence in sequences]
     inputs += [parameter for module in modules for parameter in module.parameters()]
     weights = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(5))
 
     def gradients(vectors: Tensor) -> tuple[Tensor, ...]:
-        if plugin.always_trained:
-            return torch.autograd.grad((vectors * weights).sum(), inputs)
-        # Nothing need reach what has no values, and is zeros then.
-        total = (vectors * weights).sum() + 0 * sum(each.sum() for each in inputs)
-        return torch.autograd.grad(total, inputs)
+        total = (vectors * weights).sum()
+        if not plugin.always_trained:  # an input without a gradient counts as zeros
+            total = total + 0 * sum(each.sum() for each in inputs)
+        return torch.autograd.grad(total, inputs, retain_graph=True)
 
     torch.testing.assert_close(gradients(pooled), gradients(expected), rtol=1e-4, atol=1e-5)
 
 
+def _assert_zeros_if_empty(pooled: Tensor, lengths: list[int]) -> None:
+    for length, vector in zip(lengths, pooled, strict=True):
+        assert length or not vector.any(), "the vector of an empty row is zeros"
+
+
+def _assert_trained(module: nn.Module, *inputs: Tensor) -> None:
+    for each in inputs:
+        assert each.grad is not None
+        assert each.grad.any()
+        assert bool(each.grad.isfinite().all())
+    without = [name for name, parameter in module.named_parameters() if parameter.grad is None]
+    assert not without, f"no gradient reaches {', '.join(without)}"
+
+
 def _assert_trained_if_always(plugin: Pooling, module: nn.Module, pooled: Tensor) -> None:
-    if plugin.always_trained and (parameters := dict(module.named_parameters())):
+    if plugin.always_trained and any(True for _ in module.parameters()):
         pooled.sum().backward()  # type: ignore[no-untyped-call]
-        without = [name for name, each in parameters.items() if each.grad is None]
-        assert not without, f"always_trained, and no gradient reaches {', '.join(without)}"
-
-
-def _jagged(rows: list[Tensor], values: Tensor | None = None) -> JaggedTensor:
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
-    return JaggedTensor(values=torch.cat(rows) if values is None else values, lengths=lengths)
+        _assert_trained(module)

@@ -5,12 +5,19 @@ A column named ``\x1b]0;...`` could set the title of a terminal, move its cursor
 
 from __future__ import annotations
 
+import errno
 import inspect
 import io
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 _C0 = [code for code in range(0x20) if chr(code) not in "\n\t"]
 _DEL_AND_C1 = range(0x7F, 0xA0)
@@ -77,3 +84,81 @@ def prepare_output() -> None:
             # Names of files that are not UTF-8 are shown as the bytes that they are.
             stream.reconfigure(errors="surrogateescape")
         show_controls(stream)
+
+
+#: Wide enough for any table and any line.
+_UNLIMITED = 10_000
+
+
+class _VisibleConsole(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+def output_console() -> Console:
+    """Standard output: as wide as the terminal, or as ``COLUMNS`` says.
+
+    Into a pipe or a file lines are as long as they need to be: nothing there is cut or wrapped.
+    """
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return _VisibleConsole(width=None if has_width else _UNLIMITED)
+
+
+def error_console() -> Console:
+    """Return a console on standard error, for progress bars and status lines."""
+    return _VisibleConsole(stderr=True)
+
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
+
+
+@contextmanager
+def lasting_output() -> Iterator[None]:
+    """A context in which nobody has to read what this process prints.
+
+    As ``tee`` ends by the Ctrl-C that asks a run to end: to print would fail, and the run with it.
+    From the first failure on, what is printed goes nowhere.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_lasting, before, (sys.__stdout__, sys.__stderr__))
+    try:
+        yield
+    finally:
+        for now, then in zip((sys.stdout, sys.stderr), before, strict=True):
+            if now is not then:
+                now.flush()
+        sys.stdout, sys.stderr = before
+
+
+class _Lasting(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return memoryview(data).nbytes
+
+
+def _lasting(stream: TextIO, of_process: TextIO | None) -> TextIO:
+    """The stream, as it is where it is not the process's own."""
+    if stream is not of_process or not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    lasting = io.TextIOWrapper(
+        io.BufferedWriter(_Lasting(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=True,
+    )
+    show_controls(lasting)
+    return lasting

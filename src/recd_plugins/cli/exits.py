@@ -1,19 +1,94 @@
-"""What a user sees of an unexpected error: one message, and where the whole traceback is."""
+"""How a command ends: by a signal, or by an unexpected error with one message."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import signal
+import sys
 import tempfile
+import threading
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from recd_plugins.errors import RankError, in_a_line
+from recd_plugins.errors import RankError, RunInterrupted, in_a_line
+from recd_plugins.output import visible
 from recd_plugins.versions import __version__
-from recd_plugins.visible_text import visible
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+
+# Seconds until a signal comes again whose exception nobody got.
+_AGAIN = 0.05
+
+
+class Ended(KeyboardInterrupt):
+    """A signal that ends the program, as Ctrl-C does.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.signal = number
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """A context that SIGTERM and SIGHUP leave by an exception, as Ctrl-C does.
+
+    A rank of torchrun may wait for others, out of reach of exceptions: it ends at once.
+
+    Raises:
+        Ended: by SIGTERM or SIGHUP.
+    """
+
+    def end(number: int, _: object) -> None:
+        raise Ended(number)
+
+    ending = () if "RANK" in os.environ else (signal.SIGTERM, signal.SIGHUP)
+    mine = [number for number in ending if signal.getsignal(number) is signal.SIG_DFL]
+    for number in mine:
+        signal.signal(number, end)
+    try:
+        with _none_lost():
+            yield
+    finally:
+        for number in mine:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def _none_lost() -> Iterator[None]:
+    """A context in which a signal comes again that came in a finalizer of garbage.
+
+    Python drops what is raised there: the program would go on as if nobody had asked it to end.
+    """
+    before = sys.unraisablehook
+
+    def dropped(what: UnraisableHookArgs) -> None:
+        error = what.exc_value
+        if not isinstance(error, KeyboardInterrupt | RunInterrupted):
+            before(what)
+            return
+        number = getattr(error, "signal", signal.SIGINT)
+        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
 
 #: The exit status of a fault (sysexits' EX_SOFTWARE); what a user can mend ends with 1 or 2.
 EXIT_STATUS = 70

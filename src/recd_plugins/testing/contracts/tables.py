@@ -1,0 +1,499 @@
+"""The contracts of plugins for tables: shardings, caches and optimizers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor, nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
+from torchrec.distributed.types import (
+    EnumerableShardingSpec,
+    ModuleSharder,
+    ParameterSharding,
+    ShardingType,
+    ShardMetadata,
+)
+from torchrec.distributed.utils import convert_to_fbgemm_types, merge_fused_params
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.access.table_access import TableAccess
+from recd_plugins.compat.row_updates import ON_CPU, kind_of_update, unheeded_argument
+from recd_plugins.distributed.launch import launch
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import (
+    Cache,
+    Optimizer,
+    PlanContext,
+    RowUpdate,
+    SharderArguments,
+    Sharding,
+    Table,
+    TableStrategy,
+    TrainingData,
+)
+from recd_plugins.interfaces.tables import StepShape
+from recd_plugins.planning.topologies import this_machine
+from recd_plugins.sharding.entry_constraints import merged_constraints, set_fields
+from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.values.data_profile import DataProfile
+
+
+class SkewedData(TrainingData):
+    """Data that reads an eighth of the rows of each table much more often than the others."""
+
+    def profile(self) -> DataProfile:
+        """The profile of features with one id a row."""
+        return DataProfile({})
+
+    def access(
+        self,
+        tables: Sequence[Table],
+        rows: int | None,  # noqa: ARG002
+        *,
+        deduplicated: bool = True,  # noqa: ARG002
+    ) -> AccessProfile:
+        """Counts of a thousand rows of data."""
+        return AccessProfile({table.name: self._access(table) for table in tables}, "a test")
+
+    def _access(self, table: Table) -> TableAccess:
+        ids = np.arange(table.num_embeddings)
+        accesses = np.where(ids < table.num_embeddings // 8, 400.0, 1.0)
+        return TableAccess.from_counts(
+            table.name,
+            table.features,
+            table.num_embeddings,
+            samples=1000,
+            rows=ids,
+            accesses=accesses,
+        )
+
+
+_COPIED = ShardingType.DATA_PARALLEL.value
+
+
+class TablePartContract(PluginContract):
+    """Tests of what a plugin does to tables; override the fixture ``plugin``."""
+
+    @pytest.fixture
+    def tables(self) -> Sequence[Table]:
+        """Tables that the plugin takes; the last is another's."""
+        return (
+            Table("t_user", ("user",), 1000, 16, pooled=True),
+            Table("t_history", ("history",), 500, 16, pooled=False),
+            Table("t_other", ("other",), 200, 16, pooled=True),
+        )
+
+    @pytest.fixture
+    def setting(self) -> PlanContext:
+        """One rank, whose data is ``SkewedData``."""
+        topology = this_machine(1)
+        return PlanContext(
+            world_size=1,
+            ranks_per_node=1,
+            batch_size=64,
+            optimizer="sgd",
+            device_type=topology.device,
+            rates=topology.collective_rates,
+            data=SkewedData(),
+        )
+
+    @pytest.fixture
+    def part(
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
+    ) -> TableStrategy | None:
+        part = plugin.part(tables[:-1], setting)
+        assert part is None or isinstance(part, TableStrategy)
+        return part
+
+    def test_constrains_only_the_tables_it_is_given(
+        self, plugin: Sharding | Cache, tables: Sequence[Table], part: TableStrategy | None
+    ) -> None:
+        own = {table.name for table in tables[:-1]}
+        of_part = {} if part is None else part.constraints(tables)
+        for constraints in (plugin.constraints(tables[:-1]), of_part):
+            assert set(constraints) <= own
+            assert all(isinstance(value, ParameterConstraints) for value in constraints.values())
+        if part is not None:
+            _merged(plugin, part, tables[:-1])
+
+    def test_does_nothing_without_tables(
+        self, plugin: Sharding | Cache, setting: PlanContext
+    ) -> None:
+        assert dict(plugin.constraints([])) == {}
+        assert plugin.part([], setting) is None
+
+    def test_says_nothing_of_other_tables(
+        self, tables: Sequence[Table], part: TableStrategy | None
+    ) -> None:
+        if part is None:
+            return
+        assert said_of(part, tables[-1]) == said_of(TableStrategy(), tables[-1])
+        if (kernels := type(part).kernels([part])) is not None:
+            own = {table.name for table in tables[:-1]}
+            assert set(kernels.tables) <= own, "it looks up tables of others"
+
+    def test_every_rank_makes_the_same_part(
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
+    ) -> None:
+        # Made anew from its options, as on each rank.
+        first, second = (_said_by(copy(plugin), tables, setting) for _ in range(2))
+        assert first == second
+
+    def test_another_process_makes_the_same_part(
+        self, plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext
+    ) -> None:
+        """Sets have another order in each process, unless PYTHONHASHSEED is set."""
+        (there,) = launch(_said_on_a_rank, 1, plugin, tables, setting)
+        assert there == _said_by(plugin, tables, setting)
+
+    def test_its_part_travels(
+        self,
+        plugin: Sharding | Cache,
+        tables: Sequence[Table],
+        setting: PlanContext,
+        part: TableStrategy | None,
+    ) -> None:
+        """Readers in other processes have it where a wrapper of the dataset asks for it."""
+        if part is not None:
+            again = pickle.loads(pickle.dumps(part))
+            expected = _said(plugin, part, tables, setting)
+            assert _said(plugin, again, tables, setting) == expected
+
+
+def _said_on_a_rank(
+    _rank: int,
+    _world_size: int,
+    plugin: Sharding | Cache,
+    tables: Sequence[Table],
+    setting: PlanContext,
+) -> object:
+    return _said_by(plugin, tables, setting)
+
+
+def _said_by(plugin: Sharding | Cache, tables: Sequence[Table], setting: PlanContext) -> object:
+    """What a plugin and its part say of its tables; numbers to the last bit."""
+    constraints = _figures_of(plugin.constraints(tables[:-1]))
+    part = plugin.part(tables[:-1], setting)
+    return constraints, None if part is None else _said(plugin, part, tables[:-1], setting)
+
+
+def _said(
+    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table], setting: PlanContext
+) -> dict[str, Any]:
+    """All that a part says."""
+    constraints = _merged(plugin, part, tables)
+    free = ParameterConstraints()
+    kernels = type(part).kernels([part])
+    return {
+        "tables": [said_of(part, table) for table in tables],
+        "constraints": _figures_of(part.constraints(tables)),
+        "kernels": kernels and (kernels.compute_kernel, sorted(kernels.tables)),
+        "memory_of_rank": dict(part.memory_of_rank(setting.ranks_per_node, setting.optimizer)),
+        "of_a_shard": [
+            _said_of_a_shard(part, table, setting, constraints.get(table.name, free))
+            for table in tables
+        ],
+    }
+
+
+def _merged(
+    plugin: Sharding | Cache, part: TableStrategy, tables: Sequence[Table]
+) -> dict[str, ParameterConstraints]:
+    """What both ask for tables, of which neither contradicts the other."""
+    merged = dict(plugin.constraints(tables))
+    for name, second in part.constraints(tables).items():
+        first = merged.get(name, second)
+        both = {*set_fields(first)} & {*set_fields(second)}
+        assert all(getattr(first, field) == getattr(second, field) for field in both), name
+        merged[name] = merged_constraints(first, second)
+    return merged
+
+
+def _figures_of(constraints: Mapping[str, ParameterConstraints]) -> dict[str, object]:
+    """Constraints with the figures of what a cache expects, which are equal to themselves alone."""
+    figures: dict[str, object] = {}
+    for name, value in constraints.items():
+        if (cache := value.cache_params) is None or (stats := cache.stats) is None:
+            figures[name] = value
+            continue
+        without = replace(value, cache_params=replace(cache, stats=None))
+        misses = [stats.expected_miss_rate(share) for share in (0.1, 0.5)]
+        figures[name] = without, stats.expected_lookups, stats.cacheability, misses
+    return figures
+
+
+def _said_of_a_shard(
+    part: TableStrategy, table: Table, setting: PlanContext, constraints: ParameterConstraints
+) -> object:
+    """What it says of a shard in a plan that obeys the constraints."""
+    kinds, compute_kernels = constraints.sharding_types, constraints.compute_kernels
+    kind = kinds[0] if kinds else ShardingType.TABLE_WISE.value
+    kernels = type(part).kernels([part])
+    if kernels is not None and table.name in kernels.tables:
+        kernel = kernels.compute_kernel
+    else:
+        kernel = compute_kernels[0] if compute_kernels else EmbeddingComputeKernel.FUSED.value
+    is_split, is_copied = kind == ShardingType.ROW_WISE.value, kind == _COPIED
+    ranks = sorted(part.ranks(table.name) or range(setting.world_size))
+    if not (is_split or is_copied):
+        ranks = ranks[:1]
+    rows = -(-table.num_embeddings // len(ranks)) if is_split else table.num_embeddings
+    shards = [
+        Shard([min(rows, table.num_embeddings - start), table.embedding_dim], [start, 0])
+        for start in range(0, table.num_embeddings, rows)
+    ]
+    option = ShardingOption(
+        table.name,
+        torch.empty([table.num_embeddings, table.embedding_dim], device="meta"),
+        ("tables", torch.nn.Module()),
+        input_lengths=[1.0] * len(table.features),
+        batch_size=setting.batch_size,
+        sharding_type=kind,
+        partition_by="device",
+        compute_kernel=kernel,
+        shards=shards,
+        cache_params=constraints.cache_params,
+    )
+    spec = EnumerableShardingSpec(
+        [
+            ShardMetadata(shard.offset, shard.size, f"rank:{rank}/{setting.device_type}")
+            for shard, rank in zip(shards, ranks, strict=False)
+        ]
+    )
+    sharding = ParameterSharding(kind, kernel, ranks, None if is_copied else spec)
+    step = StepShape(
+        setting.batch_size, setting.world_size, setting.ranks_per_node, setting.data.profile()
+    )
+    return (
+        part.row_memory(option, shards[0], setting.optimizer, setting.device_type),
+        list(part.work(table, sharding, step)),
+    )
+
+
+def said_of(part: TableStrategy, table: Table) -> dict[str, Any]:
+    """What a part says of a table."""
+    return {
+        "ranks": part.ranks(table.name),
+        "together": [sorted(group) for group in part.together() if table.name in group],
+        "share": part.sharded_share(table.name),
+        "bandwidth": part.fetch_bandwidth(table.name),
+        "activations": part.activation_bytes(table, 100.0),
+        "collectives": part.collectives([table.name]),
+        "figures": dict(part.figures(table.name)),
+        "words": list(part.words(table.name)),
+        "needs_stock_kernels": part.needs_stock_kernels().get(table.name),
+    }
+
+
+class ShardingContract(TablePartContract):
+    """Tests of a sharding plugin: override the fixture ``plugin``."""
+
+    @pytest.fixture
+    def setting(self) -> PlanContext:
+        """Two nodes of two ranks, whose data is ``SkewedData``."""
+        topology = this_machine(2, nodes=2)
+        return PlanContext(
+            world_size=topology.world_size,
+            ranks_per_node=topology.ranks_per_node,
+            batch_size=64,
+            optimizer="sgd",
+            device_type=topology.device,
+            rates=topology.collective_rates,
+            data=SkewedData(),
+        )
+
+    @pytest.fixture
+    def tables(self) -> Sequence[Table]:
+        """Tables that the plugin takes; the last stays with the planner."""
+        return (
+            Table("t_user", ("user",), 1000, 16, pooled=True),
+            Table("t_item", ("item", "item_seen"), 64, 16, pooled=True),
+            Table("t_history", ("history",), 500, 16, pooled=False),
+            Table("t_other", ("other",), 200, 16, pooled=True),
+        )
+
+    @pytest.fixture
+    def model(self, tables: Sequence[Table]) -> nn.Module:
+        """A model that holds ``tables``."""
+        model = nn.ModuleDict()
+        kinds: list[tuple[str, Any, Any]] = [
+            ("pooled", EmbeddingBagCollection, EmbeddingBagConfig),
+            ("sequence", EmbeddingCollection, EmbeddingConfig),
+        ]
+        for kind, collection, config in kinds:
+            configs = [
+                config(
+                    name=table.name,
+                    feature_names=list(table.features),
+                    num_embeddings=table.num_embeddings,
+                    embedding_dim=table.embedding_dim,
+                )
+                for table in tables
+                if table.pooled == (kind == "pooled")
+            ]
+            if configs:
+                model[kind] = collection(device=torch.device("cpu"), tables=configs)
+        return model
+
+    def test_rewrite_keeps_all_weights(
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
+    ) -> None:
+        """Under the same names, by which checkpoints know them; other tables as they were."""
+        before = _weights(model)
+        rewritten = plugin.rewrite(model, tables[:-1], setting)
+        assert isinstance(rewritten, nn.Module)
+        after = _weights(rewritten)
+        assert not before.keys() - after.keys(), "the state dict lacks names of the model"
+        _assert_equal({name: after[name] for name in before}, before)
+
+    def test_rewrites_a_model_without_values(
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
+    ) -> None:
+        """A plan has one on the meta device."""
+        meta = deepcopy(model).to("meta")
+        found, expected = (
+            {name: value.shape for name, value in each.state_dict().items()}
+            for each in (
+                copy(plugin).rewrite(meta, tables[:-1], setting),
+                plugin.rewrite(model, tables[:-1], setting),
+            )
+        )
+        assert found == expected
+
+    def test_rewrite_without_tables_changes_nothing(
+        self, plugin: Sharding, model: nn.Module, setting: PlanContext
+    ) -> None:
+        before = _weights(model)
+        _assert_equal(_weights(plugin.rewrite(model, [], setting)), before)
+
+    def test_every_rank_comes_to_the_same(
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: PlanContext
+    ) -> None:
+        ranks = []
+        for rank in (copy(plugin), copy(plugin)):  # made anew from its options, as on each rank
+            weights = _weights(rank.rewrite(deepcopy(model), tables[:-1], setting))
+            ranks.append((weights, dict(rank.constraints(tables[:-1]))))
+        (first, *others), (second, *other_others) = ranks
+        _assert_equal(first, second)
+        assert others == other_others
+
+    def test_what_it_offers_are_options(
+        self, plugin: Sharding, tables: Sequence[Table], setting: PlanContext
+    ) -> None:
+        """A chooser makes, prepares and plans each offer, on every rank by itself."""
+        for pooled in (True, False):
+            alike = [table for table in tables[:-1] if table.pooled == pooled]
+            offers = [dict(options) for options in plugin.offers(alike, setting)]
+            assert [dict(options) for options in plugin.offers(alike, setting)] == offers
+            assert json.loads(json.dumps(offers)) == offers, "values of a registry file"
+            for options in offers:
+                offered = type(plugin)(type(plugin).Options.model_validate(options))
+                assert set(offered.constraints(alike)) <= {table.name for table in alike}
+                offered.part(alike, setting)
+
+    def test_sharders_shard_modules(self, plugin: Sharding) -> None:
+        sharders = plugin.sharders(SharderArguments({}, (), frozenset()))
+        assert all(isinstance(sharder, ModuleSharder) for sharder in sharders)
+        types = [sharder.module_type for sharder in sharders]
+        assert len(types) == len(set(types)), "two sharders for one type of module"
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _assert_equal(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert list(weights) == list(expected)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
+
+
+class CacheContract(TablePartContract):
+    """Tests of a cache plugin: override the fixture ``plugin``."""
+
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_check_returns_or_raises_setup_error(self, plugin: Cache, device: str) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            pytest.skip("no CUDA device")
+        with contextlib.suppress(SetupError):
+            plugin.check(torch.device(device))
+
+
+class OptimizerContract(PluginContract):
+    """Tests of an optimizer: override the fixture ``plugin``."""
+
+    @pytest.fixture
+    def tables(self) -> Sequence[Table]:
+        """Tables that the plugin trains: one of pooled features, one of a sequence."""
+        return (
+            Table("t_user", ("user",), 100, 16, pooled=True),
+            Table("t_history", ("history",), 50, 8, pooled=False),
+        )
+
+    def test_fbgemm_has_the_update(self, plugin: Optimizer, tables: Sequence[Table]) -> None:
+        for table in tables:
+            update = plugin.update(table)
+            assert isinstance(update, RowUpdate)
+            kind = kind_of_update(update.optimizer, update.arguments)
+            assert not unheeded_argument(kind, update.arguments, None)
+
+    def test_its_class_takes_the_arguments(
+        self, plugin: Optimizer, tables: Sequence[Table]
+    ) -> None:
+        for table in tables:
+            optimizer, arguments = plugin.update(table)
+            shape = table.num_embeddings, table.embedding_dim
+            optimizer([torch.nn.Parameter(torch.empty(shape, device="meta"))], **arguments)
+
+    def test_every_rank_comes_to_the_same(self, plugin: Optimizer, tables: Sequence[Table]) -> None:
+        for table in tables:
+            first = plugin.update(table)
+            # Again, and made anew from its options, as on each rank.
+            assert plugin.update(table) == copy(plugin).update(table) == first
+
+    def test_it_trains_the_rows_that_are_read(
+        self, plugin: Optimizer, tables: Sequence[Table]
+    ) -> None:
+        for table in tables:
+            before, after = _trained(plugin.update(table), table)
+            assert torch.isfinite(after).all()
+            moved = (before != after).any(dim=1)
+            assert moved[:2].all(), "rows 0 and 1 were read"
+            assert not moved[2:].any(), "no other row was"
+
+
+def _trained(update: RowUpdate, table: Table) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights before and after two steps that read rows 0 and 1."""
+    kind = kind_of_update(update.optimizer, update.arguments)
+    if kind not in ON_CPU:
+        pytest.skip(f"FBGEMM has {kind.value} for CUDA alone")
+    arguments: dict[str, Any] = dict(update.arguments)
+    arguments.setdefault("optimizer", kind)
+    shape = table.num_embeddings, table.embedding_dim
+    kernel = SplitTableBatchedEmbeddingBagsCodegen(
+        [(*shape, EmbeddingLocation.HOST, ComputeDevice.CPU)],
+        **convert_to_fbgemm_types(merge_fused_params({}, arguments)),
+    )
+    (weights,) = kernel.split_embedding_weights()
+    weights.copy_(torch.linspace(-1, 1, weights.numel()).view(shape))
+    before = weights.clone()
+    for _ in range(2):
+        kernel(torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])).square().sum().backward()
+    return before, weights
