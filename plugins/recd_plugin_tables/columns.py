@@ -110,11 +110,9 @@ class ColumnOptions(PluginOptions):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if len(set(self.roles)) < len(self.roles):
-            yield f"as: {', '.join(self.roles)} names a use twice"
         alone = [role for role in self.roles if role in _ALONE]
         if alone and len(set(self.roles)) > 1:
-            yield f"a column that is {alone[0]} is nothing else; {_why(alone[0])}"
+            yield f"a column that is {alone[0]} is nothing else"
         features = dict.fromkeys(role for role in self.roles if role in FEATURES)
         if len(features) > 1:
             yield f"as: {' and '.join(features)} are two features; choose one"
@@ -129,8 +127,6 @@ class ColumnOptions(PluginOptions):
             yield "texts keeps the text of ids that are hashed, and integers are not; choose one"
         if self.integers and isinstance(self.missing, str) and self.missing not in RULES:
             yield f"missing: {self.missing} is no whole number, and integers is true"
-        if self.texts and not {"id", "ids"} & set(self.roles):
-            yield "texts is for ids"
         if self.unit is not None and "time" not in self.roles and self.by is None:
             yield "unit is for times: say by: hour, weekday or day too"
         numeric = {"number", "numbers", "label", "time"} & set(self.roles)
@@ -139,10 +135,7 @@ class ColumnOptions(PluginOptions):
         elif self.missing == "empty" and not {"id", "ids"} & set(self.roles):
             yield "missing: empty is for ids; give a value, drop or error"
         elif "time" in self.roles and isinstance(self.missing, int | float):
-            yield (
-                f"missing: {self.missing} would be the time of each row without one, and sort it "
-                "among the others; of a time say drop or error"
-            )
+            yield f"missing: {self.missing} would be the time of such rows; say drop or error"
 
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
@@ -191,7 +184,3 @@ def unescaped(separator: Any) -> Any:
 def feature_name(column: str) -> str:
     """The name of a feature: that of the column with underscores for what names cannot hold."""
     return re.sub(r"\W", "_", column)
-
-
-def _why(role: Role) -> str:
-    return "a model that sees its label learns nothing else" if role == "label" else "remove it"

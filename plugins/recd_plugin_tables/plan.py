@@ -43,14 +43,7 @@ class PlanError(DataError):
 
 @dataclass(frozen=True)
 class Use:
-    """What a leaf is used for.
-
-    Attributes:
-        leaf: of the table.
-        options: what the user says of it.
-        name: of the feature, or of the label.
-        key: the name under which predictions carry it, where it is a key.
-    """
+    """A leaf, its options, its feature name, and its name in predictions if it is a key."""
 
     leaf: Leaf
     options: ColumnOptions
@@ -115,12 +108,15 @@ def plan_columns(
         folder_keys: columns that names of folders say in the table that is trained on.
     """
     problems: list[Problem] = [(("explode",), each) for each in explode_problems(schema, explode)]
+
+    def wrong(problem: str, *option: str) -> None:
+        problems.append((option, problem))
+
     found = leaves(schema, explode)
     by_name: dict[str, Leaf] = {}
     for leaf in found:
         if leaf.name in by_name:
-            problem = f"two columns are called {leaf.name}, once structs are taken apart"
-            problems.append(((), problem))
+            wrong(f"two columns are called {leaf.name}, once structs are taken apart")
         by_name[leaf.name] = leaf
     groups = {".".join(leaf.path[:n]) for leaf in found for n in range(1, len(leaf.path))}
     uses: list[Use] = []
@@ -131,18 +127,14 @@ def plan_columns(
             uses.append(
                 Use(leaf, options, options.name or feature_name(name), key_name(name, options))
             )
-            read = (role for role in options.roles if labelled or role != "label")
-            reasons = (why_not(role, leaf.type, options) for role in read)
-            problems += [
-                (("columns", name), f"column {name} is {leaf.type}: {why}")
-                for why in reasons
-                if why
-            ]
+            for role in options.roles:
+                why = why_not(role, leaf.type, options) if labelled or role != "label" else None
+                if why:
+                    wrong(f"column {name} is {leaf.type}: {why}", "columns", name)
         elif name in groups:
-            fields = [each for each in by_name if each.startswith(f"{name}.")]
             if roles != {"unused"}:
-                problem = f"column {name} is a struct: name its fields: {', '.join(fields)}"
-                problems.append((("columns", name), problem))
+                fields = ", ".join(each for each in by_name if each.startswith(f"{name}."))
+                wrong(f"column {name} is a struct: name its fields: {fields}", "columns", name)
         elif labelled or options.feature is not None or roles & set(needed):
             near = get_close_matches(name, by_name, n=1)
             meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(by_name)}"
@@ -151,7 +143,7 @@ def plan_columns(
                     f"; in training the names of folders said it ({name}=.../): put this table "
                     f"into such a folder, or train with `{name}: unused`"
                 )
-            problems.append((("columns", name), f"no column {name}; {meant}"))
+            wrong(f"no column {name}; {meant}", "columns", name)
     named = {use.leaf.name for use in uses} | {
         name
         for name in by_name
@@ -159,30 +151,31 @@ def plan_columns(
     }
     left = [name for name in by_name if name not in named]
     if left and others == "error":
-        problem = (
+        wrong(
             f"no word on what to do with {', '.join(left)}: name each under columns, as "
-            f"`{left[0]}: unused`, or set others: unused"
+            f"`{left[0]}: unused`, or set others: unused",
+            "columns",
         )
-        problems.append((("columns",), problem))
-    if not implicit and labelled and not any("label" in use.options.roles for use in uses):
-        problem = (
+    label = _the(uses, "label")
+    if label is None and labelled and not implicit:
+        wrong(
             "no column is the label; mark one `label`, or set implicit: true where every row is a "
-            "positive"
+            "positive",
+            "columns",
         )
-        problems.append((("columns",), problem))
-    if implicit and (label := _the(uses, "label")):
-        problem = (
+    if label is not None and implicit:
+        wrong(
             f"implicit: true takes every row for a positive, and {label.leaf.name} is the label; "
-            "choose one"
+            "choose one",
+            "implicit",
         )
-        problems.append((("implicit",), problem))
     problems += [(("columns",), each) for each in _clashes(uses)]
     if problems:
         raise PlanError(where, problems)
     used = {use.leaf.name for use in uses if "unused" not in use.options.roles}
     return ColumnPlan(
         features=tuple(use for use in uses if use.options.feature),
-        label=_the(uses, "label") if labelled else None,
+        label=label if labelled else None,
         session=_the(uses, "session"),
         request=_the(uses, "request"),
         time=_the(uses, "time"),

@@ -116,8 +116,7 @@ def test_others_may_be_unused_and_a_label_is_not_needed_to_score():
     ("use", "message"),
     [
         (["id", "number"], "id and number are two features"),
-        (["label", "id"], "a model that sees its label learns nothing else"),
-        (["id", "id"], "names a use twice"),
+        (["label", "id"], "a column that is label is nothing else"),
         ({"as": "id", "separator": "|"}, "separator is for columns that are ids"),
         ({"as": "number", "missing": "empty"}, "missing: empty is no value of number"),
         ({"as": "time", "unit": "s", "missing": 17}, "missing: 17 would be the time .* say drop"),

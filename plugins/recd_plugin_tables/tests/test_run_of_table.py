@@ -49,11 +49,6 @@ def test_a_file_that_is_there_is_kept_or_refused() -> None:
     assert run(str(made), "--dry-run").exit_code == 0
 
 
-def test_nothing_is_written_for_a_command_that_is_refused() -> None:
-    assert run("2024/clicks.parquet", "--resume", "--compare").exit_code == 2
-    assert not Path(".recd").exists()
-
-
 def test_every_format_is_told_from_a_registry() -> None:
     suffixes = [suffix for each in _FORMATS for suffix in each.suffixes]
     assert all(names_table(f"Clicks{suffix}".upper()) for suffix in suffixes)
@@ -69,9 +64,3 @@ def test_compressed_text_is_a_table() -> None:
     done = run("rows.csv.gz", "--dry-run")
     assert done.exit_code == 0, done.output
     assert Path(".recd/rows.yaml").exists()
-
-
-def test_a_url_stays_one() -> None:
-    done = run("nosuch://bucket/clicks.parquet")
-    assert done.exit_code == 1
-    assert "nosuch://bucket/clicks.parquet" in done.output.replace("\n", "")

@@ -152,12 +152,6 @@ def test_files_of_a_store_are_read_as_those_of_a_disk():
         open_source("memory://table")
 
 
-def test_files_that_differ_in_the_width_of_numbers_are_one_table(tmp_path):
-    pa.csv.write_csv(pa.table({"n": [1, 2]}), tmp_path / "a.csv")
-    pa.csv.write_csv(pa.table({"n": [1.5, 2.5]}), tmp_path / "b.csv")
-    assert [row["n"] for row in read(tmp_path)] == [1.0, 2.0, 1.5, 2.5]
-
-
 def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
     import datasets
 
