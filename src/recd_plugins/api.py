@@ -109,8 +109,8 @@ if TYPE_CHECKING:
     )
     from recd_plugins.data.row_filter import Condition as Condition
     from recd_plugins.data.row_groups import ReadOptions as ReadOptions
+    from recd_plugins.data.plain import PlainConverter as PlainConverter
     from recd_plugins.data.row_pipeline import (
-        PlainConverter as PlainConverter,
         RowPipeline as RowPipeline,
         fitted_transforms as fitted_transforms,
     )

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.data.loader import build_dataloader, hand_out, read_task
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.reader import Piece
-from recd_plugins.data.row_pipeline import PlainConverter
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import Reader, Rows
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
@@ -266,7 +266,7 @@ training: {batch_size: 4}
 
 PLUGINS = '''
 from recd_plugins.data import reader as reader_module
-from recd_plugins.data.row_pipeline import PlainConverter
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.hookspecs import hookimpl
 
 class First(PlainConverter):

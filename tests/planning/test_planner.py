@@ -24,7 +24,7 @@ from recd_plugin_torchrec.shardings import (
     Uvm,
 )
 from recd_plugins import RunConfig, prepare
-from recd_plugins.data.row_pipeline import PlainConverter
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of

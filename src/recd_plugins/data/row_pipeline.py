@@ -173,21 +173,3 @@ def fit_converter(registry: RunConfig, rows: Rows | None = None) -> None:
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
     registry.converter.is_fitted = True
-
-
-class PlainConverter(Converter):
-    """Plain KeyedJaggedTensor: every row as it is. What comparisons take as their baseline."""
-
-    name = "plain"
-
-    def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        from recd_plugins.data.arrow import dense_features, labels, sparse_column
-        from recd_plugins.sparse.from_columns import kjt_from_columns
-        from recd_plugins.values.batch import Batch
-
-        columns = {name: sparse_column(rows, name) for name in schema.sparse}
-        return Batch(
-            dense_features=dense_features(rows, schema.dense),
-            labels=labels(rows, schema.label),
-            kjt=kjt_from_columns(columns, len(rows)) if columns else None,
-        )

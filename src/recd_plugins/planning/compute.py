@@ -15,8 +15,9 @@ from torch.utils.flop_counter import flop_registry
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.prepared import first_rows, placement_of, smallest_batch, wrapped_dataset
-from recd_plugins.data.row_pipeline import PlainConverter, RowPipeline, Transforms, fit_converter
+from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.model.build import build_model, model_code

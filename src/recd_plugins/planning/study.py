@@ -16,8 +16,8 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import ShardingOption
 from torchrec.distributed.types import ModuleSharder
 
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.prepared import placement_of, smallest_batch, wrapped_dataset
-from recd_plugins.data.row_pipeline import PlainConverter
 from recd_plugins.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model

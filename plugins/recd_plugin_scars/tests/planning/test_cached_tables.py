@@ -26,7 +26,7 @@ from recd_plugin_scars.runtime.tables import as_planned
 from recd_plugin_torchrec.shardings import ColumnWise, RowWise
 from recd_plugins import RunConfig
 from recd_plugins.access.table_access import TableAccess
-from recd_plugins.data.row_pipeline import PlainConverter
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import feasible, table_constraints

@@ -1,0 +1,28 @@
+"""The plain path: every row as it is, as stock TorchRec takes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recd_plugins.interfaces import Converter, FeatureSchema, Rows
+
+if TYPE_CHECKING:
+    from recd_plugins.values.batch import Batch
+
+
+class PlainConverter(Converter):
+    """Plain KeyedJaggedTensor: every row as it is. What comparisons take as their baseline."""
+
+    name = "plain"
+
+    def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
+        from recd_plugins.data.arrow import dense_features, labels, sparse_column
+        from recd_plugins.sparse.from_columns import kjt_from_columns
+        from recd_plugins.values.batch import Batch
+
+        columns = {name: sparse_column(rows, name) for name in schema.sparse}
+        return Batch(
+            dense_features=dense_features(rows, schema.dense),
+            labels=labels(rows, schema.label),
+            kjt=kjt_from_columns(columns, len(rows)) if columns else None,
+        )
