@@ -126,6 +126,8 @@ class PlainBags(nn.Module):
 
     def __init__(self, bags: EmbeddingBagCollection, int8: bool) -> None:
         super().__init__()
+        if bags.is_weighted():
+            raise RecdError("tables of weighted features cannot be exported: weights would be lost")
         self.modes = [config.pooling for config in bags.embedding_bag_configs()]
         self.outputs = list(_outputs(bags.embedding_bag_configs()))
         self.lengths = [config.embedding_dim for config in bags.embedding_bag_configs()]

@@ -7,12 +7,17 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.breakdown import StepMemory
+from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.compare import Comparison, ShardingComparison, figures
+from recd_plugins.training.evaluation import ValidationReport
 from recd_plugins.training.result import (
     Result,
+    quality_advice,
 )
 from recd_plugins.values.stages import STAGES, StageTimes
 
@@ -85,6 +90,30 @@ def test_rounds_show_medians_and_spread() -> None:
     assert ratios[1] == "1x"
     assert next(iter(table.columns[2].cells)) == "130\n90 to 150"
     assert "rounds" not in compared(first).as_json()
+
+
+@pytest.mark.parametrize(
+    ("values", "train", "told"),
+    [
+        ([0.8, 0.9, 0.95], 0.7, True),
+        ([None, None, None], 0.7, False),
+    ],
+)
+def test_overfitting_is_said(values: list[float | None], train: float, told: bool) -> None:
+    curve = ValidationCurve("log_loss", "min", [2, 4, 6], values)
+    of_run = {
+        "validation": ValidationReport(curve, False).as_json(),
+        "train": {"normalized_entropy": train},
+        "test": {"normalized_entropy": 0.8, "auc": 0.9},
+    }
+    said = quality_advice(of_run, "ours")
+    assert bool(said) == told
+    assert not told or said == [
+        "Overfitting: log_loss of ours on the test split was best at step 2; training rows are "
+        "predicted better (normalized entropy 0.70000 against 0.80000). Use more data, fewer "
+        "epochs or regularisation."
+    ]
+    assert not quality_advice(of_run | {"validation": None})
 
 
 def test_the_first_is_the_yardstick() -> None:

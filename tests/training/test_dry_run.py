@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
-from recd_plugins.training.dry_run import converter_line, unused_line
+from recd_plugins.training.dry_run import converter_line, rounded_line, unused_line
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 REGISTRY = """version: 1
@@ -46,6 +46,20 @@ def write(folder: Path) -> Path:
     path = folder / "r.yaml"
     path.write_text(REGISTRY.format(folder=folder))
     return path
+
+
+def test_a_column_whose_values_float32_merges_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert rounded_line(load_registry(path)) == ""
+    table = pq.read_table(tmp_path / "t.parquet").drop(["price"])
+    price = pa.array([100_000_000.0 + row for row in range(20)])
+    pq.write_table(table.append_column("price", price), tmp_path / "t.parquet")
+    assert "price (3 of 20 values stay distinct)" in rounded_line(load_registry(path))
+    scaled = REGISTRY.format(folder=tmp_path).replace(
+        "pooling:", "  - {use: tables.standardise, features: [price]}\npooling:"
+    )
+    path.write_text(scaled)
+    assert rounded_line(load_registry(path)) == ""
 
 
 @pytest.mark.parametrize(

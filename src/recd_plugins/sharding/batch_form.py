@@ -20,7 +20,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.compat.mean_pooling import refuse_weighted_mean, with_inverse_indices_of
 from recd_plugins.data.lower import plain_kjt
 from recd_plugins.distributed.rank_agreement import tell_all
-from recd_plugins.errors import ExactnessError
+from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.sharding.coalesced.groups import refuse_at_signs
 from recd_plugins.sharding.contexts import num_rows, set_stored_rows
 from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
@@ -121,7 +121,13 @@ class BatchForm:
         variable = features.variable_stride_per_key() and not self.plain_only
         if self._group is not None and not self.plain_only:
             step = f"the form of the first batch of {self.name}"
-            variable = any(tell_all(step, variable, self._group))
+            forms = tell_all(step, (variable, features.values().dtype), self._group)
+            variable = any(each for each, _ in forms)
+            if len(types := {kind for _, kind in forms}) > 1:
+                raise SetupError(
+                    f"{self.name}: ids of the first batch are {' and '.join(map(str, types))} on "
+                    "different ranks, and would be read wrongly where they are sent"
+                )
         self._variable = variable
         if variable:
             looked_up = self._features or features.keys()

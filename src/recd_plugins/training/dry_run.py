@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.table import Table as RichTable
 
 from recd_plugins.byte_sizes import bytes_text
+from recd_plugins.data.arrow import dense_features
 from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.data.preprocess import feature_steps
+from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
@@ -98,6 +102,10 @@ class DryRun:
         return table
 
 
+#: Rows in which distinct values are counted, and the share of them that float32 has to keep.
+_ROWS_ROUNDED, _MERGED = 65_536, 0.9
+
+
 def unused_line(registry: RunConfig) -> str:
     """Name columns that feed nothing; empty if none or unknown."""
     left_out = registry.dataset.left_out()
@@ -105,6 +113,33 @@ def unused_line(registry: RunConfig) -> str:
         return ""
     named = shortened([f"{name} ({why})" for name, why in left_out.items()])
     return f"columns that feed nothing: {named}"
+
+
+def rounded_line(registry: RunConfig) -> str:
+    """Name dense columns without preprocessing whose values float32 merges; empty if none."""
+    schema = registry.dataset.schema()
+    steps = feature_steps(registry, schema)
+    plain = [name for name in schema.dense if not steps.get(name)]
+    seen: dict[str, list[NDArray[np.float64]]] = {}
+    for rows in training_rows(registry, _ROWS_ROUNDED) if plain else ():
+        for name in plain:
+            numbers = dense_features(rows, (name,))
+            if numbers.dtype == torch.float64:
+                seen.setdefault(name, []).append(numbers[:, 0].numpy())
+        if not seen:
+            break
+    merged = []
+    for name, parts in seen.items():
+        values = np.unique(np.concatenate(parts))
+        kept = len(np.unique(values.astype(np.float32)))
+        if kept < _MERGED * len(values):
+            merged.append(f"{name} ({kept:,} of {len(values):,} values stay distinct)")
+    if not merged:
+        return ""
+    return (
+        f"float32 rounds different values to the same number in {shortened(merged)}: centre such a "
+        "column by a preprocessing entry"
+    )
 
 
 def converter_line(registry: RunConfig, profile: DataProfile, ranks: int) -> str:

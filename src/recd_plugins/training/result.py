@@ -32,7 +32,11 @@ _TITLES = {
     "step_mean_bytes": "  above the start of a step, mean",
     "last_loss": "loss at the last step",
 }
+# A test AUC beyond it usually means that a feature tells the label.
+_BEST_AUC = 0.99
 _OVERFITS = "the model overfits: use more data, fewer epochs or regularisation"
+# Validations in a row that are worse than the best: one alone may be noise.
+_WORSE_VALIDATIONS = 2
 
 
 @dataclass(frozen=True)
@@ -176,11 +180,18 @@ def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
     test = values["test"]
     if test is None:
         return []
-    train, entropy = values["train"] or {}, test["normalized_entropy"]
-    if entropy is None:
-        return []
-    told = worse_than_base_rate(entropy, "test", whose, train.get("normalized_entropy"))
-    return [told] if told else []
+    train, entropy, auc = values["train"] or {}, test["normalized_entropy"], test["auc"] or 0.0
+    told = _overfitting(values, whose)
+    if not told and entropy is not None:
+        told = worse_than_base_rate(entropy, "test", whose, train.get("normalized_entropy"))
+    too_good = ""
+    if auc > _BEST_AUC:
+        of_run = f" of {whose}" if whose else ""
+        too_good = (
+            f"The test AUC{of_run}, {auc:.4f}, is suspiciously high: is a feature known only after "
+            "the label, or are test rows among the training rows?"
+        )
+    return [each for each in (told, too_good) if each]
 
 
 def worse_than_base_rate(
@@ -214,4 +225,21 @@ def worse_than_base_rate(
     return (
         f"The normalized entropy {whose}on the {split} split, {entropy:.5f}, is above 1: worse "
         f"than predicting the base rate, the mean label, for every row. {advice}"
+    )
+
+
+def _overfitting(values: Mapping[str, Any], whose: str) -> str:
+    """Return advice if validations got worse while training went on."""
+    curve, train, test = values.get("validation"), values["train"], values["test"]
+    if not (curve and train and test) or curve["best_step"] is None:
+        return ""
+    better = train["normalized_entropy"], test["normalized_entropy"]
+    stale = len(curve["steps"]) - 1 - curve["steps"].index(curve["best_step"])
+    if stale < _WORSE_VALIDATIONS or None in better or not better[0] < better[1]:
+        return ""
+    return (
+        f"Overfitting: {curve['metric']} {f'of {whose} ' if whose else ''}on the test split was "
+        f"best at step {curve['best_step']}; training rows are predicted better (normalized "
+        f"entropy {better[0]:.5f} against {better[1]:.5f}). Use more data, fewer epochs or "
+        "regularisation."
     )

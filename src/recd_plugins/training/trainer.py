@@ -33,7 +33,7 @@ from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.data_report import GroupReport, StallReport
-from recd_plugins.training.dry_run import converter_line, rest_line, unused_line
+from recd_plugins.training.dry_run import converter_line, rest_line, rounded_line, unused_line
 from recd_plugins.training.evaluation import Measured, Validation, evaluate
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.identity import identity_of
@@ -459,6 +459,7 @@ class Trainer:
                 converter = converter_line(self.registry, profile, self.world_size)
             lines = (
                 unused_line(self.registry),
+                rounded_line(self.registry),
                 converter,
                 rest_line(self.registry, len(self.loader), self.step_samples),
                 self.parts.prepared.chosen,
