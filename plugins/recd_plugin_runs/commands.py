@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugins.api import (
     BATCH_SIZE,
     CHECKPOINT,
@@ -34,8 +35,6 @@ from recd_plugins.api import (
     write_text,
 )
 
-#: Columns of every file of scores: the 0-based row of the table, and the probability.
-ROW, SCORE = "row", "score"
 _FORMATS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl"}
 
 

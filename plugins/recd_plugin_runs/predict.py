@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recd_plugin_runs.commands import ROW, SCORE
 from recd_plugin_runs.evaluate import UnknownIds, say_absent
+from recd_plugin_runs.score_columns import ROW, SCORE
 from recd_plugin_runs.score_file import BatchWriter, KeptColumns, score_file
 from recd_plugins.api import (
     AbsentData,

@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from recd_plugin_runs.commands import ROW
+from recd_plugin_runs.score_columns import ROW
 from recd_plugins.api import (
     DataError,
     ParquetTable,
