@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from recd_plugins.errors import RecdError
-from recd_plugins.files import write_json, write_text
-from recd_plugins.plots import COLORS, plot_style
+from recd_plugins.report.plots import COLORS, plot_style
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.files import write_json, write_text
 
 BENCHMARKS = {
     "train": "training on 2 ranks, stock TorchRec against deduplicated (RecD)",

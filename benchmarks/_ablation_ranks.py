@@ -26,11 +26,13 @@ from recd_plugins.api import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
 )
+from recd_plugins.config import TrainingSpec
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.config.run_config import RunConfig
+from recd_plugins.interfaces.values.stages import Stage, StageTimes, stage_of
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.registry import TrainingSpec
-from recd_plugins.registry.from_file import load_registry
-from recd_plugins.registry.run_config import RunConfig
+from recd_plugins.runtime.upstream_noise import silence_upstream
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.assembly import Variant as Side
@@ -43,8 +45,6 @@ from recd_plugins.training.breakdown import (
     static_bytes,
 )
 from recd_plugins.training.measurement import sum_by_kind
-from recd_plugins.upstream_noise import silence_upstream
-from recd_plugins.values.stages import Stage, StageTimes, stage_of
 
 # Profiler range around the forward pass of sequence pooling.
 _POOLING = "## sequence pooling ##"

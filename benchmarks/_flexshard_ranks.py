@@ -32,19 +32,19 @@ from recd_plugin_flexshard.runtime import (
     tier_groups,
 )
 from recd_plugins.api import Pooling
-from recd_plugins.manager import installed_plugin
+from recd_plugins.config import ModelSpec, TrainingSpec
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.config.manager import installed_plugin
+from recd_plugins.interfaces.model_tables import table_name
+from recd_plugins.interfaces.values.batch import ModelInput, Placement
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model_tables import table_name
-from recd_plugins.registry import ModelSpec, TrainingSpec
-from recd_plugins.registry.from_file import load_registry
+from recd_plugins.runtime.upstream_noise import silence_upstream
 from recd_plugins.sharding.byte_counter import CollectiveBytes, Traffic
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params, stock_sharders
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.upstream_noise import silence_upstream
-from recd_plugins.values.batch import ModelInput, Placement
 
 FEATURE = "history"
 # The side that TorchRec's own sharder trains, without tiers.

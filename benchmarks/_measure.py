@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from recd_plugins.errors import SetupError
-from recd_plugins.versions import fbgemm_has_cuda
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.versions import fbgemm_has_cuda
 
 #: ``tiny`` takes seconds and only shows that a benchmark runs.
 Size = Literal["tiny", "small", "reference"]

@@ -19,16 +19,16 @@ import torch.distributed as dist
 from benchmarks._measure import from_every_rank, keep_freed_memory
 from benchmarks._ranks import RankTrainer
 from benchmarks.shaped_network import LinkBytes, link_bytes
-from recd_plugins.distributed.launch import join_torchrun
-from recd_plugins.errors import RecdError
+from recd_plugins.config import TrainingSpec
+from recd_plugins.config.from_file import load_registry
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import TrainingSpec
-from recd_plugins.registry.from_file import load_registry
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.launch import join_torchrun
+from recd_plugins.runtime.upstream_noise import silence_upstream
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.measured_at_start import topology_at_start
-from recd_plugins.upstream_noise import silence_upstream
 
 _MOST_TURNS = 45
 _CPU = torch.device("cpu")

@@ -35,12 +35,12 @@ from recd_plugin_scars.runtime.row_cache import CacheTraffic
 from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.compat.lookup_kernels import close_kernels
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.config import TrainingSpec
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.runtime.upstream_noise import silence_upstream
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.upstream_noise import silence_upstream
-from recd_plugins.values.batch import ModelInput
 
 _NUM_DENSE = 13
 # Rates that do not amplify rounding: losses are compared.

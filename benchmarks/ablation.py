@@ -32,9 +32,9 @@ from benchmarks._measure import (
     max_abs_diff,
 )
 from recd_plugin_recd.models.registry_text import rm_registry
-from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.registry.from_file import load_registry
-from recd_plugins.values.stages import STAGES
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.interfaces.values.stages import STAGES
+from recd_plugins.runtime.launch import backend_for, launch
 
 MODELS = ("rm1", "rm2", "rm3")
 OPTIONS = [

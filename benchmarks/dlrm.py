@@ -36,17 +36,17 @@ from benchmarks._measure import (
     ratios,
 )
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
-from recd_plugins.distributed.launch import backend_for, launch
+from recd_plugins.config import ModelSpec, TrainingSpec
+from recd_plugins.interfaces.model_tables import table_name
+from recd_plugins.interfaces.values.batch import ModelInput, Placement
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction
-from recd_plugins.model_tables import table_name
-from recd_plugins.registry import ModelSpec, TrainingSpec
+from recd_plugins.runtime.launch import backend_for, launch
+from recd_plugins.runtime.upstream_noise import silence_upstream
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
-from recd_plugins.upstream_noise import silence_upstream
-from recd_plugins.values.batch import ModelInput, Placement
 
 Architecture = Literal["dlrm", "dcn"]
 ARCHITECTURES: tuple[Architecture, ...] = ("dlrm", "dcn")

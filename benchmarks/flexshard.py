@@ -44,11 +44,11 @@ from benchmarks._measure import (
 )
 from recd_plugin_flexshard.planning import TableDemand, TierPlan, plan_tiers, traffic
 from recd_plugin_flexshard.runtime import RowTiers
+from recd_plugins.config.from_file import load_registry
 from recd_plugins.data.access import measure_access
-from recd_plugins.distributed.launch import Ranks
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
-from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.from_file import load_registry
+from recd_plugins.runtime.launch import Ranks
 
 PARTS = ("rm2", "joint", "drift")
 OPTIONS = [click.Option(["--only"], type=click.Choice(PARTS), help="One part.")]

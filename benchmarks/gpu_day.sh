@@ -50,7 +50,7 @@ step doctor.json 120 "$python" - "$folder/doctor.json.part" "$device" <<'PY'
 import json, platform, sys
 from importlib.metadata import version
 import torch
-from recd_plugins.versions import __version__
+from recd_plugins.runtime.versions import __version__
 out, device = sys.argv[1:]
 if device == "cuda" and not torch.cuda.is_available():
     sys.exit("torch finds no CUDA device")

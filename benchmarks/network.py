@@ -40,8 +40,8 @@ from benchmarks._network_ranks import Job, Measured
 from benchmarks._request_table import write_requests
 from benchmarks.shaped_network import ShapedNetwork, unavailable
 from recd_plugin_recd.models.registry_text import rm_registry
-from recd_plugins.errors import SetupError
-from recd_plugins.registry.from_file import load_registry
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.runtime.errors import SetupError
 
 WORKLOADS, NODES = ("papercal", "rm1", "requests"), ("4x1", "2x2", "4x2", "2x1")
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

@@ -33,9 +33,9 @@ from benchmarks._measure import (
 )
 from benchmarks._scars_ranks import TRAINING, Job, Trained, Variant, measure
 from recd_plugin_scars.planning import CachePlan, TableLoad
-from recd_plugins.access import TableAccess
-from recd_plugins.access.distributions import from_weights
-from recd_plugins.distributed.launch import Ranks, backend_for
+from recd_plugins.interfaces.access import TableAccess
+from recd_plugins.interfaces.access.distributions import from_weights
+from recd_plugins.runtime.launch import Ranks, backend_for
 
 OPTIONS = [
     click.Option(["--scale"], type=click.IntRange(1, 8192), help="Divide rows, cache and batch."),

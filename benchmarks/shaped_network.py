@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 _PREFIX = "recd-net-"
 # ``ip netns exec`` puts what lies here, by namespace, over the files in /etc.

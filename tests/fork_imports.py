@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 
-from recd_plugins.imports import without_collections
+from recd_plugins.runtime.imports import without_collections
 
 with without_collections():
     import click
@@ -17,9 +17,9 @@ with without_collections():
     import recd_plugins.training.rank_imports  # noqa: F401
     from recd_plugins.cli import main
     from recd_plugins.compat.torchrec_internals import refuse_other_versions
-    from recd_plugins.manager import PluginManager
+    from recd_plugins.config.manager import PluginManager
+    from recd_plugins.runtime.versions import installed_set
     from recd_plugins.sparse.dedup import Deduplicator
-    from recd_plugins.versions import installed_set
 
     PluginManager().plugins  # noqa: B018
     main.list_commands(click.Context(main))

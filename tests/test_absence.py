@@ -22,7 +22,7 @@ from tests.installed import install_wheel
 
 from recd_plugins.api import PlanMode
 from recd_plugins.cli import PluginCommands
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = [path.parent.name for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))]

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.errors import RecdError
-from recd_plugins.file_lock import LOCK, locked_folder
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.file_lock import LOCK, locked_folder
 
 # Holds the lock, and has a child that it forked sleep on after it is killed.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from recd_plugins.file_lock import locked_folder
+from recd_plugins.runtime.file_lock import locked_folder
 with locked_folder(Path(sys.argv[1])):
     heard, said = os.pipe()
     child = os.fork()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.errors import RecdError
-from recd_plugins.files import (
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.files import (
     check_writable,
     new_file,
     read_note,
@@ -104,7 +104,7 @@ def test_what_is_left_where_all_was_killed_is_removed_by_the_next(tmp_path: Path
     mine.write_text("a user's own")
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from recd_plugins.files import new_file, without_remains\n"
+        "from recd_plugins.runtime.files import new_file, without_remains\n"
         "path = Path(sys.argv[1])\n"
         "with without_remains(path) as token, new_file(path, token=token) as part:\n"
         "    part.write_text('half'); print(part.name, flush=True); time.sleep(600)"

@@ -35,7 +35,7 @@ SHADOWED = """
 import multiprocessing
 from multiprocessing import forkserver
 from recd_plugins.data.workers import WorkerContext
-from recd_plugins.processes import start_fork_server, safe_path
+from recd_plugins.runtime.processes import start_fork_server, safe_path
 
 forkserver.set_forkserver_preload = lambda modules: None
 with safe_path():

@@ -12,7 +12,7 @@ from tests import forked
 
 RANKS = """
 import os, sys, time
-from recd_plugins.distributed.launch import launch
+from recd_plugins.runtime.launch import launch
 
 def job(rank, world_size, hang):
     print(rank, os.getsid(0), os.environ["MINE"], os.getcwd(), flush=True)

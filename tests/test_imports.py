@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.imports import without_collections
+from recd_plugins.runtime.imports import without_collections
 
 ROOT = Path(__file__).parent.parent
 

@@ -16,8 +16,8 @@ from tests import installed
 from recd_plugins import api, interfaces, load_registry
 from recd_plugins.api import API_VERSION
 from recd_plugins.cli import main
-from recd_plugins.errors import PluginError, RegistryError
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.runtime.errors import PluginError, RegistryError
 
 PLUGIN = '''
 from recd_plugins.api import Preprocessing, hookimpl

@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 from tests.installed import Site, on_path
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.cli import main
-from recd_plugins.errors import PluginError, RegistryError
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.built_in_kinds import KINDS
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.runtime.errors import PluginError, RegistryError
 from recd_plugins.testing.contracts import PluginContract
 
 KIND = """

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from recd_plugins import hookspecs, load_registry
-from recd_plugins.errors import PluginError
+from recd_plugins.config.manager import PluginManager, installed_plugin
 from recd_plugins.interfaces import PluginOptions
-from recd_plugins.manager import PluginManager, installed_plugin
+from recd_plugins.runtime.errors import PluginError
 
 PLUGIN = '''
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import Plugin, Preprocessing
 
 class Keep(Preprocessing):
@@ -157,7 +157,8 @@ def test_what_hooks_and_plugins_print_is_none_either(folder, capsys):
 def test_finding_plugins_imports_no_torch():
     """Built-in plugins included: ``recd validate`` runs on machines without it."""
     code = (
-        "import sys; from recd_plugins.manager import PluginManager; PluginManager().plugins; "
+        "import sys; from recd_plugins.config.manager import PluginManager; "
+        "PluginManager().plugins; "
         "print(sorted({'torch', 'torchrec', 'fbgemm_gpu'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = PluginManager().plugins

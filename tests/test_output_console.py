@@ -1,6 +1,6 @@
 from rich.table import Table
 
-from recd_plugins.output import output_console
+from recd_plugins.report.output import output_console
 
 WORDS = "a line of words that no terminal is wide enough for " * 10
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tests.installed import Site, on_path
 
 from recd_plugins.cli import main
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.planning.topologies import read_topology
 
 SECTION = """

@@ -9,7 +9,7 @@ SCRIPT = """
 import logging
 import warnings
 from torch.distributed._shard._utils import DEPRECATE_MSG
-from recd_plugins import upstream_noise
+from recd_plugins.runtime import upstream_noise
 upstream_noise.silence_upstream()
 logging.warning("Sharding spec not found for bags.t")
 logging.warning("something else")

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugins import output
 from recd_plugins.cli import main
-from recd_plugins.output import output_console, show_controls, visible
+from recd_plugins.report import output
+from recd_plugins.report.output import output_console, show_controls, visible
 
 HOSTILE = "a\x1b]0;title\x07b\x1b[8mc\rd\x7fe\x9b2Jf\u202eg\u2066h"
 SHOWN = r"a\x1b]0;title\x07b\x1b[8mc\x0dd\u007fe\u009b2Jf\u202eg\u2066h"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.errors import DataError
-from recd_plugins.work_folder import work_folder
+from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.work_folder import work_folder
 
 
 def made_by(name: str, target: Path, waiting: threading.Event) -> str:

@@ -19,7 +19,7 @@ from collections import Counter
 from importlib.metadata import distributions
 from pathlib import Path
 
-from recd_plugins.versions import SETS
+from recd_plugins.runtime.versions import SETS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "torchrec"

@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from recd_plugins.config import RunConfig
+    from recd_plugins.config.from_file import load_registry
     from recd_plugins.drop_in.dedup import Dedup
     from recd_plugins.drop_in.pooled_sequences import PooledSequences
     from recd_plugins.drop_in.wrap import wrap
     from recd_plugins.planning.prepare import prepare
-    from recd_plugins.registry import RunConfig
-    from recd_plugins.registry.from_file import load_registry
+    from recd_plugins.runtime.versions import __version__
     from recd_plugins.sharding.table_report import describe_tables
-    from recd_plugins.versions import __version__
 
 # Imported when they are asked for, so that ``import recd_plugins`` stays light.
 _HOME = {

@@ -14,20 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from recd_plugins.access import AccessProfile as AccessProfile, TableAccess as TableAccess
-    from recd_plugins.access.distributions import (
+    from recd_plugins.interfaces.access import (
+        AccessProfile as AccessProfile,
+        TableAccess as TableAccess,
+    )
+    from recd_plugins.interfaces.access.distributions import (
         exponential as exponential,
         from_reuse_histogram as from_reuse_histogram,
         half_normal as half_normal,
         read_reuse_histograms as read_reuse_histograms,
         zipf as zipf,
     )
-    from recd_plugins.access.table_access import (
+    from recd_plugins.interfaces.access.table_access import (
         add_counts as add_counts,
         keep_most_read as keep_most_read,
     )
-    from recd_plugins.activity import doing as doing
-    from recd_plugins.byte_sizes import bytes_text as bytes_text, read_bytes as read_bytes
+    from recd_plugins.runtime.activity import doing as doing
+    from recd_plugins.runtime.byte_sizes import bytes_text as bytes_text, read_bytes as read_bytes
     from recd_plugins.cli.options import (
         ABOVE_0 as ABOVE_0,
         AT_LEAST_1 as AT_LEAST_1,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
         report_options as report_options,
         topology_options as topology_options,
     )
-    from recd_plugins.clock import clock_of as clock_of
+    from recd_plugins.runtime.clock import clock_of as clock_of
     from recd_plugins.compat.lookup_kernels import (
         RowKernel as RowKernel,
         close_kernels as close_kernels,
@@ -63,7 +66,7 @@ if TYPE_CHECKING:
     )
     from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad as use_row_wise_adagrad
     from recd_plugins.compat.torchrec_internals import require_attributes as require_attributes
-    from recd_plugins.cores import available_cores as available_cores
+    from recd_plugins.runtime.cores import available_cores as available_cores
     from recd_plugins.data.access import measure_access as measure_access
     from recd_plugins.data.access_options import AccessOptions as AccessOptions
     from recd_plugins.data.arrow import (
@@ -134,29 +137,29 @@ if TYPE_CHECKING:
     from recd_plugins.data.storage import Location as Location, Url as Url
     from recd_plugins.data.table_writer import Nulls as Nulls, TableWriter as TableWriter
     from recd_plugins.data.workers import WorkerContext as WorkerContext
-    from recd_plugins.distributed.device import (
+    from recd_plugins.config.device import (
         choose_device as choose_device,
         device_of_rank as device_of_rank,
         lack_for_cuda as lack_for_cuda,
     )
-    from recd_plugins.distributed.launch import (
+    from recd_plugins.runtime.launch import (
         backend_for as backend_for,
         join_torchrun as join_torchrun,
         launch as launch,
         torchrun_rank as torchrun_rank,
         torchrun_ranks_per_node as torchrun_ranks_per_node,
     )
-    from recd_plugins.distributed.rank_agreement import (
+    from recd_plugins.runtime.rank_agreement import (
         check_agreement as check_agreement,
         new_group as new_group,
         ranks_of_each_node as ranks_of_each_node,
         tell_all as tell_all,
     )
-    from recd_plugins.distributed.watch import (
+    from recd_plugins.runtime.watch import (
         HangLimits as HangLimits,
         watched_by_each_other as watched_by_each_other,
     )
-    from recd_plugins.errors import (
+    from recd_plugins.runtime.errors import (
         DataError as DataError,
         ExactnessError as ExactnessError,
         PluginError as PluginError,
@@ -164,8 +167,8 @@ if TYPE_CHECKING:
         RegistryError as RegistryError,
         SetupError as SetupError,
     )
-    from recd_plugins.file_lock import locked_folder as locked_folder, try_lock as try_lock
-    from recd_plugins.files import (
+    from recd_plugins.runtime.file_lock import locked_folder as locked_folder, try_lock as try_lock
+    from recd_plugins.runtime.files import (
         check_regular as check_regular,
         check_writable as check_writable,
         finite as finite,
@@ -182,8 +185,8 @@ if TYPE_CHECKING:
         write_note as write_note,
         write_text as write_text,
     )
-    from recd_plugins.hookspecs import hookimpl as hookimpl
-    from recd_plugins.html_page import (
+    from recd_plugins.config.hookspecs import hookimpl as hookimpl
+    from recd_plugins.report.html_page import (
         Html as Html,
         element as element,
         html_page as html_page,
@@ -253,14 +256,20 @@ if TYPE_CHECKING:
         State as State,
         TaskReader as TaskReader,
     )
-    from recd_plugins.manager import API_VERSION as API_VERSION
+    from recd_plugins.config.manager import API_VERSION as API_VERSION
     from recd_plugins.model.build import build_model as build_model
     from recd_plugins.model.deferred_tables import deferred_tables as deferred_tables
     from recd_plugins.model.dlrm import DLRM as DLRM
     from recd_plugins.model.sequence_pooling import SequencePooling as SequencePooling
-    from recd_plugins.model_tables import table_name as table_name, tables_of as tables_of
-    from recd_plugins.imports import optional_library as optional_library
-    from recd_plugins.output import error_console as error_console, output_console as output_console
+    from recd_plugins.interfaces.model_tables import (
+        table_name as table_name,
+        tables_of as tables_of,
+    )
+    from recd_plugins.runtime.imports import optional_library as optional_library
+    from recd_plugins.report.output import (
+        error_console as error_console,
+        output_console as output_console,
+    )
     from recd_plugins.planning.compute import Compute as Compute, measure_compute as measure_compute
     from recd_plugins.planning.plan_mode import (
         Measurement as Measurement,
@@ -300,27 +309,33 @@ if TYPE_CHECKING:
         load_topology as load_topology,
         this_machine as this_machine,
     )
-    from recd_plugins.plots import (
+    from recd_plugins.report.plots import (
         COLORS as COLORS,
         GREY as GREY,
         plot_style as plot_style,
         svg_of as svg_of,
     )
-    from recd_plugins.plugin_call import plugin_call as plugin_call, plugin_items as plugin_items
-    from recd_plugins.processes import end_with_parent as end_with_parent, portable as portable
-    from recd_plugins.progress import (
+    from recd_plugins.interfaces.plugin_call import (
+        plugin_call as plugin_call,
+        plugin_items as plugin_items,
+    )
+    from recd_plugins.runtime.processes import (
+        end_with_parent as end_with_parent,
+        portable as portable,
+    )
+    from recd_plugins.runtime.progress import (
         AddBar as AddBar,
         progress_bars as progress_bars,
         row_progress as row_progress,
     )
-    from recd_plugins.registry import (
+    from recd_plugins.config import (
         ModelSpec as ModelSpec,
         RunConfig as RunConfig,
         TrainingSpec as TrainingSpec,
         at_entry as at_entry,
     )
-    from recd_plugins.registry.from_file import load_registry as load_registry
-    from recd_plugins.scratch_folder import put as put, scratch_folder as scratch_folder
+    from recd_plugins.config.from_file import load_registry as load_registry
+    from recd_plugins.runtime.scratch_folder import put as put, scratch_folder as scratch_folder
     from recd_plugins.sharding.bags import (
         ExactShardedEmbeddingBagCollection as ExactShardedEmbeddingBagCollection,
     )
@@ -416,40 +431,49 @@ if TYPE_CHECKING:
         with_trained_columns as with_trained_columns,
     )
     from recd_plugins.training.trainer import Job as Job
-    from recd_plugins.upstream_noise import silence_upstream as silence_upstream
-    from recd_plugins.values.batch import (
+    from recd_plugins.runtime.upstream_noise import silence_upstream as silence_upstream
+    from recd_plugins.interfaces.values.batch import (
         STALL_CAUSES as STALL_CAUSES,
         Batch as Batch,
         MakingTimes as MakingTimes,
         ModelInput as ModelInput,
         Placement as Placement,
     )
-    from recd_plugins.values.channels import Channel as Channel, CollectiveKind as CollectiveKind
-    from recd_plugins.values.collective_rates import (
+    from recd_plugins.interfaces.values.channels import (
+        Channel as Channel,
+        CollectiveKind as CollectiveKind,
+    )
+    from recd_plugins.interfaces.values.collective_rates import (
         CollectiveRate as CollectiveRate,
         CollectiveRates as CollectiveRates,
     )
-    from recd_plugins.values.data_profile import (
+    from recd_plugins.interfaces.values.data_profile import (
         DataProfile as DataProfile,
         DistinctGradients as DistinctGradients,
         DistinctIds as DistinctIds,
     )
-    from recd_plugins.values.internal import Internal as Internal
-    from recd_plugins.values.rows import Storage as Storage
-    from recd_plugins.values.stages import (
+    from recd_plugins.interfaces.values.internal import Internal as Internal
+    from recd_plugins.interfaces.values.rows import Storage as Storage
+    from recd_plugins.interfaces.values.stages import (
         STAGES as STAGES,
         Stage as Stage,
         StageTimes as StageTimes,
     )
-    from recd_plugins.values.statistics import (
+    from recd_plugins.interfaces.values.statistics import (
         FeatureStatistics as FeatureStatistics,
         TableStatistics as TableStatistics,
         dedupe_factor as dedupe_factor,
         least_ids_saved as least_ids_saved,
     )
-    from recd_plugins.values.step_cost import StageCosts as StageCosts, StepCost as StepCost
-    from recd_plugins.words import did_you_mean as did_you_mean, shortened as shortened
-    from recd_plugins.work_folder import (
+    from recd_plugins.interfaces.values.step_cost import (
+        StageCosts as StageCosts,
+        StepCost as StepCost,
+    )
+    from recd_plugins.runtime.suggestions import (
+        did_you_mean as did_you_mean,
+        shortened as shortened,
+    )
+    from recd_plugins.runtime.work_folder import (
         WorkFolder as WorkFolder,
         machine_start as machine_start,
         work_folder as work_folder,

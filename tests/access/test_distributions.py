@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.access.distributions import (
+from recd_plugins.interfaces.access.distributions import (
     exponential,
     from_reuse_histogram,
     from_weights,
@@ -17,7 +17,7 @@ from recd_plugins.access.distributions import (
     read_reuse_histograms,
     zipf,
 )
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugins.access import AccessProfile, TableAccess
-from recd_plugins.errors import DataError, RecdError
+from recd_plugins.interfaces.access import AccessProfile, TableAccess
+from recd_plugins.runtime.errors import DataError, RecdError
 
 _KEY = b"recd_plugins.access_profile"
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.shaped_network import ShapedNetwork, unavailable
 
 from benchmarks import shaped_network
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 needs_network = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 

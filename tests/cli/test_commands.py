@@ -14,8 +14,8 @@ from recd_plugins.cli import COMMANDS, main
 PLUGIN = '''
 import click
 from pydantic import Field
-from recd_plugins.errors import DataError
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.runtime.errors import DataError
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import *
 
 class Clicks(Dataset):

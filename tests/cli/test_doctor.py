@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from tests.installed import Site, on_path
 
 from recd_plugins.cli import doctor, main
-from recd_plugins.versions import fbgemm_has_cuda, installed_set
+from recd_plugins.runtime.versions import fbgemm_has_cuda, installed_set
 
 REAL = [PurePosixPath("fbgemm_gpu/__init__.py"), PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
 

@@ -11,7 +11,7 @@ import pytest
 
 PLUGIN = """\
 import click
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.config.hookspecs import hookimpl
 
 @click.command()
 def falter():

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recd_plugins.cli import main
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.planning.plan_mode import PlanMode
 
 REGISTRY = """

@@ -12,7 +12,7 @@ from tests.cli import programs
 PLUGIN = '''
 import json
 from pathlib import Path
-from recd_plugins import activity
+from recd_plugins.runtime import activity
 from recd_plugins.api import Callback, PluginOptions, hookimpl
 
 class Notes(Callback):

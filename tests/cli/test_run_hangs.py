@@ -22,7 +22,7 @@ PLUGIN = '''
 import glob
 import os
 import signal
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import PluginOptions, Preprocessing
 
 class Stop(Preprocessing):

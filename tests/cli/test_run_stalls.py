@@ -23,7 +23,7 @@ training: {batch_size: 64, ranks: 1, device: cpu, steps: 14, evaluate: false}
 SLOW = '''
 import time
 
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import Preprocessing
 
 

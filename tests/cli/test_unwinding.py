@@ -11,7 +11,7 @@ import time
 import pytest
 
 from recd_plugins.cli.exits import Ended, unwinding
-from recd_plugins.errors import RunInterrupted
+from recd_plugins.runtime.errors import RunInterrupted
 
 
 class Garbage:

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 from recd_plugins.data.arrow import dense_features, labels, sparse_column
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.runtime.errors import DataError
 
 FILE = "part-0.parquet"
 

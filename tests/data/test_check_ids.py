@@ -4,10 +4,10 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.checks import check_ids
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch
 
 ROWS = Rows(pa.RecordBatch.from_pydict({"x": [0] * 4}), (Origin("part-0.parquet", 100, 4),))
 

@@ -9,11 +9,11 @@ from recd_plugins.data.preprocess import (
     feature_steps,
     refuse_ids_apart,
 )
-from recd_plugins.errors import RegistryError
 from recd_plugins.interfaces import FeatureSchema, Table
+from recd_plugins.interfaces.values.batch import Batch
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.values.batch import Batch
+from recd_plugins.runtime.errors import RegistryError
 
 SCHEMA = FeatureSchema(sparse=("user_id", "item_id"), dense=("user_age", "price"), label="label")
 HEAD = """version: 1

@@ -17,8 +17,8 @@ from tests.data.storage.conftest import table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.reader import Piece
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Reader, Rows
+from recd_plugins.runtime.errors import DataError
 
 
 def content(first: int, *, statistics: bool = False) -> bytes:

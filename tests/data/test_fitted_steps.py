@@ -14,9 +14,9 @@ from recd_plugins.data.access import measure_access
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.preprocess import fitted_state, fitted_steps
 from recd_plugins.data.rows import training_rows
-from recd_plugins.errors import DataError, RecdError, SetupError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
+from recd_plugins.runtime.errors import DataError, RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files import (
     FITTED,

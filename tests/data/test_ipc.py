@@ -16,10 +16,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data import ipc
 from recd_plugins.data.ipc import decode, encode, pack, unpack
 from recd_plugins.data.lower import lower
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.ingestion import BatchBlock
+from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 DTYPES = (torch.int64, torch.int32, torch.float32, torch.float64, torch.bool, torch.int8)
 

@@ -15,8 +15,8 @@ from recd_plugins.data.list_dict import (
     to_list_dict,
     to_lists,
 )
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.runtime.errors import DataError
 
 IDS = pa.list_(pa.int64())
 LISTS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=8)

@@ -10,9 +10,9 @@ from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
-from recd_plugins.errors import DataError
+from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 # Rows 0 and 2 are equal in a and b; c differs in every row; d is empty in row 1.
 ROWS: dict[str, list[list[int]]] = {

@@ -12,8 +12,8 @@ import pytest
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.reader import Piece
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
+from recd_plugins.runtime.errors import DataError
 
 NUM_ROWS = 12
 

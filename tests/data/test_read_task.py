@@ -20,14 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins import RunConfig, load_registry, prepare
+from recd_plugins.config import Entry, RegistrySpec
 from recd_plugins.data.loader import build_dataloader, hand_out, read_task
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.reader import Piece
-from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import Reader, Rows
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
 from recd_plugins.model.build import build_model
-from recd_plugins.registry import Entry, RegistrySpec
+from recd_plugins.runtime.errors import DataError, PluginError
 from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable
 
 BATCH = 8
@@ -267,7 +267,7 @@ training: {batch_size: 4}
 PLUGINS = '''
 from recd_plugins.data import reader as reader_module
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.config.hookspecs import hookimpl
 
 class First(PlainConverter):
     """Plain."""

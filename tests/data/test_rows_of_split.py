@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from recd_plugins.data.rows import rows_of_split
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, FeatureSchema, Origin, Reader, Rows, Split
+from recd_plugins.runtime.errors import DataError
 
 NUM_ROWS = 700
 

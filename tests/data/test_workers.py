@@ -25,8 +25,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.workers import _Process
-from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
-from recd_plugins.values.batch import ModelInput
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.runtime.errors import DataError, PluginError, RecdError, SetupError
 
 ROWS, ROW_GROUP, BATCH = 700, 64, 16
 
@@ -34,8 +34,8 @@ PLUGINS = '''
 import os
 import signal
 import pyarrow as pa
-from recd_plugins.errors import DataError
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.runtime.errors import DataError
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import *
 
 class Fault(Preprocessing):
@@ -317,7 +317,7 @@ def test_errors_are_those_of_reading_alone(folder, capfd, kind, options):
 TRAINER = """
 import json, multiprocessing, signal, sys, threading, time
 from recd_plugins import load_registry
-from recd_plugins import upstream_noise
+from recd_plugins.runtime import upstream_noise
 from recd_plugins.data.loader import build_dataloader
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it

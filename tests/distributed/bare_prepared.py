@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
 
 
 def bare_registry(training: TrainingSpec) -> Any:

@@ -25,7 +25,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.sharders import stock_sharders

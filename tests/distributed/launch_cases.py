@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import PluginError, Problem, RegistryError
+from recd_plugins.runtime.errors import PluginError, Problem, RegistryError
+from recd_plugins.runtime.launch import launch
 
 
 def total(rank: int, world_size: int, start: float) -> torch.Tensor:

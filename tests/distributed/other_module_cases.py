@@ -33,8 +33,8 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.errors import ExactnessError
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.rank_state import copy_weights

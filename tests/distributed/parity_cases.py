@@ -35,18 +35,18 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer
 
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces import Pooling
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.model.sequence_pooling import PoolRows
-from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
-from recd_plugins.values.batch import ModelInput
 
 T = TypeVar("T")
 

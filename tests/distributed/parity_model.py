@@ -13,9 +13,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.interfaces import Pooling, TargetPooling
+from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
 from recd_plugins.model.sequence_pooling import PoolRows, SequencePooling
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 DIM = 8
 NUM_STEPS = 4

@@ -7,7 +7,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.mean_pooling import with_inverse_indices_of
-from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.sharding.batch_form import BatchForm, IdWeights
 
 ROWS = 4

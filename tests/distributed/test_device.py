@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.distributed import device
-from recd_plugins.distributed.device import choose_device
-from recd_plugins.errors import SetupError
+from recd_plugins.config.device import choose_device
+from recd_plugins.runtime import device
+from recd_plugins.runtime.errors import SetupError
 
 REGISTRY = """\
 version: 1

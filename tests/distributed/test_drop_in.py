@@ -10,7 +10,7 @@ from tests.planning.test_planner import prepared, registry
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.testing.gloo import run_on_ranks

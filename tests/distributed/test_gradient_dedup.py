@@ -21,8 +21,8 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import SetupError
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding import gradient_dedup
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent

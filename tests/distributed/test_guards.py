@@ -17,8 +17,8 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recd_plugins.distributed.launch import RankError
-from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.runtime.errors import ExactnessError, SetupError
+from recd_plugins.runtime.launch import RankError
 from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.batch_form import BatchForm
 from recd_plugins.sharding.guards import check_every_parameter_is_trained, guard

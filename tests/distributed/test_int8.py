@@ -16,9 +16,9 @@ from torchrec.distributed.sharding_plan import (
 )
 
 from recd_plugin_torchrec.shardings import RowWise
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.wire import Int8, block_of, check_int8, scalar_bytes
 

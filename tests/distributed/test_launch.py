@@ -12,14 +12,14 @@ import pytest
 from tests.distributed import launch_cases as cases
 from tests.forked import Program
 
-from recd_plugins.cores import threads_of_a_rank
-from recd_plugins.distributed.launch import (
+from recd_plugins.runtime.cores import threads_of_a_rank
+from recd_plugins.runtime.errors import PluginError, RecdError, SetupError
+from recd_plugins.runtime.launch import (
     RankError,
     Ranks,
     launch,
     torchrun_rank,
 )
-from recd_plugins.errors import PluginError, RecdError, SetupError
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,7 +124,7 @@ def test_torchrun_ranks_join(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
         "import torch, torch.distributed as dist\n"
-        "from recd_plugins.distributed.launch import join_torchrun, torchrun_rank\n"
+        "from recd_plugins.runtime.launch import join_torchrun, torchrun_rank\n"
         "with join_torchrun() as (rank, world_size):\n"
         "    value = torch.tensor(rank + 1)\n"
         "    dist.all_reduce(value)\n"

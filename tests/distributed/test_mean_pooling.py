@@ -8,7 +8,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.compat.mean_pooling import divide_row_wise_tables_only
-from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder
 
 

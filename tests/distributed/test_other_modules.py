@@ -32,7 +32,7 @@ from torchrec.modules.feature_processor_ import (
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from recd_plugins.drop_in.dedup import PooledFeatures
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.other_sharders import why_plain
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder

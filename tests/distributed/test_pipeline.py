@@ -15,14 +15,14 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import ExactnessError
+from recd_plugins.config import TrainingSpec
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.planning.topologies import default_topology
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.runtime.errors import ExactnessError
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.values.batch import ModelInput
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import pytest
 from tests.covering import cells_of_today
 from tests.distributed.parity_cases import Case, Difference, run_cases
 
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import Pooling
-from recd_plugins.manager import PluginManager
 from recd_plugins.testing.gloo import run_on_ranks
 
 TOLERANCE = 1e-6

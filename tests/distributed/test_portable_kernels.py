@@ -28,7 +28,7 @@ from recd_plugins.compat.portable_kernels import (
     fits_one_table,
     use_portable_lookups,
 )
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 def pair(

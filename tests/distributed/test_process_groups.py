@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from recd_plugin_flexshard.runtime import tier_groups
 from recd_plugin_tuning.cluster import node_groups
-from recd_plugins.distributed.launch import launch
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.overlap import DeferredAllReduce
 
 TIMEOUT = timedelta(seconds=77)

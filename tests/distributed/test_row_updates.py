@@ -18,8 +18,8 @@ from recd_plugins.compat.row_updates import (
     plain_updates,
     why_plain_kernels,
 )
-from recd_plugins.distributed.rank_agreement import gathers_equal_sizes
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
 from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 
 

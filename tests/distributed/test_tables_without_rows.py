@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.portable_kernels import use_portable_lookups
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -6,7 +6,7 @@ import pytest
 from tests.distributed.oracle_cases import OracleCase, check
 from torchrec.modules.embedding_configs import PoolingType
 
-from recd_plugins.distributed.launch import RankError
+from recd_plugins.runtime.launch import RankError
 
 SUM, MEAN = PoolingType.SUM, PoolingType.MEAN
 SHARDED = ["table_wise", "row_wise", "column_wise"]

@@ -16,7 +16,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from recd_plugins.distributed.watch import (
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.watch import (
     HangError,
     HangLimits,
     HangWatch,
@@ -27,7 +28,6 @@ from recd_plugins.distributed.watch import (
     watched_by_each_other,
     who_is_lost,
 )
-from recd_plugins.errors import RecdError
 
 WAITING = {"what": "training", "collective": "all_to_all", "step": 11}
 READING = {"what": "reading data", "step": 11}

@@ -11,9 +11,9 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import ModuleSharder
 
-from recd_plugins.errors import SetupError
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.wire import wire_codecs
 

@@ -8,9 +8,9 @@ import pytest
 from tests.docs.pages import blocks, page
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.errors import NoPlanError, PluginError, RegistryError
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.runtime.errors import NoPlanError, PluginError, RegistryError
 from recd_plugins.training.session import session
 
 REGISTRY = """

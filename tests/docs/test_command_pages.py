@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins.cli import main
-from recd_plugins.versions import SETS
+from recd_plugins.runtime.versions import SETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMMANDS = ("plugins", "validate", "schema", "doctor")

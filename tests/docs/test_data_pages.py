@@ -10,7 +10,7 @@ from ruamel.yaml import YAML
 from tests.docs.pages import blocks, page, plugin_page, run_console
 
 from recd_plugins.cli import main
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 
 
 def test_python_of_data_md_runs_as_one_program(tmp_path, monkeypatch):

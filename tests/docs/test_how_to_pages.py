@@ -16,7 +16,7 @@ from tests.docs.pages import DOCS, blocks
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.distributed.launch import launch
+from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.fake_device import fake_device
 from recd_plugins.testing.gloo import run_on_ranks
 

@@ -8,7 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 from tests.docs.pages import blocks, page
 
-from recd_plugins.registry import ModelSpec
+from recd_plugins.config import ModelSpec
 
 PAGE = page("models.md")
 

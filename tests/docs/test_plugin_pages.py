@@ -11,9 +11,9 @@ from tests.absent import uses_what_is_absent
 from tests.docs.pages import DOCS, blocks, page, run_tests_of_plugins
 
 from recd_plugins import load_registry
-from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.cli import main
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.built_in_kinds import BY_NAME
+from recd_plugins.config.manager import PluginManager
 
 #: Tests of the further plugins of the page of preprocessing.
 FURTHER = {

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.built_in_kinds import KINDS
-from recd_plugins.errors import RegistryError
-from recd_plugins.registry import CheckpointSpec, ModelSpec, TrainingSpec
-from recd_plugins.registry.schema import registry_spec
+from recd_plugins.config import CheckpointSpec, ModelSpec, TrainingSpec
+from recd_plugins.config.built_in_kinds import KINDS
+from recd_plugins.config.schema import registry_spec
+from recd_plugins.runtime.errors import RegistryError
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "registry.md").read_text()

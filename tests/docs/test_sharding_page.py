@@ -17,7 +17,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.plugin_modules import load_file
+from recd_plugins.runtime.plugin_modules import load_file
 from recd_plugins.training.session import session
 
 REGISTRY = """

@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 from tests.docs.pages import blocks, page, plugin_page
 
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 
 OF_RECD = sorted(PluginManager().plugins["preprocessing"])
 POOLINGS = sorted(PluginManager().plugins["pooling"])

@@ -29,8 +29,8 @@ from torchrec.streamable import Pipelineable
 
 import recd_plugins
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import SetupError
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.rank_state import copy_weights

@@ -24,10 +24,10 @@ from torchrec.streamable import Pipelineable
 
 import recd_plugins
 from recd_plugins import Dedup, PooledSequences
-from recd_plugins.access.distributions import zipf
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.errors import ExactnessError
+from recd_plugins.interfaces.access.distributions import zipf
+from recd_plugins.interfaces.access.profile import AccessProfile
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import lookup_ids
 from recd_plugins.sharding.pipeline import build_train_pipeline

@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.drop_in.batches import Stored
 from recd_plugins.drop_in.dedup import Counted, Dedup, _decide
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.runtime.errors import DataError, SetupError
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT, unique_rows
 from recd_plugins.testing.gloo import run_on_ranks
 

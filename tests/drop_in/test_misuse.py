@@ -18,7 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
-from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.runtime.errors import PluginError, SetupError
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.training.rank_state import copy_weights, first_weights
 

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins import Dedup, PooledSequences
-from recd_plugins.errors import ExactnessError, PluginError, SetupError
+from recd_plugins.runtime.errors import ExactnessError, PluginError, SetupError
 from recd_plugins.sharding.guards import guard
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.testing.gloo import run_on_ranks

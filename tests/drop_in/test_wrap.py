@@ -25,7 +25,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recd_plugins
 from recd_plugins.compat.row_updates import check_updates
-from recd_plugins.errors import RegistryError, SetupError
+from recd_plugins.runtime.errors import RegistryError, SetupError
 
 ROW_WISE = "sharding: [{use: torchrec.row_wise, tables: [t_f0]}]"
 

@@ -13,7 +13,7 @@ from tests import forked
 
 import recd_plugins
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "movielens"
 README = (EXAMPLE / "README.md").read_text()

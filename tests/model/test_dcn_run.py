@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RecdError
 from recd_plugins.planning.compute import measure_compute
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
 

@@ -11,14 +11,14 @@ from torchrec.models.dlrm import InteractionArch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins import RunConfig, load_registry
+from recd_plugins.config import ModelSpec
 from recd_plugins.data.lower import lower
-from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.interfaces.values.batch import Batch, Placement
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.registry import ModelSpec
-from recd_plugins.values.batch import Batch, Placement
+from recd_plugins.runtime.errors import RecdError, RegistryError
 
 
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:

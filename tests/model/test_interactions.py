@@ -25,11 +25,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RegistryError
+from recd_plugins.config import ModelSpec
+from recd_plugins.interfaces.values.batch import ModelInput, Placement
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction, DotInteraction, interaction_of
-from recd_plugins.registry import ModelSpec
-from recd_plugins.values.batch import ModelInput, Placement
+from recd_plugins.runtime.errors import RegistryError
 
 FEATURES, NUM_DENSE, ROWS, DIM = ("a", "b", "c"), 5, 11, 8
 

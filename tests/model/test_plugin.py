@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
-from recd_plugins.errors import RankError, RecdError, RegistryError, SetupError
 from recd_plugins.planning.study import with_plugins
+from recd_plugins.runtime.errors import RankError, RecdError, RegistryError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.result import Result
 from recd_plugins.training.session import session

@@ -13,10 +13,10 @@ from tests.summed_types import SummedTypes
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import PluginOptions, Pooling, TargetPooling
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.values.batch import ModelInput
+from recd_plugins.runtime.errors import PluginError, RecdError
 
 BATCH = ModelInput(torch.zeros(3, 0), None, torch.zeros(3), num_unique={"seq": 2})
 EMBEDDINGS = {"seq": JaggedTensor(values=torch.ones(4, 8), lengths=torch.tensor([1, 3]))}

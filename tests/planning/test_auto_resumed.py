@@ -8,8 +8,8 @@ from typing import Any
 from tests.small_registry import SPARSE
 
 from recd_plugins import RunConfig
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
-from recd_plugins.model_tables import tables_of
 from recd_plugins.training.identity import identity_of, identity_text
 from recd_plugins.training.resume import resume_choice
 

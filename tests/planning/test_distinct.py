@@ -13,14 +13,14 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.access import sent_reads
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
 from recd_plugins.interfaces import Table
+from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.profile import distinct_reads, measure_profile, measure_reads
 from recd_plugins.planning.report import render
 from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 COMPUTE = Compute(
     Operations(1e6, 1e6, 1e6),

@@ -14,15 +14,19 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.interfaces import Table
+from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.values.data_profile import (
+    DataProfile,
+    DistinctGradients,
+    FeatureProfile,
+)
+from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
 from recd_plugins.planning.profile import as_run_sends, measure_gradients
 from recd_plugins.planning.step_cost import estimate_step_cost
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.sharding.wire import scalar_bytes
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch
-from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
-from recd_plugins.values.step_cost import StageCosts, StepCost
 
 _TABLE = Table("t", ("f", "g"), 64, 8, pooled=False)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.errors import NoPlanError
 from recd_plugins.planning.study import GRANULE, largest_batch
+from recd_plugins.runtime.errors import NoPlanError
 
 
 @given(

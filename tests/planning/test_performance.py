@@ -11,13 +11,13 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from recd_plugins.interfaces.values.step_cost import AllReduceCost, OtherCost, StageCosts
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.estimates import PerfEstimator, step_rating
 from recd_plugins.planning.planner import Planned, SortedEnumerator
 from recd_plugins.planning.step_cost import LEARNED
 from recd_plugins.planning.study import ShardableModel, with_plugins
 from recd_plugins.planning.topologies import load_topology
-from recd_plugins.values.step_cost import AllReduceCost, OtherCost, StageCosts
 
 FEW = 1000
 

@@ -24,19 +24,19 @@ from recd_plugin_torchrec.shardings import (
     Uvm,
 )
 from recd_plugins import RunConfig, prepare
+from recd_plugins.config import Entry
+from recd_plugins.config.schema import RegistrySpec
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
-from recd_plugins.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.topologies import default_topology
-from recd_plugins.registry import Entry
-from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
 from recd_plugins.sharding.sharders import stock_sharders
-from recd_plugins.values.batch import Placement
-from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 BATCH_SIZE = 512
 

@@ -14,7 +14,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins import RunConfig, load_registry, prepare, wrap
-from recd_plugins.errors import RegistryError, SetupError
+from recd_plugins.config import Entry
 from recd_plugins.interfaces import (
     Cache,
     LookupKernels,
@@ -23,14 +23,14 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.interfaces.values.step_cost import StageCosts
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.registry import Entry
+from recd_plugins.runtime.errors import RegistryError, SetupError
 from recd_plugins.training.measured_at_start import write_topology
-from recd_plugins.values.batch import Placement
-from recd_plugins.values.data_profile import DataProfile, FeatureProfile
-from recd_plugins.values.step_cost import StageCosts
 
 
 class OwnBags(EmbeddingBagCollection):

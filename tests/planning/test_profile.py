@@ -12,9 +12,9 @@ from recd_plugins import RunConfig
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces import SessionKeys
+from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.study import with_plugins
-from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 CONVERTERS = [
     {"use": "recd.kjt"},

@@ -15,7 +15,7 @@ from torchrec.distributed.planner.types import Proposer, ShardingOption, Topolog
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning import search
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.estimates import step_rating

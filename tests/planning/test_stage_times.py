@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from recd_plugins.planning.step_cost import predict_stages
-from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.values.step_cost import (
+from recd_plugins.interfaces.values.step_cost import (
     AllReduceCost,
     AllToAllCost,
     GemmCost,
@@ -16,6 +14,8 @@ from recd_plugins.values.step_cost import (
     StageCosts,
     StepCost,
 )
+from recd_plugins.planning.step_cost import predict_stages
+from recd_plugins.planning.topologies import load_topology, this_machine
 
 COSTS = StageCosts(
     lookup=LookupCost(steps=1e-3, bytes_looked_up=2e-9),

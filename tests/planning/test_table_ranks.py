@@ -11,9 +11,9 @@ from tests.planning.test_planner import Model, make, prepared, profile, registry
 from torchrec.distributed.planner.types import ParameterConstraints
 
 from recd_plugins.api import RecdError, RowMemory, SetupError, Sharding, TableStrategy
-from recd_plugins.errors import NoPlanError
-from recd_plugins.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning.planner import Planned, RegistryPlanner, build_planner
+from recd_plugins.runtime.errors import NoPlanError
 
 Ranks = Mapping[str, Collection[int]]
 

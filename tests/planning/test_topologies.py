@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.errors import RecdError, RegistryError, SetupError
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.interfaces.values.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugins.interfaces.values.step_cost import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
     load_topology,
@@ -13,10 +15,8 @@ from recd_plugins.planning.topologies import (
     read_topology,
     topology_names,
 )
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
 from recd_plugins.training.measured_at_start import write_topology
-from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
-from recd_plugins.values.step_cost import GemmCost, StageCosts
 
 OWN = """
 device: cpu

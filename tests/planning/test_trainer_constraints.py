@@ -16,11 +16,11 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from recd_plugin_torchrec.shardings import DataParallel, RowWise, Uvm
-from recd_plugins.errors import SetupError
-from recd_plugins.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints, table_optimizers
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.topologies import default_topology
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 
 COLUMN_WISE = {"column_wise", "table_column_wise"}

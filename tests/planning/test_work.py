@@ -19,13 +19,13 @@ from torchrec.distributed.types import (
 
 from recd_plugins import load_registry
 from recd_plugins.interfaces import Table, TableStrategy
+from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds, FeatureProfile
+from recd_plugins.interfaces.values.step_cost import StepCost
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.step_cost import bytes_of_tables, estimate_step_cost
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.training.session import session
-from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile
-from recd_plugins.values.step_cost import StepCost
 
 # Four steps are counted, and they read the whole table.
 BATCH_SIZE, RANKS, ROWS = 64, 2, 512

@@ -6,8 +6,8 @@ import pytest
 
 PLUGINS = '''
 from pydantic import BaseModel, Field
-from recd_plugins.errors import SetupError
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import *
 
 class Data(Dataset):

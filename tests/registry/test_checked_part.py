@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from recd_plugins.api import PluginError, RegistryError, SetupError, Sharding, TableStrategy
-from recd_plugins.registry import Entry
-from recd_plugins.registry.entries import (
+from recd_plugins.config import Entry
+from recd_plugins.config.entries import (
     _OF_A_TABLE,
     CheckedPart,
     by_class,

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RegistryError
-from recd_plugins.registry.run_config import check_dataset
+from recd_plugins.config.run_config import check_dataset
+from recd_plugins.runtime.errors import RegistryError
 
 HEAD = """\
 version: 1

@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.cli import main
 from recd_plugins.data.loader import build_dataloader, check_ingestion
-from recd_plugins.errors import RegistryError
+from recd_plugins.runtime.errors import RegistryError
 
 PLUGINS = '''
 from pydantic import Field
-from recd_plugins.errors import SetupError
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import *
 
 class Far(Ingestion):

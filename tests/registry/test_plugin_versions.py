@@ -8,7 +8,7 @@ import pytest
 from tests.installed import Site, on_path
 
 from recd_plugins import load_registry
-from recd_plugins.registry.run_config import plugin_versions
+from recd_plugins.config.run_config import plugin_versions
 
 PLUGIN = '''
 from recd_plugins.api import Preprocessing, hookimpl

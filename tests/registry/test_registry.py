@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import recd_plugins
-from recd_plugins.errors import RegistryError
+from recd_plugins.runtime.errors import RegistryError
 
 REGISTRY = """\
 version: 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.errors import RegistryError
+from recd_plugins.runtime.errors import RegistryError
 
 REGISTRY = Path(__file__).parents[2] / "registry.yaml"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.errors import RegistryError
-from recd_plugins.registry.document import read_yaml
-from recd_plugins.registry.from_file import with_sharding
+from recd_plugins.config.document import read_yaml
+from recd_plugins.config.from_file import with_sharding
+from recd_plugins.runtime.errors import RegistryError
 
 FIRST = {"use": "a.first", "tables": ["t_1", "t_2"], "options": {"x": 1}}
 OTHER = {"use": "a.other", "tables": ["t_2", "t_1"], "options": {"y": 2}, "enabled": False}

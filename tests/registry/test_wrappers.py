@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.api import wrapped_dataset
 from recd_plugins.cli import main
-from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.interfaces import DatasetWrapper
+from recd_plugins.runtime.errors import RegistryError, SetupError
 
 PLUGINS = '''
 from pydantic import Field
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.config.hookspecs import hookimpl
 from recd_plugins.interfaces import *
 
 class Data(Dataset):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import Chooser, Plugin, Table, TargetPooling
-from recd_plugins.manager import PluginManager
 from recd_plugins.testing.contracts import (
     CacheContract,
     ConverterContract,

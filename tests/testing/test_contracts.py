@@ -8,8 +8,8 @@ from tests import forked
 from tests.testing import faulty_plugins, faulty_watchers
 
 from recd_plugins.interfaces import Sharding, TableStrategy
+from recd_plugins.interfaces.values.step_cost import StepCost
 from recd_plugins.testing.contracts import ShardingContract
-from recd_plugins.values.step_cost import StepCost
 
 # Each test class holds one fault; the test named after it must be among those that fail.
 FAULTS = {

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.launch import launch
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.coalesced.input_dist import unique_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.fake_device import fake_device

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.model.plugins.tower import Tower
 
-from recd_plugins.errors import RankError, RecdError
 from recd_plugins.interfaces import Model, ModelFeatures
+from recd_plugins.runtime.errors import RankError, RecdError
 from recd_plugins.testing.contracts import ModelContract
 
 

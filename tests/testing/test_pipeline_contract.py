@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.distributed.launch import RankError
-from recd_plugins.errors import ExactnessError
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import Pipeline
-from recd_plugins.manager import PluginManager
+from recd_plugins.runtime.errors import ExactnessError
+from recd_plugins.runtime.launch import RankError
 from recd_plugins.testing.contracts import PipelineContract
 
 FOLDER = Path(__file__).parents[1] / "training" / "plugins"

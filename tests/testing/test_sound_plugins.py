@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import (
     Callback,
     PluginOptions,
@@ -19,6 +18,7 @@ from recd_plugins.interfaces import (
     RunStep,
     TargetPooling,
 )
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import (
     CallbackContract,
     PreprocessingContract,

@@ -15,9 +15,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins import load_registry
-from recd_plugins.distributed.rank_agreement import check_agreement, check_started_alike
-from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning import choosing
+from recd_plugins.runtime.errors import NoPlanError, SetupError
+from recd_plugins.runtime.rank_agreement import check_agreement, check_started_alike
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.training.assembly import assemble
 

@@ -16,8 +16,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.config import TrainingSpec
 from recd_plugins.planning.topologies import default_topology
-from recd_plugins.registry import TrainingSpec
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files import MANIFEST, digest_of, manifest_text

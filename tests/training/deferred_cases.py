@@ -16,8 +16,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
-from recd_plugins.errors import SetupError
 from recd_plugins.model.deferred_tables import deferred_tables
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.training.rank_state import copy_weights, first_weights
 
 ROWS, DIM = 37, 8

@@ -7,7 +7,7 @@ import signal
 import time
 from multiprocessing.util import Finalize
 
-from recd_plugins.distributed.signals import Interrupts
+from recd_plugins.runtime.signals import Interrupts
 
 
 def steps_until_asked(rank: int, world_size: int) -> tuple[int, int]:

@@ -35,8 +35,9 @@ from recd_plugin_flexshard.runtime import (
 )
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
@@ -46,7 +47,6 @@ from recd_plugins.sharding.sharders import (
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
-from recd_plugins.values.batch import ModelInput
 
 NUM_ROWS = 64
 DIM = 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.errors import in_a_line
+from recd_plugins.runtime.errors import in_a_line
 from recd_plugins.training.evaluation import Metrics
 
 METRIC = """

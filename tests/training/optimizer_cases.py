@@ -23,10 +23,10 @@ from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recd_plugins import load_registry
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
-from recd_plugins.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning.optimizer_entries import apply_optimizers
-from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer

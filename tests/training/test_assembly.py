@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.errors import NoPlanError, PluginError
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.compute import KeptActivations, measure_compute
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
+from recd_plugins.runtime.errors import NoPlanError, PluginError
 from recd_plugins.training import assembly
 from recd_plugins.training.assembly import assemble
 

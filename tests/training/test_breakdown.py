@@ -18,9 +18,11 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.launch import CUDA_BACKEND, launch
+from recd_plugins.config import TrainingSpec
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.values.stages import STAGES, StageTimes, stage_of
 from recd_plugins.planning.topologies import default_topology
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.testing.gloo import run_on_ranks
@@ -35,8 +37,6 @@ from recd_plugins.training.breakdown import (
     step_profile,
 )
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.values.batch import ModelInput
-from recd_plugins.values.stages import STAGES, StageTimes, stage_of
 
 CPU = torch.device("cpu")
 ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20

@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RegistryError
-from recd_plugins.generators import generators_kept
+from recd_plugins.config import Entry
 from recd_plugins.interfaces import Callback, Sharding, Table
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.registry import Entry
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.runtime.errors import RegistryError
+from recd_plugins.runtime.generators import generators_kept
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.callbacks import Callbacks, Called, callbacks_of
 from recd_plugins.training.checkpoint import Progress
-from recd_plugins.values.batch import ModelInput
 
 TABLES = (Table("t_user", ("user",), 100, 4, pooled=True),)
 

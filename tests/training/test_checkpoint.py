@@ -14,8 +14,8 @@ import torch.distributed as dist
 from tests.training.checkpoint_cases import Trainer
 from torch import nn
 
-from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints, Progress

@@ -13,7 +13,7 @@ from tests.covering import by_night
 from tests.training.checkpoint_cases import Trainer, reseal, save_two
 
 from recd_plugins.cli import main
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files import (

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tests.small_disk import small_disk
 from tests.training.checkpoint_cases import Trainer
 
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files import problems, put

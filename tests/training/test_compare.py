@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.interfaces.values.stages import STAGES, StageTimes
+from recd_plugins.runtime.files import write_json
 from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.compare import Comparison, ShardingComparison, figures
@@ -19,7 +20,6 @@ from recd_plugins.training.result import (
     Result,
     quality_advice,
 )
-from recd_plugins.values.stages import STAGES, StageTimes
 
 
 def result(losses: list[float], samples_per_second: float = 100.0) -> Result:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
-from recd_plugins.distributed.launch import launch
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.training.optimizer import summed_in_fixed_buckets

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
+from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.training.dry_run import converter_line, rounded_line, unused_line
-from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 REGISTRY = """version: 1
 dataset:

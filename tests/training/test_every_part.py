@@ -12,7 +12,7 @@ import pytest
 from tests.small_registry import MakeRegistry
 from tests.training.job_cases import losses_of_jobs
 
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job

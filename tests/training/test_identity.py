@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RecdError
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.build import build_model
-from recd_plugins.model_tables import tables_of
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.checkpoint_files import ALLOWABLE, FREE, IDENTITY
 from recd_plugins.training.identity import (
     check_resumable,

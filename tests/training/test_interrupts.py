@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from tests.training.interrupt_cases import asked_at_its_end, steps_until_asked
 
-from recd_plugins.distributed.launch import launch
-from recd_plugins.distributed.signals import Interrupts, passed_on
-from recd_plugins.errors import RunInterrupted, SetupError
+from recd_plugins.runtime.errors import RunInterrupted, SetupError
+from recd_plugins.runtime.launch import launch
+from recd_plugins.runtime.signals import Interrupts, passed_on
 from recd_plugins.testing.gloo import run_on_ranks
 
 

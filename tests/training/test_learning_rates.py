@@ -6,7 +6,7 @@ import pytest
 import torch
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-from recd_plugins.registry.schema import ScheduleSpec
+from recd_plugins.config.schema import ScheduleSpec
 from recd_plugins.training.optimizer import LearningRates, factor
 
 

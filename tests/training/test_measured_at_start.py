@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 from tests.docs.pages import blocks, page
 
-from recd_plugins.errors import SetupError
+from recd_plugins.config import TrainingSpec
 from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.measured_at_start import KEPT, topology_at_start, write_topology
 

@@ -13,11 +13,11 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.errors import PluginError, RegistryError
 from recd_plugins.interfaces import TableStrategy
+from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.optimizer_entries import apply_optimizers
+from recd_plugins.runtime.errors import PluginError, RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
 
 HEAD = """version: 1

@@ -18,7 +18,7 @@ from tests.training.overlap_cases import (
     with_a_hook,
 )
 
-from recd_plugins.errors import ExactnessError
+from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 

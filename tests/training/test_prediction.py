@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
+from recd_plugins.interfaces.values.step_cost import AllReduceCost, LookupCost, StageCosts
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.assembly import assemble
-from recd_plugins.values.step_cost import AllReduceCost, LookupCost, StageCosts
 
 REGISTRY = """version: 1
 dataset: {use: dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.runtime.launch import launch
 from recd_plugins.training.evaluation import Predictions, measure
 
 

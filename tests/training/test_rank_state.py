@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tests.training.checkpoint_cases import Trainer
 
-from recd_plugins.generators import GeneratorState, seed_generators
+from recd_plugins.runtime.generators import GeneratorState, seed_generators
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.checkpoint_files import Progress

@@ -10,9 +10,9 @@ import pytest
 from tests.training import validation_cases
 
 from recd_plugins import load_registry
-from recd_plugins.errors import RegistryError
+from recd_plugins.config.schema import ValidationSpec
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.registry.schema import ValidationSpec
+from recd_plugins.runtime.errors import RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.batches import segments
 from recd_plugins.training.checkpoint_files import (

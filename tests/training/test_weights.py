@@ -8,7 +8,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training import checkpoint_dcp
 from recd_plugins.training.rank_state import copy_weights
 

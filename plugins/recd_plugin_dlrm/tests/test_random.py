@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from recd_plugin_dlrm.random_rows import Random
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Split
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
 

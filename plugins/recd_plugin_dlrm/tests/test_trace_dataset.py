@@ -13,8 +13,8 @@ import pytest
 from recd_plugin_dlrm.trace.dataset import Trace
 from recd_plugin_dlrm.trace.generator import StackDistances, profile_ids, worst_difference
 from recd_plugin_dlrm.trace.profile import TraceProfile, write_profile
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Split
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugins import RunConfig
+from recd_plugins.config import Entry, RegistrySpec
 from recd_plugins.data.reader import PlannedReader, ReadPlan, Unit
 from recd_plugins.interfaces import (
     Dataset,
@@ -21,7 +22,6 @@ from recd_plugins.interfaces import (
     Reader,
     Rows,
 )
-from recd_plugins.registry import Entry, RegistrySpec
 
 ROWS, UNIT, BATCH = 960, 40, 10
 

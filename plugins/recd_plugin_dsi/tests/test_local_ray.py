@@ -10,7 +10,7 @@ from tests import forked
 
 from recd_plugin_dsi.tests.numbered import registry
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 OPTIONS = {
     "cpus": 4,

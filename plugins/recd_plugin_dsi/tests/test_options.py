@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.ray_ingestion import OLDEST, TOO_NEW, RayOptions, check_ray
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 PACKAGE = Path(__file__).parents[1]
 

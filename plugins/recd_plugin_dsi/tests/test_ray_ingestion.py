@@ -11,7 +11,7 @@ import pytest
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_dsi.tests.numbered import BATCH, ROWS, registry
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.errors import RegistryError, SetupError
+from recd_plugins.runtime.errors import RegistryError, SetupError
 from recd_plugins.testing.contracts import IngestionContract
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, train

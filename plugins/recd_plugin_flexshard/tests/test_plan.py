@@ -12,14 +12,18 @@ from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableDemand, TierPlan
 from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier, read_budget
 from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
-from recd_plugins.access.distributions import zipf
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
+from recd_plugins.interfaces.access.distributions import zipf
+from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.values.data_profile import (
+    DataProfile,
+    DistinctGradients,
+    FeatureProfile,
+)
+from recd_plugins.interfaces.values.step_cost import StageCosts
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.runtime.errors import DataError, SetupError
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
-from recd_plugins.values.data_profile import DataProfile, DistinctGradients, FeatureProfile
-from recd_plugins.values.step_cost import StageCosts
 
 TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100_000, 16, False)]
 

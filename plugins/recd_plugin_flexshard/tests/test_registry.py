@@ -14,11 +14,11 @@ from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableTiers
 from recd_plugin_flexshard.runtime import TieredEmbeddingCollection
 from recd_plugins import load_registry, prepare
-from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.study import ShardableModel, with_plugins
 from recd_plugins.planning.topologies import this_machine
+from recd_plugins.runtime.errors import RegistryError, SetupError
 
 from .conftest import ELSEWHERE, SEQUENCES, MakeRegistry
 

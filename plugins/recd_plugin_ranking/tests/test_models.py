@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from recd_plugin_ranking.models import SasRec, TwoTower
 from recd_plugin_ranking.ops import Candidates, log_of_presence, losses_among, shares
 from recd_plugin_ranking.sasrec_modules import SteadyDraws, SteadyDropout
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import ModelFeatures
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.contracts import ModelContract
 
 

@@ -15,8 +15,8 @@ import pytest
 from recd_plugin_ranking.negatives import Negatives
 from recd_plugin_ranking.tests.click_cases import clicks
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.errors import DataError, RecdError, SetupError
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Reader, Rows
+from recd_plugins.runtime.errors import DataError, RecdError, SetupError
 from recd_plugins.testing.contracts import DatasetContract
 
 

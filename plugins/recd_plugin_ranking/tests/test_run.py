@@ -23,8 +23,8 @@ from recd_plugin_runs.export import PROGRAM, export_to
 from recd_plugins import load_registry, prepare
 from recd_plugins.cli import main
 from recd_plugins.data.rows import rows_of_split
-from recd_plugins.errors import DataError
 from recd_plugins.model.build import build_model
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import METADATA
 from recd_plugins.training.checkpoint_files import (

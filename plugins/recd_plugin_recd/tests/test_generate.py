@@ -12,7 +12,7 @@ from tests.small_disk import small_disk
 from recd_plugin_recd import papercal
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
 from recd_plugins.cli import main
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 def run(*arguments: object):

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from recd_plugin_recd.interactions import Interactions
 from recd_plugin_recd.interactions_log import SCHEMA
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
 Event = tuple[int, int | str, float, int]

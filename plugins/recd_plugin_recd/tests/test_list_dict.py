@@ -9,8 +9,8 @@ from recd_plugin_recd.layout.convert import Conversion, convert_layout
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.list_dict import concat_batches, list_dict_field, to_list_dict
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import ConverterContract
 
 IDS = pa.list_(pa.int64())

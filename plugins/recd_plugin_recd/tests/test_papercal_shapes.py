@@ -17,8 +17,8 @@ from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.cli import main
 from recd_plugins.data.statistics import StatisticsAccumulator
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
+from recd_plugins.runtime.errors import DataError
 
 MODELS = ("rm1", "rm2", "rm3")
 

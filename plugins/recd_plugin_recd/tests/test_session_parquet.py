@@ -13,7 +13,7 @@ import pytest
 from recd_plugin_recd import papercal
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
 ROWS = 250

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_recd.source import open_source
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
+from recd_plugins.runtime.errors import DataError
 
 
 def write(path: Path, rows: range, **more: pa.Array) -> Path:
@@ -110,7 +110,7 @@ def test_interactions_say_their_sessions(tmp_path):
 
 def test_a_dataset_without_sessions_is_refused(tmp_path):
     (tmp_path / "acme.py").write_text(
-        "from recd_plugins.hookspecs import hookimpl\n"
+        "from recd_plugins.config.hookspecs import hookimpl\n"
         "from recd_plugins.interfaces import Dataset, FeatureSchema\n"
         "class Plain(Dataset):\n"
         "    'No sessions.'\n"

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from recd_plugin_runs.evaluate import evaluate
 from recd_plugin_runs.predict import PredictJob, predict
-from recd_plugins import activity
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime import activity
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.trained import TrainedJob
 from recd_plugins.training.trainer import Job, train
 

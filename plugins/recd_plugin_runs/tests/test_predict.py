@@ -23,8 +23,8 @@ from recd_plugin_runs.evaluate import say_absent, write_embeddings
 from recd_plugin_runs.export import INT8_PROGRAM, PROGRAM, Int8Rows, export_to, inputs_of
 from recd_plugin_runs.tests import predict_cases as cases
 from recd_plugins import load_registry
-from recd_plugins.errors import DataError, RecdError
 from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.runtime.errors import DataError, RecdError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import table_weights
 from recd_plugins.training.checkpoint_files import IDENTITY, MANIFEST, manifest_text, read_manifest

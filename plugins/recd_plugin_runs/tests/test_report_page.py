@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from recd_plugin_runs.report import Run, findings, page, read_runs, runs_of, same_curves
 from recd_plugins.cli import main
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 
 
 def a_run(**changed: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from recd_plugin_runs.predict import PredictJob, _Output
 from recd_plugin_runs.score_file import KeptColumns, score_file
 from recd_plugins.api import TableWriter
-from recd_plugins.errors import DataError, RecdError
+from recd_plugins.runtime.errors import DataError, RecdError
 
 
 def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) -> None:

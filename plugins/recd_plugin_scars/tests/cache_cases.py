@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job, train
 

@@ -16,10 +16,7 @@ from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_scars.hot_batches import HotBatches
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.errors import DataError, RecdError, SetupError
 from recd_plugins.interfaces import (
     Dataset,
     FeatureLookups,
@@ -29,6 +26,9 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
+from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access.table_access import TableAccess
+from recd_plugins.runtime.errors import DataError, RecdError, SetupError
 from recd_plugins.testing.contracts import DatasetContract
 
 ROWS, IDS = 251, 40

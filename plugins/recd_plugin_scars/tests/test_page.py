@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel
 from tests.docs.pages import blocks, plan_with, plugin_page, run_console
 
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
 
 PAGE = plugin_page("scars")
 

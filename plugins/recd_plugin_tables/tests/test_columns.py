@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from recd_plugin_tables.columns import ColumnOptions
 from recd_plugin_tables.plan import plan_columns
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 SCHEMA = pa.schema(
     [

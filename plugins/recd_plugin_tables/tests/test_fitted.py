@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_tables.preprocessing import Log1p, Quantiles, Standardise, Vocabulary
 from recd_plugins import load_registry, prepare
-from recd_plugins.errors import RegistryError
+from recd_plugins.runtime.errors import RegistryError
 from recd_plugins.testing.contracts import PreprocessingContract
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from recd_plugin_tables.imports import make, spill
 from recd_plugin_tables.tests.helpers import by_row, rows_of, table, write
 from recd_plugin_tables.values import text_id
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 USES = {"user": "session", "item": "id", "when": {"as": "time", "unit": "s"}}
 

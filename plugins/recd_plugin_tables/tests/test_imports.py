@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_tables.tests.helpers import COLUMNS, clicks, table
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 def test_an_import_is_used_again_until_table_or_options_change(path, capfd):

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from recd_plugin_tables.sources import _FORMATS
 from recd_plugin_tables.tests.helpers import clicks
 from recd_plugins.cli import main
-from recd_plugins.registry.document import names_table
+from recd_plugins.config.document import names_table
 
 
 @pytest.fixture(autouse=True)

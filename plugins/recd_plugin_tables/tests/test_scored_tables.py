@@ -15,7 +15,7 @@ import pytest
 
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
 from recd_plugin_tables.values import text_id
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from recd_plugin_tables.tests.writers import (
     write_delta,
     write_duckdb,
 )
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 def read(path: str | Path, **options: object) -> list[dict]:

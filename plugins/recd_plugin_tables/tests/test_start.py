@@ -22,8 +22,8 @@ from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
 from recd_plugins.api import sparse_column, wrapped_dataset
 from recd_plugins.cli import main
+from recd_plugins.config.document import read_yaml
 from recd_plugins.model.build import build_model
-from recd_plugins.registry.document import read_yaml
 
 ROWS = 400
 

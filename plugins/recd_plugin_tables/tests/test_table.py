@@ -19,7 +19,7 @@ from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, t
 from recd_plugin_tables.tests.writers import ROWS, WRITERS
 from recd_plugin_tables.values import text_id
 from recd_plugins.api import Location
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
 

@@ -6,8 +6,8 @@ from ruamel.yaml import YAML
 from tests.docs.pages import blocks, plugin_page
 
 from recd_plugin_tables.columns import ColumnOptions, Role
-from recd_plugins.built_in_kinds import KINDS
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.built_in_kinds import KINDS
+from recd_plugins.config.manager import PluginManager
 
 PAGE = plugin_page("tables")
 

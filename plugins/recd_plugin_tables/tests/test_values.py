@@ -17,7 +17,7 @@ from recd_plugin_tables.columns import ColumnOptions
 from recd_plugin_tables.kinds import normal
 from recd_plugin_tables.times import Cells, microseconds
 from recd_plugin_tables.values import id_lists, ids_of, labels_of, number_rows, numbers_of
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 NOON = dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC)  # a Wednesday
 NAIVE = NOON.replace(tzinfo=None)

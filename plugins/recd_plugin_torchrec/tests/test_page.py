@@ -5,8 +5,8 @@ from __future__ import annotations
 from ruamel.yaml import YAML
 from tests.docs.pages import blocks, plugin_page
 
-from recd_plugins.built_in_kinds import KINDS
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.built_in_kinds import KINDS
+from recd_plugins.config.manager import PluginManager
 
 PAGE = plugin_page("torchrec")
 

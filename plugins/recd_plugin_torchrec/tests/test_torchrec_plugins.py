@@ -17,8 +17,8 @@ from recd_plugin_torchrec.shardings import (
     TableWise,
     Uvm,
 )
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table
+from recd_plugins.runtime.errors import SetupError
 
 TABLE = Table("t", ("f",), 100, 16, pooled=True)
 

@@ -13,9 +13,9 @@ from recd_plugin_tuning import cluster as module
 from recd_plugin_tuning.cluster import MeasuredCluster, measure_cluster
 from recd_plugin_tuning.plan_modes import Calibrated
 from recd_plugin_tuning.rank_work import Effort, of_all_ranks
+from recd_plugins.config import TrainingSpec
+from recd_plugins.config.schema import CheckpointSpec
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
-from recd_plugins.registry import TrainingSpec
-from recd_plugins.registry.schema import CheckpointSpec
 from recd_plugins.training.measured_at_start import topology_at_start
 
 WAITED = 0.06

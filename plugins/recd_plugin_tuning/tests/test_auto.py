@@ -23,18 +23,23 @@ from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slo
 from recd_plugins import prepare
 from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
-from recd_plugins.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.interfaces import PlanContext, Table
+from recd_plugins.interfaces.model_tables import all_tables_of
+from recd_plugins.interfaces.values.step_cost import (
+    AllReduceCost,
+    AllToAllCost,
+    LookupCost,
+    StageCosts,
+)
 from recd_plugins.model.build import build_model
-from recd_plugins.model_tables import all_tables_of
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.report import render
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
 from recd_plugins.planning.study import ShardableModel, study, with_plugins
 from recd_plugins.planning.topologies import TopologySpec, load_topology
+from recd_plugins.runtime.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.training.identity import identity_of
-from recd_plugins.values.step_cost import AllReduceCost, AllToAllCost, LookupCost, StageCosts
 
 SEQUENCES, BAGS = ["t_seq_*"], ["t_usr_*", "t_item_*"]
 COALESCED = {"coalesce": True}

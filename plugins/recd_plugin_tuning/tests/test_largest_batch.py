@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.errors import NoPlanError
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.runtime.errors import NoPlanError
 
 
 def test_a_batch_that_no_choice_fits_is_too_large(make_registry, table: Path) -> None:

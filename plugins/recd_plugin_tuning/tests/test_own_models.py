@@ -14,10 +14,10 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recd_plugin_tuning.auto import Chosen
 from recd_plugins import prepare
-from recd_plugins.errors import RegistryError
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.runtime.errors import RegistryError
 
 KJT = {"use": "recd.kjt"}
 

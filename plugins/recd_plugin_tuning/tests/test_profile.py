@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recd_plugin_tuning.profile import profile as command
-from recd_plugins.access import AccessProfile
 from recd_plugins.cli import main
+from recd_plugins.interfaces.access import AccessProfile
 
 REGISTRY = """
 version: 1

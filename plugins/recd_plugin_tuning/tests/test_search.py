@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from recd_plugin_tuning.auto import Chosen, Evaluations, Group, best_choices, entry_line
+from recd_plugins.config.document import read_yaml
 from recd_plugins.interfaces import Candidate, Evaluation, Offered, Table
-from recd_plugins.registry.document import read_yaml
-from recd_plugins.values.stages import StageTimes
-from recd_plugins.values.step_cost import AllToAllCost, StageCosts, StepCost
+from recd_plugins.interfaces.values.stages import StageTimes
+from recd_plugins.interfaces.values.step_cost import AllToAllCost, StageCosts, StepCost
 
 TIERS = Candidate("acme.tiers", {})
 TWICE = Candidate("acme.tiers", {"budget": "2x"})

@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 
 from recd_plugin_tuning.tests.auto_cases import AUTO, NO_COMPUTE, chosen_of, slow
 from recd_plugins import RunConfig, load_registry
-from recd_plugins.errors import NoPlanError, PluginError
 from recd_plugins.planning.study import with_plugins
+from recd_plugins.runtime.errors import NoPlanError, PluginError
 
 ACME = """
 from collections.abc import Sequence

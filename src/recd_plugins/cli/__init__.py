@@ -21,9 +21,9 @@ from recd_plugins.cli.exits import (
     tell_torchrun,
     unwinding,
 )
-from recd_plugins.errors import PluginError, RecdError, RunInterrupted, on_rank
-from recd_plugins.output import prepare_output
-from recd_plugins.versions import __version__
+from recd_plugins.report.output import prepare_output
+from recd_plugins.runtime.errors import PluginError, RecdError, RunInterrupted, on_rank
+from recd_plugins.runtime.versions import __version__
 
 #: Where each built-in command is, and the line that help shows of it.
 COMMANDS = {
@@ -144,7 +144,7 @@ class _Recd(click.Group):
 
 
 def _plugin_commands(ctx: click.Context) -> PluginCommands:
-    from recd_plugins.manager import PluginManager
+    from recd_plugins.config.manager import PluginManager
 
     commands = PluginCommands()
     manager = PluginManager(ctx.params.get("plugins_dir"))
@@ -158,7 +158,7 @@ def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, .
     """In the environment, where ranks and readers have it from."""
     if not names:
         return
-    from recd_plugins.plugin_modules import WITHOUT
+    from recd_plugins.runtime.plugin_modules import WITHOUT
 
     before = os.environ.get(WITHOUT)
     os.environ[WITHOUT] = ",".join([*filter(None, [before]), *names])

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.checkpoint_files import (
     IDENTITY,
     MANIFEST,

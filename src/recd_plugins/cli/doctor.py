@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from recd_plugins.cli.plugins import check_contributions
-from recd_plugins.errors import PluginError
-from recd_plugins.manager import PluginManager
-from recd_plugins.output import output_console
-from recd_plugins.versions import (
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.report.output import output_console
+from recd_plugins.runtime.errors import PluginError
+from recd_plugins.runtime.versions import (
     fbgemm_builds,
     fbgemm_has_cuda,
     installed_set,
@@ -218,7 +218,7 @@ def _plugins(plugins_dir: Path | None) -> Check:
 def _internals(plugins_dir: Path | None) -> Check:
     """Whether what has no public form is there, of the framework and of plugins."""
     from recd_plugins.compat.torchrec_internals import INTERNALS
-    from recd_plugins.values.internal import Internal
+    from recd_plugins.interfaces.values.internal import Internal
 
     internals = list(INTERNALS)
 

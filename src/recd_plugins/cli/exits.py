@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recd_plugins.errors import RankError, RunInterrupted, in_a_line
-from recd_plugins.output import visible
-from recd_plugins.versions import __version__
+from recd_plugins.report.output import visible
+from recd_plugins.runtime.errors import RankError, RunInterrupted, in_a_line
+from recd_plugins.runtime.versions import __version__
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs

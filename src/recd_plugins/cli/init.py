@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from recd_plugins.cli.options import contributed, tell_broken
-from recd_plugins.errors import PluginError
+from recd_plugins.runtime.errors import PluginError
 
 #: The start that takes what no other is named: a place where data is.
 TABLE = "TABLE"

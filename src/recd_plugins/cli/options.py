@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from recd_plugins.errors import RecdError
-from recd_plugins.files import check_writable
-from recd_plugins.manager import PluginManager
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.files import check_writable
 
 if TYPE_CHECKING:
+    from recd_plugins.config import RunConfig
     from recd_plugins.planning.topologies import TopologySpec
-    from recd_plugins.registry import RunConfig
 
 
 class Collection(Protocol):
@@ -142,7 +142,7 @@ def new_place(_: click.Context, __: click.Parameter, value: Path | None) -> Path
 
 
 def _not_under_torchrun(_: click.Context, __: click.Parameter, value: int | None) -> int | None:
-    from recd_plugins.distributed.launch import torchrun_rank
+    from recd_plugins.runtime.launch import torchrun_rank
 
     if value is not None and torchrun_rank() is not None:
         raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
@@ -230,7 +230,7 @@ def chosen_topology(
     registry: RunConfig, topology: str, nodes: int | None, ranks_per_node: int | None
 ) -> TopologySpec:
     """What ``topology_options`` name; what they leave open of this machine says the registry."""
-    from recd_plugins.distributed.device import choose_device
+    from recd_plugins.config.device import choose_device
     from recd_plugins.planning.topologies import MACHINE, load_topology
 
     if topology == MACHINE and ranks_per_node is None:

@@ -19,13 +19,13 @@ from recd_plugins.cli.options import (
     tell_broken,
     topology_options,
 )
-from recd_plugins.errors import PluginError
-from recd_plugins.files import write_json
-from recd_plugins.manager import PluginManager
-from recd_plugins.output import error_console, output_console
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.interfaces.plugin_call import part_call
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion, TablesPlan
-from recd_plugins.plugin_call import part_call
-from recd_plugins.plugin_modules import qualified
+from recd_plugins.report.output import error_console, output_console
+from recd_plugins.runtime.errors import PluginError
+from recd_plugins.runtime.files import write_json
+from recd_plugins.runtime.plugin_modules import qualified
 
 _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
@@ -208,8 +208,8 @@ def plan(
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     """
     from recd_plugins import load_registry, upstream_noise
-    from recd_plugins.distributed.launch import torchrun_rank
     from recd_plugins.planning.topologies import MACHINE
+    from recd_plugins.runtime.launch import torchrun_rank
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
     mode = chosen or TablesPlan()

@@ -15,9 +15,9 @@ from recd_plugins.cli.init import Starts
 from recd_plugins.cli.options import tell_broken
 from recd_plugins.cli.plan import plan_modes
 from recd_plugins.cli.run import RunReports, run
+from recd_plugins.config.manager import OWN, PluginManager, Registered
 from recd_plugins.interfaces import DatasetWrapper
-from recd_plugins.manager import OWN, PluginManager, Registered
-from recd_plugins.output import output_console
+from recd_plugins.report.output import output_console
 
 
 def check_contributions(manager: PluginManager) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import RenderableType
 
-from recd_plugins import upstream_noise
 from recd_plugins.cli.init import TABLE, Starts
 from recd_plugins.cli.options import (
     ABOVE_0,
@@ -24,18 +23,19 @@ from recd_plugins.cli.options import (
     manager_of,
     tell_broken,
 )
-from recd_plugins.distributed.launch import torchrun_rank
-from recd_plugins.errors import PluginError, RecdError, RunInterrupted
-from recd_plugins.files import write_json
-from recd_plugins.imports import without_collections
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import RunReport
-from recd_plugins.manager import PluginManager
-from recd_plugins.output import output_console
-from recd_plugins.plugin_call import part_call
-from recd_plugins.plugin_modules import qualified
-from recd_plugins.registry.from_file import load_registry
+from recd_plugins.interfaces.plugin_call import part_call
+from recd_plugins.report.output import output_console
+from recd_plugins.runtime import upstream_noise
+from recd_plugins.runtime.errors import PluginError, RecdError, RunInterrupted
+from recd_plugins.runtime.files import write_json
+from recd_plugins.runtime.imports import without_collections
+from recd_plugins.runtime.launch import torchrun_rank
+from recd_plugins.runtime.plugin_modules import qualified
+from recd_plugins.runtime.versions import installed_set, mismatch
 from recd_plugins.training.checkpoint_files import ALLOWABLE
-from recd_plugins.versions import installed_set, mismatch
 
 if TYPE_CHECKING:
     from recd_plugins.training.assembly import Variant
@@ -82,7 +82,7 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
 
 
 def _is_table(given: str) -> bool:
-    from recd_plugins.registry.document import names_table
+    from recd_plugins.config.document import names_table
 
     return names_table(given) or Path(given).is_dir()
 
@@ -180,7 +180,7 @@ def reports_of(ctx: click.Context, values: dict[str, Path | None]) -> list[tuple
 
 def _setting_meant(flag: str) -> str:
     """The key of the section ``training`` that is called as an option; nothing where none is."""
-    from recd_plugins.registry import TrainingSpec
+    from recd_plugins.config import TrainingSpec
 
     name = flag.removeprefix("--").replace("-", "_")
     return f"training.{name}" if name in TrainingSpec.model_fields else ""
@@ -448,7 +448,7 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
     """What the run would do, as JSON and for a screen."""
     import torch
 
-    from recd_plugins.distributed.device import choose_device
+    from recd_plugins.config.device import choose_device
     from recd_plugins.planning.plan_mode import PlanQuestion, TablesPlan
     from recd_plugins.planning.topologies import MACHINE, machine_of
     from recd_plugins.training.dry_run import DryRun

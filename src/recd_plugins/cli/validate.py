@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from recd_plugins.errors import Problem, RecdError, RegistryError
+from recd_plugins.config import RunConfig
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.config.manager import PluginManager, Registered
+from recd_plugins.config.run_config import check_dataset
+from recd_plugins.config.schema import registry_spec
 from recd_plugins.interfaces import Chooser, DatasetWrapper
-from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.planning.topologies import load_topology
-from recd_plugins.registry import RunConfig
-from recd_plugins.registry.from_file import load_registry
-from recd_plugins.registry.run_config import check_dataset
-from recd_plugins.registry.schema import registry_spec
+from recd_plugins.runtime.errors import Problem, RecdError, RegistryError
 
 
 @click.command()

@@ -27,9 +27,9 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel, Grouped
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import SetupError
+from recd_plugins.interfaces.model_tables import outermost_sharded
 from recd_plugins.interfaces.tables import LookupKernels
-from recd_plugins.model_tables import outermost_sharded
+from recd_plugins.runtime.errors import SetupError
 
 _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _WITHOUT_CACHE = {

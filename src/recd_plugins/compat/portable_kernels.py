@@ -27,7 +27,7 @@ from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 # FBGEMM's kernel for bags counts the rows of a table in 32 bits.
 _MOST_ROWS = 2**31 - 2

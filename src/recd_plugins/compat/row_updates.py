@@ -26,8 +26,8 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingCollection,
 )
 
-from recd_plugins.errors import SetupError
-from recd_plugins.words import shortened
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.suggestions import shortened
 
 logger = logging.getLogger(__name__)
 

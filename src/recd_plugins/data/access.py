@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.access.table_access import TableCounter
+from recd_plugins.config import RunConfig
+from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.checks import check_ids
 from recd_plugins.data.lower import lower
@@ -22,13 +22,13 @@ from recd_plugins.data.prepared import RegistryLookups, dataset_in_order
 from recd_plugins.data.preprocess import Preprocess, fitted_steps
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.data.rows import training_rows
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, Rows, Table
-from recd_plugins.model_tables import rows_by_feature
-from recd_plugins.registry import RunConfig
-from recd_plugins.registry.run_config import NoDataset
+from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access.table_access import TableCounter
+from recd_plugins.interfaces.model_tables import rows_by_feature
+from recd_plugins.interfaces.values.batch import Batch, Placement
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.from_columns import kjt_from_columns
-from recd_plugins.values.batch import Batch, Placement
 
 #: Distinct rows that are counted exactly, of all tables together, unless a bound is given.
 EXACT_ROWS = 1 << 25

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field, StrictInt
 
-from recd_plugins.access.profile import AccessProfile
 from recd_plugins.interfaces import PlanContext, PluginOptions, Table
+from recd_plugins.interfaces.access.profile import AccessProfile
 
 
 class AccessOptions(PluginOptions):

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_plugins.data.list_dict import DECODED, ID_BYTES, is_list_dict, to_lists
-from recd_plugins.errors import DataError
+from recd_plugins.interfaces.values.rows import Rows
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.dedup import JaggedColumn
 from recd_plugins.sparse.dictionaries import DictionaryColumn
-from recd_plugins.values.rows import Rows
 
 # Commands that only look at columns go without torch.
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.runtime.errors import DataError, SetupError
 
 #: Version of the layout of ``encode``; raised when it changes.
 WIRE_VERSION = 1

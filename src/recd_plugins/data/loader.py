@@ -19,7 +19,8 @@ from typing import Any, Self
 
 import torch
 
-from recd_plugins.activity import doing
+from recd_plugins.config import RunConfig
+from recd_plugins.config.entries import at_entry
 from recd_plugins.data.prepared import (
     PreparedModel,
     RegistryLookups,
@@ -28,15 +29,14 @@ from recd_plugins.data.prepared import (
 )
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
 from recd_plugins.data.rows import concat_rows
-from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Dataset, Feed, Plugin, Reader, Rows, Split, TableStrategy
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.plugin_modules import modules_of_files
-from recd_plugins.processes import portable
-from recd_plugins.registry import RunConfig
-from recd_plugins.registry.entries import at_entry
-from recd_plugins.values.batch import ModelInput
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.runtime.activity import doing
+from recd_plugins.runtime.errors import PluginError
+from recd_plugins.runtime.plugin_modules import modules_of_files
+from recd_plugins.runtime.processes import portable
 
 
 def read_task(

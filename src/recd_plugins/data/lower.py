@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.errors import DataError
+from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments, jagged_index_select
 from recd_plugins.sparse.jagged import runs_of_equal_rows
-from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ from recd_plugins.data.row_groups import (
     read_splits,
 )
 from recd_plugins.data.storage import Location
-from recd_plugins.errors import DataError, RecdError
-from recd_plugins.files import parse_json, read_note, real_path, write_note
 from recd_plugins.interfaces import Rows
-from recd_plugins.values.rows import Storage
-from recd_plugins.values.statistics import TableStatistics
+from recd_plugins.interfaces.values.rows import Storage
+from recd_plugins.interfaces.values.statistics import TableStatistics
+from recd_plugins.runtime.errors import DataError, RecdError
+from recd_plugins.runtime.files import parse_json, read_note, real_path, write_note
 
 #: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
 FOOTER_KEY = b"recd.statistics"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.interfaces import Converter, FeatureSchema, Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.values.batch import Batch
+    from recd_plugins.interfaces.values.batch import Batch
 
 
 class PlainConverter(Converter):
@@ -17,8 +17,8 @@ class PlainConverter(Converter):
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         from recd_plugins.data.arrow import dense_features, labels, sparse_column
+        from recd_plugins.interfaces.values.batch import Batch
         from recd_plugins.sparse.from_columns import kjt_from_columns
-        from recd_plugins.values.batch import Batch
 
         columns = {name: sparse_column(rows, name) for name in schema.sparse}
         return Batch(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import numpy as np
 
-from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.config import Entry, RunConfig, at_entry
+from recd_plugins.config.entries import CheckedPart, by_class, call_class
 from recd_plugins.interfaces import (
     Choice,
     Dataset,
@@ -27,10 +28,9 @@ from recd_plugins.interfaces import (
     TableStrategy,
 )
 from recd_plugins.interfaces.dataset import WithSessions
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.entries import CheckedPart, by_class, call_class
-from recd_plugins.values.batch import Placement
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.runtime.errors import ExactnessError, SetupError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,7 +45,7 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
     claims are replicated, and all else is pooled.
     """
     # Readers need no modules of torchrec.
-    from recd_plugins.model_tables import table_name
+    from recd_plugins.interfaces.model_tables import table_name
 
     if registry.entries("model"):
         raise SetupError(
@@ -70,7 +70,7 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
 
 def placement_of(model: nn.Module, sharding: dict[str, Sharding]) -> Placement:
     """Return the placement of a model's features, read from its embedding modules."""
-    from recd_plugins.model_tables import embedding_modules
+    from recd_plugins.interfaces.model_tables import embedding_modules
 
     pooled: list[str] = []
     replicated: list[str] = []
@@ -221,8 +221,8 @@ class RegistryLookups(Lookups):
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column
+        from recd_plugins.interfaces.values.batch import Batch
         from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
-        from recd_plugins.values.batch import Batch
 
         dictionaries, columns = {}, {}
         for name in features:

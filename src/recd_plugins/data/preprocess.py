@@ -15,20 +15,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.activity import doing
+from recd_plugins.config import Entry, RunConfig
+from recd_plugins.config.entries import matched
 from recd_plugins.data.arrow import dense_features, place, sparse_column
 from recd_plugins.data.checks import all_finite, check_numbers
 from recd_plugins.data.rows import training_rows
-from recd_plugins.errors import DataError, PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows, Table
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.progress import row_progress
-from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.entries import matched
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.runtime.activity import doing
+from recd_plugins.runtime.errors import DataError, PluginError, Problem, RecdError, RegistryError
+from recd_plugins.runtime.progress import row_progress
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import adjacent, adjacent_runs, offsets_of
-from recd_plugins.values.batch import Batch
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
 # Bytes of feature rows that one pass over the table keeps in memory.

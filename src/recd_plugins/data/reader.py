@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from recd_plugins.data.rows import rebatch
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Reader, Rows
+from recd_plugins.runtime.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 Op = Literal["==", "!=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 

@@ -22,12 +22,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from recd_plugins.byte_sizes import read_bytes
 from recd_plugins.data.list_dict import decoded_field, is_list_dict
 from recd_plugins.data.row_filter import Condition, RowFilter
 from recd_plugins.data.storage import Location
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.runtime.byte_sizes import read_bytes
+from recd_plugins.runtime.errors import DataError
 
 #: A range of a file: its first byte, and how many.
 Range = tuple[int, int]

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from recd_plugins.config import RunConfig
 from recd_plugins.data.checks import check_ids, check_numbers
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import PreparedModel, first_rows, session_column, wrapped_dataset
 from recd_plugins.data.preprocess import Preprocess, build_preprocess, feature_steps, num_ids_of
 from recd_plugins.data.rows import session_ids
-from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import Converter, FeatureSchema, Rows
-from recd_plugins.plugin_call import plugin_call, plugin_items
-from recd_plugins.registry import RunConfig
-from recd_plugins.values.batch import Batch, MakingTimes, ModelInput, Placement
+from recd_plugins.interfaces.plugin_call import plugin_call, plugin_items
+from recd_plugins.interfaces.values.batch import Batch, MakingTimes, ModelInput, Placement
+from recd_plugins.runtime.errors import Problem, RegistryError
 
 if TYPE_CHECKING:
-    from recd_plugins.values.batch import Batch
+    from recd_plugins.interfaces.values.batch import Batch
 
 
 P = ParamSpec("P")

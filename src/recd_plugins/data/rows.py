@@ -13,15 +13,15 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from recd_plugins.data.list_dict import concat_batches
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, Split
-from recd_plugins.plugin_call import plugin_call, plugin_items
-from recd_plugins.values.rows import Origin, Rows
+from recd_plugins.interfaces.plugin_call import plugin_call, plugin_items
+from recd_plugins.interfaces.values.rows import Origin, Rows
+from recd_plugins.runtime.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recd_plugins.registry import RunConfig
+    from recd_plugins.config import RunConfig
 
 # The rows that fill no batch are read in batches of which one is so much smaller.
 _FINER = 8

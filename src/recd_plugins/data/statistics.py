@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.arrow import place, sparse_column
 from recd_plugins.data.list_dict import id_features
-from recd_plugins.errors import DataError
+from recd_plugins.interfaces.values.rows import Origin, Rows, SessionKeys
+from recd_plugins.interfaces.values.statistics import MAX_SHIFT, FeatureStatistics, TableStatistics
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.dedup import address_of
 from recd_plugins.sparse.memory import int32_at, int64_at
 from recd_plugins.sparse.overlap import next_change, offset_at, overlap
-from recd_plugins.values.rows import Origin, Rows, SessionKeys
-from recd_plugins.values.statistics import MAX_SHIFT, FeatureStatistics, TableStatistics
 
 u64 = np.uint64
 _MIX = u64(0x9E3779B97F4A7C15)

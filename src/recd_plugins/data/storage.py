@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import Field
 
-from recd_plugins.errors import DataError, SetupError
-from recd_plugins.values.rows import Storage
+from recd_plugins.interfaces.values.rows import Storage
+from recd_plugins.runtime.errors import DataError, SetupError
 
 _URL = r"^[A-Za-z][A-Za-z0-9+.\-]*://"
 #: A URL as an option takes it. What does not look like one is a path.

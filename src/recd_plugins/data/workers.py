@@ -26,21 +26,21 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from recd_plugins.activity import doing
 from recd_plugins.data.ipc import Packed, pack, unpack
 from recd_plugins.data.loader import hand_out
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Feed, Reader
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State
-from recd_plugins.output import show_controls
-from recd_plugins.processes import (
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.report.output import show_controls
+from recd_plugins.runtime.activity import doing
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.processes import (
     adopt_environ,
     end_with_parent,
     portable,
     safe_path,
     start_fork_server,
 )
-from recd_plugins.values.batch import ModelInput
 
 # A worker's connections break a moment before the operating system reports its death.
 _GRACE_SECONDS = 2.0
@@ -141,7 +141,7 @@ class _Share(IterableDataset[Packed]):
         self._position = position
 
     def __iter__(self) -> Iterator[Packed]:
-        from recd_plugins import upstream_noise
+        from recd_plugins.runtime import upstream_noise
 
         upstream_noise.silence_upstream()
         info = get_worker_info()
@@ -174,7 +174,7 @@ class WorkerContext(ForkServerContext):
     def __init__(self) -> None:
         super().__init__()
         self.set_forkserver_preload(
-            ["recd_plugins.fork_server", "recd_plugins.data.worker_imports"]
+            ["recd_plugins.runtime.fork_server", "recd_plugins.data.worker_imports"]
         )
         self._processes: list[ForkServerProcess] = []
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.deduplicated_kjt import DeduplicatedKJT
 from recd_plugins.sparse.unique_groups import deduplicate, kernels_can_read

@@ -17,15 +17,15 @@ from torchrec.distributed.types import ShardedModule, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.rank_agreement import tell_all
 from recd_plugins.drop_in.batches import Stored, check_lengths, replace_kjts
-from recd_plugins.errors import SetupError
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.rank_agreement import tell_all
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.sharding.batch_form import BatchForm, takes_stored_rows
 from recd_plugins.sharding.other_sharders import why_plain
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.unique_groups import deduplicate
-from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 

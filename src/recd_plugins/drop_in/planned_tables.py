@@ -11,9 +11,10 @@ from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 
 from recd_plugins.drop_in.wrap import Wrapped
-from recd_plugins.errors import SetupError
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.constraints import TableOptimizer, table_optimizers
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.suggestions import did_you_mean, shortened
 from recd_plugins.sharding.table_report import (
     DENSE,
     ShardedTables,
@@ -21,7 +22,6 @@ from recd_plugins.sharding.table_report import (
     left_alone,
     optimizer_in_words,
 )
-from recd_plugins.words import did_you_mean, shortened
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.errors import ExactnessError, PluginError, SetupError
+from recd_plugins.config.manager import installed_class, installed_plugin
 from recd_plugins.interfaces import Pooling, TargetPooling
-from recd_plugins.manager import installed_class, installed_plugin
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import ExactnessError, PluginError, SetupError
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.sharding.batch_form import (
     gives_stored_rows,
     keep_inverse_indices,
@@ -22,7 +23,6 @@ from recd_plugins.sharding.batch_form import (
 )
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
-from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
+from recd_plugins.config import RunConfig
+from recd_plugins.config.from_file import load_registry, registry_without_file
+from recd_plugins.config.run_config import NoDataset
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import SetupError
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepared import Prepared
-from recd_plugins.registry import RunConfig
-from recd_plugins.registry.from_file import load_registry, registry_without_file
-from recd_plugins.registry.run_config import NoDataset
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.sharders import fused_params
 

@@ -49,7 +49,7 @@ from recd_plugins.interfaces.tables import (
     TrainedRun,
     TrainingData,
 )
-from recd_plugins.values.rows import FeatureSchema, Origin, Rows, SessionKeys, Table
+from recd_plugins.interfaces.values.rows import FeatureSchema, Origin, Rows, SessionKeys, Table
 
 __all__ = [
     "MOST_UNKNOWN",

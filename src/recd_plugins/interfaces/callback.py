@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces.dataset import Split
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.values.rows import Table
+from recd_plugins.interfaces.values.rows import Table
+from recd_plugins.runtime.errors import RecdError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from recd_plugins.values.batch import ModelInput
+    from recd_plugins.interfaces.values.batch import ModelInput
 
 
 @dataclass(frozen=True)

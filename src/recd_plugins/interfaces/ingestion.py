@@ -12,13 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from recd_plugins.errors import PluginError
 from recd_plugins.interfaces.dataset import Reader, Split
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.plugin_modules import load_file
+from recd_plugins.runtime.errors import PluginError
+from recd_plugins.runtime.plugin_modules import load_file
 
 if TYPE_CHECKING:
-    from recd_plugins.values.batch import ModelInput
+    from recd_plugins.interfaces.values.batch import ModelInput
 
 
 #: A position: JSON values, those of ``Reader.state_dict``.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
-from recd_plugins.errors import Problem
+from recd_plugins.runtime.errors import Problem
 
 
 class PluginOptions(BaseModel):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces.plugin import Plugin
 from recd_plugins.interfaces.tables import PlanContext, Section
-from recd_plugins.values.rows import Table
+from recd_plugins.interfaces.values.rows import Table
+from recd_plugins.runtime.errors import RecdError, RegistryError
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
     from recd_plugins.interfaces.tables import LookupKernels, PlanContext, TableStrategy
-    from recd_plugins.values.stages import StageTimes
-    from recd_plugins.values.step_cost import StageCosts, StepCost
+    from recd_plugins.interfaces.values.stages import StageTimes
+    from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
 
 
 class SharderArguments(NamedTuple):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel
 
-from recd_plugins.access.profile import AccessProfile
+from recd_plugins.interfaces.access.profile import AccessProfile
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.values.collective_rates import CollectiveRates
-from recd_plugins.values.data_profile import DataProfile, DistinctIds
-from recd_plugins.values.rows import Table
-from recd_plugins.values.step_cost import StageCosts
+from recd_plugins.interfaces.values.collective_rates import CollectiveRates
+from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.interfaces.values.rows import Table
+from recd_plugins.interfaces.values.step_cost import StageCosts
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-    from recd_plugins.values.channels import Channel
-    from recd_plugins.values.step_cost import StepCost
+    from recd_plugins.interfaces.values.channels import Channel
+    from recd_plugins.interfaces.values.step_cost import StepCost
 
 
 class TrainingData(ABC):

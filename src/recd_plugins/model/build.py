@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recd_plugins.config import Entry, RunConfig, at_entry
+from recd_plugins.config.document import short_repr
+from recd_plugins.config.entries import matched
 from recd_plugins.data.access import positive_counts
 from recd_plugins.data.prepared import UnknownLookups, plan_placement
 from recd_plugins.data.preprocess import num_dense_inputs
-from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
+from recd_plugins.interfaces.model_tables import embedding_modules, table_name
+from recd_plugins.interfaces.plugin_call import plugin_call
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model_tables import embedding_modules, table_name
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.document import short_repr
-from recd_plugins.registry.entries import matched
-from recd_plugins.words import did_you_mean, shortened
+from recd_plugins.runtime.errors import PluginError, RecdError, RegistryError
+from recd_plugins.runtime.suggestions import did_you_mean, shortened
 
 # What TorchRec and torch say of a forward that cannot be trained, after it has returned.
 _OF_FORWARD = {

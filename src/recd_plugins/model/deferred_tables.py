@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.errors import SetupError
-from recd_plugins.generators import GeneratorState, generators_kept
 from recd_plugins.model.made_collections import collections_made_by
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.generators import GeneratorState, generators_kept
 
 logger = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from torchrec.modules.embedding_configs import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.errors import RecdError
+from recd_plugins.config.entries import matched
+from recd_plugins.config.schema import ModelSpec
+from recd_plugins.interfaces.model_tables import table_name
+from recd_plugins.interfaces.values.batch import ModelInput, Placement
 from recd_plugins.model.interactions import interaction_of
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.model_tables import table_name
-from recd_plugins.registry.entries import matched
-from recd_plugins.registry.schema import ModelSpec
-from recd_plugins.values.batch import ModelInput, Placement
+from recd_plugins.runtime.errors import RecdError
 
 Output = tuple[Tensor, Tensor, Tensor]
 

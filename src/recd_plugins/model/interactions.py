@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, VectorCrossNet
 
-from recd_plugins.registry.schema import ModelSpec
+from recd_plugins.config.schema import ModelSpec
 
 
 class DotInteraction(nn.Module):

@@ -23,22 +23,11 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.activity import said_if_long
+from recd_plugins.config import Entry, RunConfig, at_entry
+from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.prepared import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
-from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.errors import (
-    NoPlanError,
-    PluginError,
-    Problem,
-    RecdError,
-    RegistryError,
-    SetupError,
-)
-from recd_plugins.generators import generators_kept
-from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import (
     Candidate,
     Choice,
@@ -51,12 +40,17 @@ from recd_plugins.interfaces import (
     Table,
     TrainingData,
 )
-from recd_plugins.model_tables import (
+from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.model_tables import (
     all_tables_of,
     embedding_modules,
     names_of_several,
     tables_of,
 )
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.interfaces.values.stages import StageTimes
+from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
 from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.estimates import activations_of_parts
 from recd_plugins.planning.planner import build_planner, document
@@ -69,16 +63,22 @@ from recd_plugins.planning.step_cost import (
     predict_stages,
 )
 from recd_plugins.planning.topologies import default_topology
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.processes import portable
-from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.run_config import NoDataset
+from recd_plugins.runtime.activity import said_if_long
+from recd_plugins.runtime.errors import (
+    NoPlanError,
+    PluginError,
+    Problem,
+    RecdError,
+    RegistryError,
+    SetupError,
+)
+from recd_plugins.runtime.generators import generators_kept
+from recd_plugins.runtime.imports import without_collections
+from recd_plugins.runtime.processes import portable
+from recd_plugins.runtime.rank_agreement import check_agreement
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.pipeline import will_overlap
-from recd_plugins.values.data_profile import DataProfile, DistinctIds
-from recd_plugins.values.stages import StageTimes
-from recd_plugins.values.step_cost import StageCosts, StepCost
-from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ from torch.utils.flop_counter import flop_registry
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.config import RunConfig
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.prepared import first_rows, placement_of, smallest_batch, wrapped_dataset
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.interfaces.values.batch import ModelInput, Placement
+from recd_plugins.interfaces.values.stages import stage_of
 from recd_plugins.model.build import build_model, model_code
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings
-from recd_plugins.registry import RunConfig
-from recd_plugins.values.batch import ModelInput, Placement
-from recd_plugins.values.stages import stage_of
+from recd_plugins.runtime.errors import RecdError
 
 # Rows to look at, and rows to count on, spread over them: neighbours are of one session.
 _ROWS, _COUNTED = 256, 64

@@ -16,11 +16,13 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from recd_plugins.compat.row_updates import ELEMENTWISE, kind_of_update
+from recd_plugins.config import TrainingSpec
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table
-from recd_plugins.model_tables import EmbeddingModule, sharded_modules
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.interfaces.model_tables import EmbeddingModule, sharded_modules
+from recd_plugins.interfaces.values.data_profile import DataProfile
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.suggestions import did_you_mean, shortened
 from recd_plugins.sharding.entry_constraints import (
     EntryConstraints,
     entry_constraints,
@@ -29,8 +31,6 @@ from recd_plugins.sharding.entry_constraints import (
 )
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.sharding.wire import int8_of
-from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.words import did_you_mean, shortened
 
 _UNSET = ParameterConstraints()
 _CACHED = EmbeddingComputeKernel.FUSED_UVM_CACHING.value

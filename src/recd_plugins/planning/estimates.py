@@ -39,7 +39,11 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
+from recd_plugins.config.entries import one_answer
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import RowMemory, Table, TableStrategy
+from recd_plugins.interfaces.values.data_profile import DataProfile
+from recd_plugins.interfaces.values.step_cost import StageCosts
 from recd_plugins.planning.search import Placement
 from recd_plugins.planning.step_cost import (
     LEARNED,
@@ -48,10 +52,6 @@ from recd_plugins.planning.step_cost import (
     collective_seconds,
     count_collectives,
 )
-from recd_plugins.registry.entries import one_answer
-from recd_plugins.registry.schema import TrainingSpec
-from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.values.step_cost import StageCosts
 
 #: Left to the allocator and the interpreter; and to activations if nobody counted them.
 RESERVED_SHARE = 0.15

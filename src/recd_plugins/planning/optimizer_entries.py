@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.compat.row_updates import kind_of_update, unheeded_argument
-from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TableStrategy
-from recd_plugins.model_tables import embedding_modules
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, RunConfig, at_entry
+from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import PluginError, SetupError
 
 logger = logging.getLogger(__name__)
 

@@ -9,18 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recd_plugins.errors import PluginError, SetupError
-from recd_plugins.manager import PluginManager
-from recd_plugins.plugin_modules import qualified
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.runtime.errors import PluginError, SetupError
+from recd_plugins.runtime.plugin_modules import qualified
 
 if TYPE_CHECKING:
     import click
     import torch
     from rich.console import RenderableType
 
+    from recd_plugins.config import RunConfig
+    from recd_plugins.interfaces.values.collective_rates import CollectiveRates
     from recd_plugins.planning.topologies import TopologySpec
-    from recd_plugins.registry import RunConfig
-    from recd_plugins.values.collective_rates import CollectiveRates
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def measure_collectives(world_size: int, ranks_per_node: int, device_type: str) 
     Raises:
         SetupError: nothing that is installed measures machines, or this one does not allow it.
     """
-    from recd_plugins.distributed.launch import backend_for, launch
+    from recd_plugins.runtime.launch import backend_for, launch
 
     return launch(
         _rates,
@@ -256,6 +256,6 @@ def _rates(
     measured_by: Measurement,
     device_type: str,
 ) -> CollectiveRates:
-    from recd_plugins.distributed.device import device_of_rank
+    from recd_plugins.config.device import device_of_rank
 
     return measured_by.cluster(device_of_rank(device_type)).collective_rates

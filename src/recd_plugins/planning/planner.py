@@ -25,17 +25,18 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
+from recd_plugins.config import Entry, RunConfig
+from recd_plugins.config.run_config import plugin_versions
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.rank_agreement import check_agreement, entries_named
-from recd_plugins.errors import NoPlanError, RecdError, SetupError
-from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import Plugin, TableStrategy
-from recd_plugins.model_tables import (
+from recd_plugins.interfaces.model_tables import (
     embedding_modules,
     left_modules,
     sharded_modules,
     tables_of,
 )
+from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.planning.constraints import feasible, table_constraints, table_optimizers
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
@@ -50,19 +51,18 @@ from recd_plugins.planning.search import FreeRanks, Option, Placement, search
 from recd_plugins.planning.step_cost import is_variable_table
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
 from recd_plugins.planning.topologies import MACHINE, load_topology, machine_of
-from recd_plugins.processes import portable
-from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.run_config import plugin_versions
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.runtime.errors import NoPlanError, RecdError, SetupError
+from recd_plugins.runtime.imports import without_collections
+from recd_plugins.runtime.processes import portable
+from recd_plugins.runtime.rank_agreement import check_agreement, entries_named
+from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.versions import __version__, installed_set
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.entry_constraints import entries_of_tables, entry_constraints
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
 )
-from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.versions import __version__, installed_set
-from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from recd_plugins.compat.torchrec_internals import refuse_other_versions
+from recd_plugins.config import RunConfig
 from recd_plugins.interfaces import PlanContext
-from recd_plugins.model_tables import refuse_shared_tables
+from recd_plugins.interfaces.model_tables import refuse_shared_tables
 from recd_plugins.planning.choosing import choose
 from recd_plugins.planning.prepared import Prepared, prepare_entries
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.registry import RunConfig
 
 logger = logging.getLogger(__name__)
 

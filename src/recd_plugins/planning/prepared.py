@@ -11,21 +11,21 @@ from torch import nn
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from recd_plugins.config import Entry, RunConfig, at_entry
+from recd_plugins.config.entries import CheckedPart, call_class
 from recd_plugins.data.prepared import PreparedModel, placement_of
 from recd_plugins.data.preprocess import refuse_ids_apart
-from recd_plugins.errors import Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, PlanContext, Sharding, Split, Table, TableStrategy
-from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.model_tables import (
+from recd_plugins.interfaces.model_tables import (
     EmbeddingModule,
     embedding_modules,
     rows_by_feature,
 )
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.setting import id_limits
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.entries import CheckedPart, call_class
+from recd_plugins.runtime.errors import Problem, RegistryError, SetupError
 from recd_plugins.sharding.batch_form import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.sharding.coalesced.groups import feature_groups
 from recd_plugins.sharding.guards import guard
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.interfaces import TrainPipeline
+    from recd_plugins.interfaces.values.data_profile import DataProfile
     from recd_plugins.planning.planner import RegistryPlanner
-    from recd_plugins.values.data_profile import DataProfile
 
 
 logger = logging.getLogger(__name__)

@@ -13,25 +13,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recd_plugins.config import Entry, RunConfig
+from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.access import sent_reads
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.prepared import FirstRows, read_first_rows
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.interfaces import PlanContext, Rows, Table
-from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.run_config import NoDataset
-from recd_plugins.sharding.gradient_dedup import all_are_sent
-from recd_plugins.sparse.dedup import Deduplicator
-from recd_plugins.sparse.index_select import jagged_index_select
-from recd_plugins.values.batch import Batch, Placement
-from recd_plugins.values.data_profile import (
+from recd_plugins.interfaces.values.batch import Batch, Placement
+from recd_plugins.interfaces.values.data_profile import (
     DataProfile,
     DistinctGradients,
     DistinctIds,
     FeatureProfile,
 )
-from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
-from recd_plugins.values.step_cost import StageCosts
+from recd_plugins.interfaces.values.statistics import FeatureStatistics, TableStatistics
+from recd_plugins.interfaces.values.step_cost import StageCosts
+from recd_plugins.sharding.gradient_dedup import all_are_sent
+from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.sparse.index_select import jagged_index_select
 
 _Ids = NDArray[np.int64]
 # A number for each row of a feature; a gradient is the sum of those of its rows.

@@ -15,12 +15,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table as TextTable
 from rich.text import Text
 
-from recd_plugins.files import write_figure
 from recd_plugins.interfaces import Section
+from recd_plugins.interfaces.values.data_profile import DataProfile
+from recd_plugins.interfaces.values.stages import STAGES, StageTimes
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.plots import plot_style
-from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.values.stages import STAGES, StageTimes
+from recd_plugins.report.plots import plot_style
+from recd_plugins.runtime.files import write_figure
 
 _Bytes = NDArray[np.int64]
 # Tables up to this many have a line each; more are put together if they are alike.

@@ -19,13 +19,13 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import StepShape, Table, TableStrategy
+from recd_plugins.interfaces.values.data_profile import DataProfile
+from recd_plugins.interfaces.values.stages import STAGES, StageTimes
+from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
 from recd_plugins.planning.compute import Compute, KeptActivations
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.wire import scalar_bytes
-from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.values.stages import STAGES, StageTimes
-from recd_plugins.values.step_cost import StageCosts, StepCost
 
 #: Bytes of a float32.
 SCALAR_BYTES = 4

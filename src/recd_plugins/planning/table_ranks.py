@@ -9,9 +9,9 @@ from typing import Any
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingType
 
-from recd_plugins.errors import SetupError
-from recd_plugins.registry.entries import CheckedPart, at_entry
-from recd_plugins.words import shortened
+from recd_plugins.config.entries import CheckedPart, at_entry
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.suggestions import shortened
 
 _ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)
 _ON_SOME_RANKS = (*_ON_ONE_RANK, ShardingType.COLUMN_WISE.value)

@@ -19,14 +19,14 @@ from pydantic import (
     model_validator,
 )
 
-from recd_plugins.errors import RecdError, RegistryError, SetupError
-from recd_plugins.manager import PluginManager
-from recd_plugins.registry.document import read_yaml
-from recd_plugins.registry.from_file import schema_problems
-from recd_plugins.registry.schema import TrainingSpec
-from recd_plugins.values import step_cost
-from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
-from recd_plugins.words import did_you_mean
+from recd_plugins.config.document import read_yaml
+from recd_plugins.config.from_file import schema_problems
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.interfaces.values import step_cost
+from recd_plugins.interfaces.values.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
+from recd_plugins.runtime.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     import torch

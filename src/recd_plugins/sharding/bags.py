@@ -42,9 +42,10 @@ from recd_plugins.compat.mean_pooling import (
 )
 from recd_plugins.compat.portable_kernels import use_portable_lookups
 from recd_plugins.compat.row_updates import plain_updates, why_plain_kernels
-from recd_plugins.distributed.rank_agreement import gathers_equal_sizes
-from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.tables import LookupKernels
+from recd_plugins.runtime.errors import ExactnessError, SetupError
+from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.sharding.batch_form import BatchForm, IdWeights, keep_inverse_indices
 from recd_plugins.sharding.coalesced.groups import check_coalesced, feature_groups
 from recd_plugins.sharding.coalesced.input_dist import coalesce_bags
@@ -58,7 +59,6 @@ from recd_plugins.sharding.contexts import (
 )
 from recd_plugins.sharding.wire import why_plain_codecs
 from recd_plugins.sparse.deduplicated_kjt import unique_rows
-from recd_plugins.words import shortened
 
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,

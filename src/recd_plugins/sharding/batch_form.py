@@ -19,12 +19,12 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.compat.mean_pooling import refuse_weighted_mean, with_inverse_indices_of
 from recd_plugins.data.lower import plain_kjt
-from recd_plugins.distributed.rank_agreement import tell_all
-from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.runtime.errors import ExactnessError, SetupError
+from recd_plugins.runtime.rank_agreement import tell_all
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.sharding.coalesced.groups import refuse_at_signs
 from recd_plugins.sharding.contexts import num_rows, set_stored_rows
 from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows
-from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,13 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.types import ModuleSharder
 
+from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import SharderArguments
-from recd_plugins.model_tables import embedding_modules
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import RunConfig, at_entry
+from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.sharding import sharders as exact
 from recd_plugins.sharding.other_sharders import other_sharders
 from recd_plugins.sharding.sharders import (
@@ -27,7 +28,6 @@ from recd_plugins.sharding.sharders import (
     ExactEmbeddingCollectionSharder,
 )
 from recd_plugins.sharding.wire import wire_codecs
-from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from torch.autograd.profiler import record_function
 from torchrec.distributed.comm_ops import All2All_Seq_Req_Wait, Request
 from torchrec.distributed.dist_data import SequenceEmbeddingsAllToAll
 
-from recd_plugins.distributed.rank_agreement import crosses_links, sends_by_gloo
+from recd_plugins.runtime.rank_agreement import crosses_links, sends_by_gloo
 from recd_plugins.sharding.byte_counter import EXCHANGE_TAG
 from recd_plugins.sharding.coalesced import kernels
 

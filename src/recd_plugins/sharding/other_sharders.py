@@ -81,8 +81,8 @@ from recd_plugins.compat.row_updates import (
     plain_updates,
     why_plain_kernels,
 )
-from recd_plugins.errors import SetupError
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.batch_form import BatchForm, IdWeights, fit_batches
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,

@@ -27,7 +27,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.lookup_kernels import counting, step_counts
-from recd_plugins.distributed.rank_agreement import new_group, ranks_of_each_node
+from recd_plugins.runtime.rank_agreement import new_group, ranks_of_each_node
 
 # Types of lengths and ids, and the one that they are sent as.
 _INTEGERS, _WORD = (torch.int32, torch.int64), torch.int32

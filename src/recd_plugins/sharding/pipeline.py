@@ -40,13 +40,13 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.compat.lookup_kernels import plan_prefetches, prefetches
+from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.rank_agreement import crosses_links
-from recd_plugins.errors import ExactnessError
 from recd_plugins.interfaces import TrainPipeline
-from recd_plugins.model_tables import outermost_sharded
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import RunConfig, at_entry
+from recd_plugins.interfaces.model_tables import outermost_sharded
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import ExactnessError
+from recd_plugins.runtime.rank_agreement import crosses_links
 from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.byte_counter import tracker_of
 from recd_plugins.sharding.guards import (

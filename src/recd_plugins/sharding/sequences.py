@@ -23,8 +23,8 @@ from recd_plugins.compat.lookup_kernels import (
     tables_of_row_kernels_stay,
 )
 from recd_plugins.compat.portable_kernels import use_portable_lookups
-from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.tables import LookupKernels
+from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.sharding.batch_form import (
     BatchForm,
     StoredRows,

@@ -23,16 +23,16 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.compat.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.compat.row_updates import check_updates, copy_optimizer_arguments
-from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.errors import SetupError
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.interfaces.model_tables import refuse_frozen
 from recd_plugins.interfaces.tables import LookupKernels
-from recd_plugins.model_tables import refuse_frozen
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.rank_agreement import check_agreement
+from recd_plugins.runtime.versions import installed_set
 from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection
 from recd_plugins.sharding.gradient_dedup import sends_once
 from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
 from recd_plugins.sharding.wire import ADDED_ON_THE_WAY, check_int8, int8_of
-from recd_plugins.versions import installed_set
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,11 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import get_unwrapped_module
 from torchrec.distributed.types import QuantizedCommCodecs
 
-from recd_plugins.model_tables import EmbeddingModule, embedding_modules, outermost_sharded
+from recd_plugins.interfaces.model_tables import (
+    EmbeddingModule,
+    embedding_modules,
+    outermost_sharded,
+)
 
 DENSE = "the dense optimizer"
 _MAX_NAMES = 3

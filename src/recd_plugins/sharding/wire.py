@@ -20,9 +20,9 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recd_plugins.errors import SetupError
-from recd_plugins.registry.schema import TrainingSpec
-from recd_plugins.values.rows import Table
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.interfaces.values.rows import Table
+from recd_plugins.runtime.errors import SetupError
 
 Codecs = dict[str, QuantizedCommCodecs]
 

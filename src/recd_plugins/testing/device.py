@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from recd_plugins.distributed.launch import CUDA_BACKEND
+from recd_plugins.runtime.launch import CUDA_BACKEND
 
 __all__ = ["DEVICE", "backend_of_tests"]
 

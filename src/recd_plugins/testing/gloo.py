@@ -8,7 +8,7 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 from unittest import SkipTest
 
-from recd_plugins.distributed.launch import Ranks
+from recd_plugins.runtime.launch import Ranks
 from recd_plugins.testing.device import DEVICE, backend_of_tests
 
 __all__ = ["end_ranks", "run_on_ranks"]

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.values.internal import Internal, has_name
+from recd_plugins.interfaces.values.internal import Internal, has_name
 
 __all__ = ["problems"]
 

@@ -15,13 +15,12 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
-from recd_plugins.errors import PluginError
-from recd_plugins.generators import generators_kept, seed_generators
+from recd_plugins.config import RunConfig
 from recd_plugins.interfaces import FeatureSchema, PlanContext, Table, TableStrategy
+from recd_plugins.interfaces.model_tables import all_tables_of, tables_of
+from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.model_tables import all_tables_of, tables_of
 from recd_plugins.planning.choosing import choose
 from recd_plugins.planning.compute import measure_compute, measure_kept
 from recd_plugins.planning.planner import build_planner, profile_of
@@ -32,7 +31,10 @@ from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.step_cost import estimate_step_cost, predict_stages
 from recd_plugins.planning.study import activation_bytes, without_plugins
 from recd_plugins.planning.topologies import TopologySpec, machine_of
-from recd_plugins.registry import RunConfig
+from recd_plugins.runtime.errors import PluginError
+from recd_plugins.runtime.generators import generators_kept, seed_generators
+from recd_plugins.runtime.rank_agreement import check_agreement, tell_all
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import is_overlapped
 from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection
@@ -40,8 +42,6 @@ from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.identity import identity_of_data
 from recd_plugins.training.optimizer import build_optimizer, summed_in_fixed_buckets
 from recd_plugins.training.rank_state import broadcast_state, copy_weights, first_weights
-from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,7 @@ import click
 import torch
 from torch import Tensor
 
-from recd_plugins.distributed.rank_agreement import together
-from recd_plugins.generators import generators_kept
+from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.interfaces import Split, Table
 from recd_plugins.interfaces.callback import (
     Callback,
@@ -26,11 +25,12 @@ from recd_plugins.interfaces.callback import (
     RunStart,
     RunStep,
 )
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, RunConfig, at_entry
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.runtime.generators import generators_kept
+from recd_plugins.runtime.rank_agreement import together
 from recd_plugins.training.checkpoint_files import Progress
 from recd_plugins.training.evaluation import Measured
-from recd_plugins.values.batch import ModelInput
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.data.preprocess import FittedState
-from recd_plugins.distributed.rank_agreement import from_rank_0, together
-from recd_plugins.errors import RecdError
-from recd_plugins.file_lock import locked_folder
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.file_lock import locked_folder
+from recd_plugins.runtime.rank_agreement import from_rank_0, together
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.training.checkpoint_dcp import (
     SafeLoadPlanner,
     SafeReader,
@@ -74,7 +75,6 @@ from recd_plugins.training.rank_state import (
     rank_state,
     read_rank_state,
 )
-from recd_plugins.words import shortened
 
 __all__ = ["Checkpoints", "Progress"]
 

@@ -42,10 +42,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from recd_plugins.errors import RecdError
-from recd_plugins.model_tables import embedding_modules
+from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.suggestions import did_you_mean, shortened
 from recd_plugins.training.checkpoint_files import METADATA, DamagedError, check_whole
-from recd_plugins.words import did_you_mean, shortened
 
 _DCP = "torch.distributed.checkpoint.metadata"
 #: What ``.metadata`` may name: what torch 2.11 to 2.14 write, and Python 3.11 to 3.14 with them.

@@ -19,9 +19,9 @@ import click
 import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
-from recd_plugins.distributed.launch import torchrun_rank
-from recd_plugins.errors import RecdError
-from recd_plugins.registry import RunConfig
+from recd_plugins.config import RunConfig
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.launch import torchrun_rank
 
 MANIFEST, PROGRESS, IDENTITY = "manifest.json", "progress.json", "identity.json"
 #: Written by torch.distributed.checkpoint.

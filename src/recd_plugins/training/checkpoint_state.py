@@ -14,10 +14,10 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
 from recd_plugins.compat.lookup_kernels import set_steps_of_tables, steps_of_tables
-from recd_plugins.distributed.rank_agreement import together
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.rank_agreement import together
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.training.optimizer import in_embedding_module
-from recd_plugins.words import shortened
 
 # Models keep replicated pooled tables in such a module, and the others in the one without the word.
 _REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")

@@ -12,19 +12,19 @@ import torch
 from numpy.typing import NDArray
 from rich.table import Table as RichTable
 
-from recd_plugins.byte_sizes import bytes_text
+from recd_plugins.config import RunConfig
 from recd_plugins.data.arrow import dense_features
 from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.data.preprocess import feature_steps
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import Dataset, Split, Table
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.data_profile import DataProfile
+from recd_plugins.interfaces.values.statistics import least_ids_saved
 from recd_plugins.model.build import build_model
-from recd_plugins.model_tables import tables_of
-from recd_plugins.registry import RunConfig
+from recd_plugins.runtime.byte_sizes import bytes_text
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.training.evaluation import splits_of
-from recd_plugins.values.data_profile import DataProfile
-from recd_plugins.values.statistics import least_ids_saved
-from recd_plugins.words import shortened
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,22 @@ from torchrec.metrics.metrics_config import RecTaskInfo
 from torchrec.metrics.ne import NEMetric
 from torchrec.metrics.rec_metric import RecComputeMode
 
-from recd_plugins import activity
 from recd_plugins.compat.lookup_kernels import steps_kept
+from recd_plugins.config import Entry, RunConfig, at_entry
+from recd_plugins.config.schema import ValidationSpec
 from recd_plugins.data.loader import EveryRow
 from recd_plugins.data.prepared import PreparedModel
-from recd_plugins.distributed.rank_agreement import together
-from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, RunConfig, at_entry
-from recd_plugins.registry.schema import ValidationSpec
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.runtime import activity
+from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
+from recd_plugins.runtime.rank_agreement import together
 from recd_plugins.training.batches import steps
 from recd_plugins.training.checkpoint_files import ValidationCurve
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.progress_bar import progress_bar
-from recd_plugins.values.batch import ModelInput
 
 #: Quality of a split, None if it is empty, and its metrics by name.
 Measured = tuple[Quality | None, Mapping[str, float]]

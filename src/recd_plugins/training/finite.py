@@ -14,7 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.training.checkpoint import Checkpoints
 
 #: Steps between looks at the losses, unless a checkpoint is due before.

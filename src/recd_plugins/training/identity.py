@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from recd_plugins.config import Entry, RunConfig
+from recd_plugins.config.run_config import plugin_versions
 from recd_plugins.data.prepared import RegistryLookups
 from recd_plugins.data.preprocess import fitted_steps
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import (
     Dataset,
     DatasetWrapper,
@@ -24,9 +25,9 @@ from recd_plugins.interfaces import (
     Preprocessing,
     Table,
 )
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, RunConfig
-from recd_plugins.registry.run_config import plugin_versions
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.versions import installed_set
 from recd_plugins.training.checkpoint_files import (
     ALLOWABLE,
     FREE,
@@ -37,7 +38,6 @@ from recd_plugins.training.checkpoint_files import (
     DamagedError,
     check_file,
 )
-from recd_plugins.versions import installed_set
 
 FORMAT = 1
 #: Fields that scores depend on besides the weights.

@@ -15,11 +15,8 @@ import torch
 import torch.distributed as dist
 from ruamel.yaml import YAML
 
-from recd_plugins.activity import doing
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.errors import RecdError
-from recd_plugins.files import write_text
+from recd_plugins.config import TrainingSpec
+from recd_plugins.config.device import device_of_rank
 from recd_plugins.planning.plan_mode import measurement
 from recd_plugins.planning.topologies import (
     TopologySpec,
@@ -29,8 +26,11 @@ from recd_plugins.planning.topologies import (
     this_machine,
     topology_of,
 )
-from recd_plugins.plugin_modules import qualified
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.runtime.activity import doing
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.files import write_text
+from recd_plugins.runtime.plugin_modules import qualified
+from recd_plugins.runtime.rank_agreement import check_agreement
 
 if TYPE_CHECKING:
     import torch

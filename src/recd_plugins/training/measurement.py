@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recd_plugins.clock import clock_of
+from recd_plugins.config.entries import CheckedPart, by_class, call_class
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
-from recd_plugins.registry.entries import CheckedPart, by_class, call_class
+from recd_plugins.interfaces.values.channels import Channel
+from recd_plugins.interfaces.values.stages import StageTimes
+from recd_plugins.runtime.clock import clock_of
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.evaluation import Predictions
-from recd_plugins.values.channels import Channel
-from recd_plugins.values.stages import StageTimes
 
 #: What the ranks of a run have observed, by class of part.
 Observed = dict[str, Any]

@@ -19,7 +19,7 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recd_plugins.registry.schema import ScheduleSpec, TrainingSpec
+from recd_plugins.config.schema import ScheduleSpec, TrainingSpec
 
 
 def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> CombinedOptimizer:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from recd_plugins.output import error_console
+from recd_plugins.report.output import error_console
 
 #: Seconds between two lines of a log file, and between two draws of a live line.
 LOG_EVERY, _LIVE_EVERY = 10.0, 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from recd_plugins.imports import without_collections
+from recd_plugins.runtime.imports import without_collections
 
 with without_collections():
     import recd_plugins.data.worker_imports

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins.distributed.rank_agreement import from_rank_0, together
-from recd_plugins.errors import SetupError
-from recd_plugins.generators import GeneratorState
+from recd_plugins.interfaces.model_tables import outermost_sharded
 from recd_plugins.model.deferred_tables import FirstValues, Window, first_values_of
-from recd_plugins.model_tables import outermost_sharded
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.generators import GeneratorState
+from recd_plugins.runtime.rank_agreement import from_rank_0, together
+from recd_plugins.runtime.suggestions import shortened
 from recd_plugins.training.checkpoint_files import RANKS, DamagedError, read_arrays
-from recd_plugins.words import shortened
 
 _GENERATOR, _BUFFER = "generator ", "buffer "
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
-from recd_plugins.byte_sizes import bytes_text
 from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.interfaces.values.stages import StageTimes
+from recd_plugins.runtime.byte_sizes import bytes_text
 from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.data_report import GroupReport, StallReport
 from recd_plugins.training.evaluation import ValidationReport
-from recd_plugins.values.stages import StageTimes
 
 _TITLES = {
     "step_seconds": "step time (median)",

@@ -10,11 +10,11 @@ import click
 import torch
 from pydantic import ValidationError
 
+from recd_plugins.config import RunConfig
 from recd_plugins.data.preprocess import fitted_steps, load_fitted_state
-from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.interfaces import Candidate, Preprocessing
 from recd_plugins.planning.choosing import chooser_of, with_offers
-from recd_plugins.registry import RunConfig
+from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.training.checkpoint_files import (
     FITTED,
     DamagedError,

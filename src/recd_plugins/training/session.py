@@ -13,25 +13,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins.activity import doing
+from recd_plugins.config import RunConfig
+from recd_plugins.config.device import choose_device
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.config.run_config import check_dataset
 from recd_plugins.data.loader import check_ingestion
 from recd_plugins.data.prepared import wrapped_dataset
-from recd_plugins.distributed.device import choose_device
-from recd_plugins.distributed.launch import (
+from recd_plugins.planning.topologies import TopologySpec, machine_of
+from recd_plugins.runtime.activity import doing
+from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.runtime.launch import (
     backend_for,
     join_torchrun,
     launch,
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.distributed.rank_agreement import check_started_alike
-from recd_plugins.distributed.signals import passed_on
-from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
-from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.topologies import TopologySpec, machine_of
-from recd_plugins.registry import RunConfig
-from recd_plugins.registry.from_file import load_registry
-from recd_plugins.registry.run_config import check_dataset
+from recd_plugins.runtime.rank_agreement import check_started_alike
+from recd_plugins.runtime.signals import passed_on
+from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
 from recd_plugins.training.assembly import Variant
 from recd_plugins.training.evaluation import check_evaluation, splits_of
 from recd_plugins.training.measured_at_start import refuse_existing, topology_at_start

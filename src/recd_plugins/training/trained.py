@@ -12,34 +12,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recd_plugins import activity, upstream_noise
-from recd_plugins.activity import doing
+from recd_plugins.config import RunConfig
+from recd_plugins.config.device import choose_device, device_of_rank
+from recd_plugins.config.from_file import load_registry
+from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.loader import pinned
 from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.data.preprocess import fitted_steps
 from recd_plugins.data.row_pipeline import fit_converter
-from recd_plugins.distributed.device import choose_device, device_of_rank
-from recd_plugins.distributed.launch import (
+from recd_plugins.interfaces import Dataset, FeatureSchema
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.model.build import build_model
+from recd_plugins.model.sequence_pooling import put_poolings
+from recd_plugins.planning.prepare import prepare
+from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.setting import id_limits
+from recd_plugins.planning.topologies import MACHINE
+from recd_plugins.runtime import activity, upstream_noise
+from recd_plugins.runtime.activity import doing
+from recd_plugins.runtime.errors import DataError, SetupError
+from recd_plugins.runtime.launch import (
     backend_for,
     join_torchrun,
     launch,
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.distributed.rank_agreement import check_started_alike, from_rank_0, together
-from recd_plugins.distributed.watch import HangLimits, watched_by_each_other
-from recd_plugins.errors import DataError, SetupError
-from recd_plugins.interfaces import Dataset, FeatureSchema
-from recd_plugins.model.build import build_model
-from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.prepare import prepare
-from recd_plugins.planning.prepared import Prepared
-from recd_plugins.planning.setting import id_limits
-from recd_plugins.planning.topologies import MACHINE
-from recd_plugins.registry import RunConfig
-from recd_plugins.registry.from_file import load_registry
-from recd_plugins.registry.run_config import NoDataset
+from recd_plugins.runtime.rank_agreement import check_started_alike, from_rank_0, together
+from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
 from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.batches import steps
 from recd_plugins.training.checkpoint import Checkpoints
@@ -49,7 +50,6 @@ from recd_plugins.training.evaluation import Measured, evaluate
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.identity import check_scores, read_kinds, read_schema
 from recd_plugins.training.resume import load_fitted
-from recd_plugins.values.batch import ModelInput
 
 J = TypeVar("J", bound="TrainedJob")
 R = TypeVar("R", bound=RunConfig)

@@ -14,18 +14,20 @@ import click
 import torch.distributed as dist
 from torch import Tensor
 
-from recd_plugins import activity, upstream_noise
 from recd_plugins.compat.lookup_kernels import close_kernels
+from recd_plugins.config import RunConfig, TrainingSpec
+from recd_plugins.config.device import device_of_rank
+from recd_plugins.config.from_file import load_registry
 from recd_plugins.data.preprocess import FittedState, fitted_state
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.rank_agreement import check_agreement, from_rank_0, together
-from recd_plugins.distributed.signals import Interrupts
-from recd_plugins.errors import RecdError, RunInterrupted
-from recd_plugins.generators import generators_kept, seed_generators
-from recd_plugins.output import lasting_output
+from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.values.stages import StageTimes
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import RunConfig, TrainingSpec
-from recd_plugins.registry.from_file import load_registry
+from recd_plugins.report.output import lasting_output
+from recd_plugins.runtime import activity, upstream_noise
+from recd_plugins.runtime.errors import RecdError, RunInterrupted
+from recd_plugins.runtime.generators import generators_kept, seed_generators
+from recd_plugins.runtime.rank_agreement import check_agreement, from_rank_0, together
+from recd_plugins.runtime.signals import Interrupts
 from recd_plugins.sharding.table_report import describe_tables
 from recd_plugins.training.assembly import Variant, assemble
 from recd_plugins.training.batches import BatchSource, segments, steps
@@ -43,8 +45,6 @@ from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
 from recd_plugins.training.result import Result
 from recd_plugins.training.resume import check_fitted_alike, resume_choice, resume_fitted
-from recd_plugins.values.batch import ModelInput
-from recd_plugins.values.stages import StageTimes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tests.data.storage.counted_store import Store
 
 from recd_plugin_runs.predict import PredictJob
 from recd_plugins import load_registry
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 REGISTRY = """
 version: 1

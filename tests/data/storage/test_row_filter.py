@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.row_filter import Condition, RowFilter
-from recd_plugins.errors import DataError
-from recd_plugins.files import read_note, write_note
+from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.files import read_note, write_note
 
 NUMBERS = {
     "==": np.equal,

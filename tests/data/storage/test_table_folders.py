@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 MARKS = {
     "_delta_log/00000000000000000000.json": "Delta",

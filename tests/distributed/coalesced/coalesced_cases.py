@@ -32,8 +32,8 @@ from torchrec.optim import SGD
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import RecdError
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.coalesced import input_dist
 from recd_plugins.sharding.sharders import (

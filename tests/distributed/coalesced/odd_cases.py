@@ -21,8 +21,8 @@ from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.errors import RecdError
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.sharding import batch_form
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,

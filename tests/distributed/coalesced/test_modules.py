@@ -8,7 +8,7 @@ from tests.distributed.coalesced import coalesced_cases as cases
 from tests.distributed.coalesced.coalesced_cases import DIM, FEATURES, Module
 from torchrec.modules.embedding_configs import EmbeddingConfig, PoolingType
 
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.coalesced import input_dist
 from recd_plugins.sharding.coalesced.groups import feature_groups
 from recd_plugins.testing.gloo import run_on_ranks

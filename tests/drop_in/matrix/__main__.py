@@ -20,7 +20,7 @@ from tests.drop_in.matrix.products import AXES, axis_cells, base_cells, pair_cel
 from tests.drop_in.matrix.run import train_cells
 from tests.drop_in.matrix.trainer import Cell
 
-from recd_plugins.errors import RankError, RecdError
+from recd_plugins.runtime.errors import RankError, RecdError
 from recd_plugins.testing.gloo import end_ranks, run_on_ranks
 
 _AT_A_TIME = 6  # cells whose wait for ranks that fail fits into the time of a call

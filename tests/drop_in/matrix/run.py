@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torchrec.distributed import comm_ops
 
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.device import DEVICE
 
 #: A rank that fails leaves the others in a collective for so long.

@@ -21,7 +21,7 @@ from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
 from recd_plugin_dlrm.criteo.days import DENSE, SPARSE
 from recd_plugin_dlrm.tests.criteo.criteo_cases import sample_rows, write_day
 from recd_plugins.cli import main
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 #: Converts parts of 40 rows, and stops itself at the n-th of some events.
 SCRIPT = """
@@ -30,7 +30,7 @@ from pathlib import Path
 from recd_plugin_dlrm.criteo import convert as module
 from recd_plugin_dlrm.criteo.tsv import TsvStream
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.work_folder import WorkFolder
+from recd_plugins.runtime.work_folder import WorkFolder
 
 event, count = sys.argv[1], int(sys.argv[2])
 owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_note": module,

@@ -13,7 +13,7 @@ import pytest
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
 from recd_plugin_dlrm.criteo.days import DENSE, SPARSE, RawRows
 from recd_plugin_dlrm.tests.criteo.criteo_cases import FORMATS, make, sample_rows, write_day
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 def batches(path: Path, rank: int = 0, world_size: int = 1, **options: object):

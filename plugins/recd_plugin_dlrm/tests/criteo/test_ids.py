@@ -14,7 +14,7 @@ from recd_plugin_dlrm.criteo import dictionary
 from recd_plugin_dlrm.criteo.days import SPARSE
 from recd_plugin_dlrm.criteo.dictionary import CountedRows, IdCounts
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 
 def ids_of(dataset, split: str = "train") -> dict[str, list[int]]:

@@ -9,8 +9,8 @@ import pytest
 
 from recd_plugin_dlrm.criteo.days import find_days
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Split
+from recd_plugins.runtime.errors import DataError
 
 
 def rows_of(path: Path, split: Split, **options: object) -> list[tuple[str, int]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from recd_plugin_dlrm.criteo import tsv
 from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 GOOD = "\t".join(["1", *[str(number) for number in range(13)], *["0a"] * 26])
 

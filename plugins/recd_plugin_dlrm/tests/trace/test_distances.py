@@ -21,7 +21,7 @@ from recd_plugin_dlrm.trace.generator import (
     total_variation,
     worst_difference,
 )
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 SOME_IDS = st.lists(st.integers(-3, 12), min_size=1, max_size=200)
 

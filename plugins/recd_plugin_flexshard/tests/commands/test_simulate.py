@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from tests.cli.plan_cases import invoked
 
-from recd_plugins.access import AccessProfile, TableAccess
+from recd_plugins.interfaces.access import AccessProfile, TableAccess
 
 REGISTRY = """
 version: 1

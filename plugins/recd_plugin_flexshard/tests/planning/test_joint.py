@@ -19,7 +19,7 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
 )
 from recd_plugin_flexshard.planning.costs import rows_sent
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 
 # FlexShard's table 2 of one row, sent and looked up so many times by a batch:

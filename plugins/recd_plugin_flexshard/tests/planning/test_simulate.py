@@ -26,8 +26,8 @@ from recd_plugin_flexshard.planning.simulate import (
 )
 from recd_plugin_flexshard.planning.sources import DrawnBatches
 from recd_plugin_flexshard.tests.planning import simulate_cases as cases
+from recd_plugins.interfaces.values.data_profile import DistinctIds
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.values.data_profile import DistinctIds
 
 
 def case_plan(cluster: ClusterShape, options: CostOptions) -> TierPlan:

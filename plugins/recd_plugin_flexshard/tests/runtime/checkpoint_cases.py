@@ -28,7 +28,7 @@ from recd_plugin_flexshard.tests.runtime.state_model import (
     make_batch,
     training_spec,
 )
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 
 STEPS = 3
 

@@ -34,7 +34,7 @@ from recd_plugin_flexshard.runtime import (
     tier_groups,
 )
 from recd_plugin_flexshard.runtime.collection import CopyTier
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import ExactEmbeddingCollectionSharder
 from recd_plugins.training.rank_state import copy_weights

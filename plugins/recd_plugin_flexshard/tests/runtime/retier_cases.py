@@ -16,7 +16,7 @@ from recd_plugin_flexshard.tests.runtime.state_model import (
     largest_difference,
     make_batch,
 )
-from recd_plugins.errors import ExactnessError
+from recd_plugins.runtime.errors import ExactnessError
 
 Loop = Literal["plain", "pipelined"]
 EVERY = 3

@@ -34,7 +34,7 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
 )
 from recd_plugin_flexshard.runtime.collection import CopyTier
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.sharding.sharders import fused_params, stock_sharders
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.optimizer import build_optimizer

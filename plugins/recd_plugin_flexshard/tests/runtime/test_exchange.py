@@ -16,8 +16,8 @@ from recd_plugin_flexshard.tests.runtime.exchange_cases import (
     exchange_rows_on_another_device,
     exchange_rows_on_cuda,
 )
-from recd_plugins.distributed.launch import CUDA_BACKEND, launch
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.testing.gloo import run_on_ranks
 
 CASES = {

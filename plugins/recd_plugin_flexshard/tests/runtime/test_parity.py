@@ -18,7 +18,7 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     Form,
     Tiers,
 )
-from recd_plugins.distributed.launch import CUDA_BACKEND, launch
+from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.wire import SCALE_BYTES
 from recd_plugins.testing.gloo import run_on_ranks
 

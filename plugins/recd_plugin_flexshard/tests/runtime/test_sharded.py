@@ -18,8 +18,8 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugin_flexshard.tests.runtime import module_cases as cases
 from recd_plugin_flexshard.tests.runtime.module_cases import Attempt
-from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import ExactnessError, RecdError, SetupError
+from recd_plugins.runtime.errors import ExactnessError, RecdError, SetupError
+from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.gloo import run_on_ranks
 
 

@@ -9,7 +9,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime import RowTiers, TieredEmbeddingCollection
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 
 def collection() -> EmbeddingCollection:

@@ -47,7 +47,8 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     Tiers,
     model_input,
 )
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
@@ -56,7 +57,6 @@ from recd_plugins.sharding.wire import Int8, wire_codecs
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
-from recd_plugins.values.batch import ModelInput
 
 # Gradients of all tiers are summed over ranks and not averaged, or those of one tier are those of
 # this rank alone.

@@ -15,8 +15,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugin_flexshard.runtime import RowTiers, TieredEmbeddingCollection
 from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.data.lower import lower
+from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
 from recd_plugins.sparse import InverseKeyedJaggedTensor
-from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 NUM_STEPS = 6
 Form = Literal["kjt", "ikjt"]

@@ -17,9 +17,9 @@ from recd_plugin_recd import papercal
 from recd_plugin_recd.analyze.terminal import show
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.tests.analyze.analyze_cases import analyze, run, write
+from recd_plugins.config.manager import PluginManager
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
-from recd_plugins.manager import PluginManager
-from recd_plugins.values.statistics import dedupe_factor
+from recd_plugins.interfaces.values.statistics import dedupe_factor
 
 ROWS = 1 << 13
 

@@ -13,7 +13,7 @@ import pytest
 from tests import forked
 
 from recd_plugin_recd.cluster.job import ClusterOptions, cluster
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.runtime.errors import DataError, SetupError
 
 ROWS = 3000
 
@@ -127,7 +127,7 @@ def test_a_full_disk(source):
     script = (
         "import resource, signal; from pathlib import Path\n"
         "from recd_plugin_recd.cluster.job import ClusterOptions, cluster\n"
-        "from recd_plugins.errors import DataError\n"
+        "from recd_plugins.runtime.errors import DataError\n"
         # What is compiled goes to a cache on disk too: it is there after this.
         "cluster(ClusterOptions(Path('src'), Path('before')))\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -17,7 +17,7 @@ from tests import forked
 from recd_plugin_recd.cluster import job
 from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugin_recd.papercal_table import TableOptions, write_table
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 HIDDEN = ".dst.recd-cluster"
 #: Runs the command with ranges of 1 MB, and stops itself at the n-th of some events.
@@ -25,7 +25,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from recd_plugin_recd.cluster import job, sort
-from recd_plugins import work_folder
+from recd_plugins.runtime import work_folder
 
 event, count = sys.argv[1], int(sys.argv[2])
 sort._plan = lambda *_: sort.Plan(1 << 20, 2)

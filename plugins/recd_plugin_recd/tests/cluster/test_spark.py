@@ -13,7 +13,7 @@ import pytest
 from recd_plugin_recd.cluster import spark
 from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugins.data.parquet import read_footers
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.runtime.errors import DataError, SetupError
 
 
 @pytest.fixture

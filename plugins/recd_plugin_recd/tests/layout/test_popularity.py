@@ -3,7 +3,7 @@
 import pytest
 
 from recd_plugin_recd.layout.convert import read_popularity
-from recd_plugins.errors import DataError
+from recd_plugins.runtime.errors import DataError
 
 FEATURES = ["viewed", "bought", "item", "rated"]
 

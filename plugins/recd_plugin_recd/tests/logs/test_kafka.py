@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from recd_plugin_recd.logs.kafka import KafkaConsumer, KafkaProducer, written_until
 from recd_plugin_recd.tests.logs.tables import by_row, rows
 from recd_plugins.cli import main
-from recd_plugins.errors import DataError, RecdError, SetupError
+from recd_plugins.runtime.errors import DataError, RecdError, SetupError
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
 

@@ -14,7 +14,7 @@ from recd_plugin_recd import papercal
 from recd_plugin_recd.logs.log import Consumer, LogSettings, LogWriter, read_index
 from recd_plugin_recd.sessions import session_shards
 from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, read, rows, write
-from recd_plugins.errors import DataError, RecdError
+from recd_plugins.runtime.errors import DataError, RecdError
 
 
 def segments(folder: Path) -> list[Path]:

@@ -13,9 +13,9 @@ from ruamel.yaml import YAML
 
 from recd_plugin_recd.models.registry_text import ModelName, rm_registry
 from recd_plugins import load_registry
-from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.cli import main
-from recd_plugins.registry.schema import registry_spec
+from recd_plugins.config.built_in_kinds import KINDS
+from recd_plugins.config.schema import registry_spec
 
 MODELS = ("papercal", "rm1", "rm2", "rm3")
 DOCS = Path(__file__).parents[4] / "docs"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from recd_plugin_recd import preprocessing
 from recd_plugin_recd.preprocessing import modules
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 
 MASK = 2**64 - 1
 LOWEST, LARGEST = -(2**63), 2**63 - 1

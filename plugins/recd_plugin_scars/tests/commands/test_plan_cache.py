@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from recd_plugins.access import AccessProfile
-from recd_plugins.access.distributions import from_weights, zipf
 from recd_plugins.cli import main
+from recd_plugins.interfaces.access import AccessProfile
+from recd_plugins.interfaces.access.distributions import from_weights, zipf
 from recd_plugins.planning.topologies import read_topology
 
 REGISTRY = """

@@ -25,19 +25,19 @@ from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.runtime.tables import as_planned
 from recd_plugin_torchrec.shardings import ColumnWise, RowWise
 from recd_plugins import RunConfig
-from recd_plugins.access.table_access import TableAccess
+from recd_plugins.config import Entry
+from recd_plugins.config.schema import RegistrySpec
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
-from recd_plugins.model_tables import tables_of
+from recd_plugins.interfaces.access.table_access import TableAccess
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.planning.constraints import feasible, table_constraints
 from recd_plugins.planning.estimates import RESERVED_SHARE
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.registry import Entry
-from recd_plugins.registry.schema import RegistrySpec
-from recd_plugins.values.batch import Placement
-from recd_plugins.values.data_profile import DataProfile
 
 BATCH_SIZE, ROWS, DIM = 512, 10_000, 16
 STATE = 4  # bytes of row-wise Adagrad's, a row

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recd_plugin_scars.planning.load import BatchRows, TableLoad, expected_unique, row_bytes, seen
-from recd_plugins.access.distributions import exponential, from_weights, zipf
+from recd_plugins.interfaces.access.distributions import exponential, from_weights, zipf
 
 
 def zipf_load(rows: int = 1000, exponent: float = 1.0, length: float = 1.0) -> TableLoad:
@@ -116,7 +116,7 @@ def test_segments_of_counts() -> None:
 
 
 def test_rows_that_a_sketch_does_not_know_share_what_is_left() -> None:
-    from recd_plugins.access import TableAccess
+    from recd_plugins.interfaces.access import TableAccess
 
     known: NDArray[np.float64] = np.array([50.0, 30.0, 1.0])
     # 19 reads of 7 unknown rows: more each than the least known row has.

@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 
 from recd_plugin_scars.planning import Memory, RowOrder, StepCosts, TableLoad
 from recd_plugin_scars.planning.order import least
-from recd_plugins.access import TableAccess
-from recd_plugins.access.distributions import exponential, from_weights, half_normal, zipf
-from recd_plugins.errors import SetupError
+from recd_plugins.interfaces.access import TableAccess
+from recd_plugins.interfaces.access.distributions import (
+    exponential,
+    from_weights,
+    half_normal,
+    zipf,
+)
+from recd_plugins.runtime.errors import SetupError
 
 PAPER = Memory(total=20_000, sample=40)
 Floats = NDArray[np.float64]

@@ -29,10 +29,11 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic, reset_cache_traffic
 from recd_plugin_scars.runtime.row_cache import CacheTraffic
 from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
+from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces import TrainPipeline
-from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
@@ -42,7 +43,6 @@ from recd_plugins.sharding.sharders import (
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
-from recd_plugins.values.batch import ModelInput
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise")
 POLICIES: tuple[CachePolicy, ...] = ("static", "lru", "lfu")

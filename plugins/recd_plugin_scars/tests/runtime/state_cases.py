@@ -30,11 +30,11 @@ from recd_plugin_scars.tests.runtime.matrix_cases import (
     shard,
 )
 from recd_plugins.data.lower import lower
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.values.batch import ModelInput
 
 NUM_BATCHES = 8
 # Steps before a checkpoint and after it.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from recd_plugin_scars.runtime import stores
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.stores import open_backing_store
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 NUM_ROWS, DIM = 37, 3
 

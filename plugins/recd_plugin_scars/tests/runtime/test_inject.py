@@ -25,7 +25,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.tests.runtime.kernels import cached_kernel, config_of
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,

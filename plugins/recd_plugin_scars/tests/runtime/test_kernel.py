@@ -30,7 +30,7 @@ from recd_plugin_scars.tests.runtime.kernels import (
     pair,
     state_of,
 )
-from recd_plugins.errors import DataError, ExactnessError, SetupError
+from recd_plugins.runtime.errors import DataError, ExactnessError, SetupError
 
 POLICIES: list[CachePolicy] = ["static", "lru", "lfu"]
 ROWS = 7

@@ -8,7 +8,7 @@ import torch
 
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.stores import BackingStore
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 
 NUM_ROWS, DIM = 9, 4
 
@@ -154,7 +154,7 @@ FORKED = """
 import os, sys, torch
 from recd_plugin_scars.runtime.stores import BackingStore
 from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugins.errors import RecdError
+from recd_plugins.runtime.errors import RecdError
 
 mover = RowMover(BackingStore(name="t", num_rows=9, dim=4, with_state=False))
 mover.read(torch.tensor([1])).wait()

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugin_scars.runtime.kernel import CachedKernels, cache_traffic
 from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugin_scars.runtime.tables import as_planned
-from recd_plugins.registry import TrainingSpec
+from recd_plugins.config import TrainingSpec
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.testing.gloo import run_on_ranks
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
 
 HOT = np.array([4, 2, 0])
 

@@ -23,8 +23,8 @@ from recd_plugin_scars.tests.runtime.state_cases import (
     save,
     train_to_the_end,
 )
-from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import SetupError
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.device import DEVICE, backend_of_tests
 from recd_plugins.testing.gloo import run_on_ranks
 

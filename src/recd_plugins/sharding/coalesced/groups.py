@@ -9,8 +9,8 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-from recd_plugins.errors import SetupError
-from recd_plugins.words import shortened
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.suggestions import shortened
 
 
 @dataclass(frozen=True)

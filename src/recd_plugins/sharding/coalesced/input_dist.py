@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.errors import ExactnessError
+from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.coalesced.groups import FeatureGroups
 from recd_plugins.sharding.coalesced.kernels import number_ids
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Converter, FeatureSchema, Origin, Rows
+from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract, check_identity
-from recd_plugins.values.batch import Batch
 
 _SCHEMA = FeatureSchema(
     sparse=("item", "history", "history_times", "tags", "always_empty"),

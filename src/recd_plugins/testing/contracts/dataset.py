@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from recd_plugins.data.prepared import smallest_batch
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import (
     Dataset,
     DatasetWrapper,
@@ -21,6 +20,7 @@ from recd_plugins.interfaces import (
     SessionKeys,
     Split,
 )
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract
 
 #: File, row in the file, and number among the rows that a wrapper makes of it.

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.config import Entry, RegistrySpec, RunConfig
 from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.reader import Piece, PlannedReader, ReadPlan, Unit
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.data.workers import WorkerContext
-from recd_plugins.errors import DataError
 from recd_plugins.interfaces import (
     Converter,
     Dataset,
@@ -38,9 +38,9 @@ from recd_plugins.interfaces import (
     Rows,
     Split,
 )
-from recd_plugins.registry import Entry, RegistrySpec, RunConfig
+from recd_plugins.interfaces.values.batch import Batch, ModelInput
+from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract
-from recd_plugins.values.batch import Batch, ModelInput
 
 _FILE = "numbers.log"
 _ROWS, _UNIT, _BATCH = 112, 20, 8

@@ -17,17 +17,17 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import placement_of
-from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling, Sharding
+from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
 from recd_plugins.model.build import model_of
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.model_tables import tables_of
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
 from recd_plugins.training.checkpoint_state import common_name
-from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 _ROWS = 8
 

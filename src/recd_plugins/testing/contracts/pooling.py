@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Pooling, TargetPooling
+from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
 

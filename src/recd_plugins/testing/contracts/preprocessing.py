@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Preprocessing
+from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.contracts.plugin import PluginContract, check_identity
 
 Rows = list[list[Any]]  # of int or of float

@@ -26,8 +26,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.config import TrainingSpec
+from recd_plugins.config.schema import ScheduleSpec
 from recd_plugins.data.lower import lower
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import (
     Callback,
     Metric,
@@ -43,17 +44,16 @@ from recd_plugins.interfaces import (
     TrainPipeline,
 )
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
 from recd_plugins.planning.topologies import default_topology
-from recd_plugins.plugin_modules import load_file, modules_of_files
-from recd_plugins.registry import TrainingSpec
-from recd_plugins.registry.schema import ScheduleSpec
+from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.plugin_modules import load_file, modules_of_files
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.device import backend_of_tests
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.optimizer import LearningRates, build_optimizer
-from recd_plugins.values.batch import Batch, ModelInput, Placement
 
 _STEPS = 4
 _in_a_group = pytest.mark.usefixtures("process_group")

@@ -32,11 +32,7 @@ from torchrec.distributed.utils import convert_to_fbgemm_types, merge_fused_para
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.access.table_access import TableAccess
 from recd_plugins.compat.row_updates import ON_CPU, kind_of_update, unheeded_argument
-from recd_plugins.distributed.launch import launch
-from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import (
     Cache,
     Optimizer,
@@ -48,11 +44,15 @@ from recd_plugins.interfaces import (
     TableStrategy,
     TrainingData,
 )
+from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access.table_access import TableAccess
 from recd_plugins.interfaces.tables import StepShape
+from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.planning.topologies import this_machine
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.entry_constraints import merged_constraints, set_fields
 from recd_plugins.testing.contracts.plugin import PluginContract
-from recd_plugins.values.data_profile import DataProfile
 
 
 class SkewedData(TrainingData):

@@ -1,0 +1,68 @@
+"""Where a run trains: ``training.device`` against what the machine has."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from recd_plugins.config import RunConfig, at_entry
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.launch import torchrun_rank, torchrun_ranks_per_node
+from recd_plugins.runtime.versions import fbgemm_has_cuda
+
+
+def choose_device(registry: RunConfig) -> str:
+    """``cpu`` or ``cuda``, once everything that the registry asks of the machine is there.
+
+    Where ``auto`` comes to the CPU, rank 0 says why on standard error.
+
+    Raises:
+        SetupError: ``cuda`` is asked for, and something that it needs is missing.
+        RegistryError: a cache cannot run there.
+    """
+    wanted = registry.training.device
+    lack = "" if wanted == "cpu" else lack_for_cuda(_ranks_here(registry))
+    if lack and wanted == "cuda":
+        raise SetupError(
+            f"{registry.path}: training.device is cuda, but {lack}; cpu trains without CUDA"
+        )
+    if lack and torchrun_rank() in (None, 0):
+        _say_once(registry.path, f"training.device auto takes the CPU: {lack}")
+    device = "cpu" if wanted == "cpu" or lack else "cuda"
+    for entry in registry.cache:
+        with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
+            entry.plugin.check(torch.device(device))
+    return device
+
+
+@cache
+def _say_once(path: Path, words: str) -> None:  # noqa: ARG001
+    """Of a registry, however often its device is chosen."""
+    print(words, file=sys.stderr)
+
+
+def device_of_rank(kind: str) -> torch.device:
+    """This rank's: what made it a rank of ``launch`` or of torchrun has chosen its CUDA device."""
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def lack_for_cuda(ranks: int) -> str:
+    """What keeps so many ranks of this machine from CUDA, and what helps; empty for nothing."""
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    if not fbgemm_has_cuda():
+        return "FBGEMM is the CPU build (recd doctor says how to get the other)"
+    devices = torch.cuda.device_count()
+    if devices < ranks:
+        return f"{ranks} ranks need a CUDA device each and there are {devices} (lower the ranks)"
+    return ""
+
+
+def _ranks_here(registry: RunConfig) -> int:
+    if torchrun_rank() is None:
+        return registry.training.ranks
+    return torchrun_ranks_per_node()

@@ -1,0 +1,269 @@
+"""A YAML file as plain data that remembers the line of everything in it, and values set over it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from recd_plugins.runtime.errors import Problem, RegistryError
+
+Location = tuple[str | int, ...]
+
+#: Values of a file, those that aliases repeat counted each time: a few lines may hold billions.
+MOST_VALUES = 50_000
+
+_STANDARD = "tag:yaml.org,2002:"
+_TAGS = {
+    _STANDARD + kind
+    for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value")
+}
+
+# Suffixes of tables, which people pass in place of a registry file; text may be compressed.
+_TABLES = (
+    *(".parquet", ".pq", ".parq", ".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json"),
+    *(".arrow", ".arrows", ".feather", ".ipc", ".duckdb", ".ddb", ".lance"),
+)
+_COMPRESSED = (".gz", ".zst", ".bz2")
+
+_NAME = r"[^\s.\[\]='\"]+"
+_KEY = re.compile(rf"{_NAME}(\[\d+\])*(\.{_NAME}(\[\d+\])*)*")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML mapping as dicts, lists and scalars, with the 1-based line of every key and item.
+
+    ``given`` has what was said elsewhere than in the file, as it was written there; ``text`` is the
+    file.
+    """
+
+    path: str
+    data: dict[str, Any]
+    lines: dict[Location, int]
+    given: dict[Location, str] = field(default_factory=dict)
+    text: str = field(default="", repr=False)
+
+    def problem(self, location: Location, message: str) -> Problem:
+        """``message`` about ``location`` or, where that is not in the file, what encloses it."""
+        inner = location
+        while inner and inner not in self.lines and inner not in self.given:
+            inner = inner[:-1]
+        if inner in self.given:
+            return Problem(
+                self.given[inner], 0, render(location) if location != inner else "", message
+            )
+        return Problem(self.path, self.lines.get(inner, 0), render(location), message)
+
+
+def render(location: Location) -> str:
+    """A location as users write it: ``sharding[0].options.tiers``."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def names_table(name: str) -> bool:
+    """Whether a name is that of a table, which `recd init` makes a registry of, or a URL."""
+    plain = name.lower().rstrip("/")
+    for suffix in _COMPRESSED:
+        plain = plain.removesuffix(suffix)
+    return "://" in name or plain.endswith(_TABLES)
+
+
+def read_yaml(
+    path: Path,
+    *,
+    first: str = "`version: 1`, `dataset:` and `converter:`",
+    text: str | None = None,
+) -> Document:
+    """Parse a file whose top level is a mapping. Tags are refused: data only, never code.
+
+    Args:
+        path: of the file.
+        first: what such a file starts with, in words.
+        text: what it held when it was read before, in place of what it holds now.
+
+    Raises:
+        RegistryError: the file cannot be read, is no YAML, is too large, or has a key twice or a
+            tag.
+    """
+    name = str(path)
+    if names_table(name):
+        raise _error(name, 0, f"is a table, no registry file; recd init {name} my.yaml writes one")
+    try:
+        if text is None:
+            text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _error(name, 0, f"is not UTF-8: {error.reason}") from error
+    except OSError as error:
+        raise _error(name, 0, f"cannot be read: {error.strerror}") from error
+    reading = _Reading(name)
+    root = reading.compose(text)
+    if root is None:
+        raise _error(name, 0, f"is empty; start with {first}")
+    if not isinstance(root, MappingNode):
+        raise _error(name, root.start_mark.line + 1, f"must be a mapping, as {first}")
+    return Document(name, reading.read(root, ()), reading.lines, text=text)
+
+
+def _error(path: str, line: int, message: str) -> RegistryError:
+    return RegistryError([Problem(path, line, "", message)])
+
+
+@dataclass
+class _Reading:
+    """Makes plain values of nodes, and keeps the lines and what is wrong."""
+
+    path: str
+    yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
+    lines: dict[Location, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    num_values: int = 0
+
+    def compose(self, text: str) -> Node | None:
+        try:
+            root: Node | None = self.yaml.compose(text)
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            message = f"is not YAML: {error.problem or error.context}"
+            raise _error(self.path, mark.line + 1 if mark else 0, message) from error
+        except (YAMLError, RecursionError, ValueError) as error:
+            raise _error(self.path, 0, f"is not YAML: {' '.join(str(error).split())}") from error
+        return root
+
+    def read(self, root: Node, location: Location) -> Any:
+        value = self._value(root, location, ())
+        if self.problems:
+            raise RegistryError(self.problems)
+        return value
+
+    def _value(self, node: Node, location: Location, enclosing: tuple[Node, ...]) -> Any:
+        if node in enclosing:
+            self._refuse(node, location, "contains itself through an alias")
+            return None
+        self.num_values += 1
+        if self.num_values > MOST_VALUES:
+            line = self.lines.get(location, 0)
+            raise _error(self.path, line, f"holds more than {MOST_VALUES:,} values")
+        tag = str(node.tag)
+        if tag not in _TAGS:
+            self._refuse(node, location, f"tag {tag} is not allowed; write plain values")
+            return None
+        enclosing = (*enclosing, node)
+        if isinstance(node, MappingNode):
+            return self._mapping(node, location, enclosing)
+        if isinstance(node, SequenceNode):
+            items = []
+            for index, item in enumerate(node.value):
+                self.lines[(*location, index)] = item.start_mark.line + 1
+                items.append(self._value(item, (*location, index), enclosing))
+            return items
+        try:
+            return self.yaml.constructor.construct_object(node)
+        except (YAMLError, ValueError, OverflowError):
+            kind = tag.removeprefix(_STANDARD)
+            self._refuse(node, location, f"{short_repr(node.value)} is no {kind}")
+            return None
+
+    def _mapping(
+        self, node: MappingNode, location: Location, enclosing: tuple[Node, ...]
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in node.value:
+            if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
+                what = "merge key <<" if key.value == "<<" else "key that is no text"
+                self._refuse(key, location, f"{what} is not allowed; write plain keys")
+                continue
+            inner = (*location, key.value)
+            if key.value in result:
+                first = self.lines[inner]
+                self._refuse(key, inner, f"stands here twice, first in line {first}; keep one")
+                continue
+            self.lines[inner] = key.start_mark.line + 1
+            result[key.value] = self._value(item, inner, enclosing)
+        return result
+
+    def _refuse(self, node: Node, location: Location, message: str) -> None:
+        line = node.start_mark.line + 1
+        self.problems.append(Problem(self.path, line, render(location), message))
+
+
+def short_repr(value: object) -> str:
+    """``repr``, of which at most the start and its length are shown."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
+
+
+def with_settings(document: Document, settings: Sequence[str]) -> Document:
+    """The document with ``settings``, each ``KEY=VALUE``, in place of what it says.
+
+    KEY is as messages name it, ``sharding[0].options.tiers``; keys that the document lacks are
+    added, items of lists are not. VALUE is YAML. What is wrong with it later names the setting in
+    place of a line.
+
+    Raises:
+        RegistryError: everything that is wrong with the settings themselves.
+    """
+    data = deepcopy(document.data)
+    given: dict[Location, str] = {}
+    problems: list[Problem] = []
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not _KEY.fullmatch(key):
+            wrong = (
+                "is no setting; write KEY=VALUE, as training.learning_rate=0.05, and settings "
+                "behind what else the command takes"
+            )
+        else:
+            parts = re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)
+            location = tuple(int(index) if index else name for index, name in parts)
+            reading = _Reading(setting)
+            try:
+                root = reading.compose(text)
+                value = None if root is None else reading.read(root, location)
+            except RegistryError as error:
+                problems += [replace(problem, line=0) for problem in error.problems]
+                continue
+            given[location] = setting
+            wrong = _set(data, location, value)
+        if wrong:
+            problems.append(Problem(setting, 0, "", wrong))
+    if problems:
+        raise RegistryError(problems)
+    # What stood below a setting is gone, and with it the lines that told of it.
+    lines = {
+        at: line
+        for at, line in document.lines.items()
+        if not any(at[:depth] in given for depth in range(1, len(at)))
+    }
+    return replace(document, data=data, lines=lines, given=given)
+
+
+def _set(data: Any, location: Location, value: Any) -> str:
+    """Put ``value`` there; else what is wrong, and nothing is changed."""
+    for depth, part in enumerate(location):
+        where = render(location[:depth])
+        if isinstance(part, int):
+            if not isinstance(data, list):
+                return f"{where} is no list in the file; leave out [{part}]"
+            if part >= len(data):
+                return f"{where} has {len(data)} in the file; [0] is the first"
+        elif not isinstance(data, dict):
+            what = f"a list; name an item, as {where}[0]" if isinstance(data, list) else "one value"
+            return f"{where} is {what}"
+        if depth == len(location) - 1:
+            data[part] = value
+        else:
+            if isinstance(part, str) and data.get(part) is None:
+                data[part] = {}
+            data = data[part]
+    return ""

@@ -1,0 +1,232 @@
+"""Entries of a registry file, the features or tables they claim, and their table strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from recd_plugins.interfaces import Chooser, Kind, Plugin, TableStrategy
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
+from recd_plugins.runtime.suggestions import did_you_mean, shortened
+
+P = TypeVar("P", bound=Plugin, covariant=True)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[P]):
+    """An entry of a list section.
+
+    Attributes:
+        plugin: the plugin, made with the entry's options.
+        patterns: names or globs of features or tables.
+        field: where it stands in the file, as ``sharding[0]``.
+        line: 1-based line in the file.
+    """
+
+    plugin: P
+    patterns: tuple[str, ...]
+    field: str
+    line: int
+
+    @property
+    def yields(self) -> bool:
+        """Whether others have what they name too, but for names that it spells out itself."""
+        return isinstance(self.plugin, Chooser)
+
+    def matches(self, name: str) -> bool:
+        """Whether a pattern matches ``name``; case counts."""
+        return name in self._names or any(fnmatchcase(name, pattern) for pattern in self._globs)
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(pattern for pattern in self.patterns if not is_glob(pattern))
+
+    @cached_property
+    def _globs(self) -> tuple[str, ...]:
+        return tuple(filter(is_glob, self.patterns))
+
+
+@contextmanager
+def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
+    """A context in which a plugin works for its entry: what it refuses names the entry's line.
+
+    Raises:
+        RegistryError: a RecdError was raised; a PluginError, which names the plugin, stays one.
+    """
+    try:
+        yield
+    except (PluginError, RegistryError):
+        raise
+    except RecdError as error:
+        raise RegistryError([Problem(str(path), entry.line, entry.field, str(error))]) from error
+
+
+def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
+    """Which of ``entries``, of one kind, is for which of ``names``: ``RunConfig.claim``."""
+    names = dict.fromkeys(names)
+    what = kind.claimed
+    if what is None:
+        raise TypeError(f"entries of kind {kind.name} claim {kind.claims}, no features or tables")
+    problems = [
+        Problem(
+            str(path),
+            entry.line,
+            f"{entry.field}.{what}s",
+            f"{pattern} matches no {what}"
+            + (did_you_mean(pattern, names) or f"; the {what}s: {shortened(list(names))}"),
+        )
+        for entry in entries
+        for pattern in entry.patterns
+        if not matched(pattern, names)
+    ]
+    claims = {
+        name: tuple(e for e in claimants if not e.yields or name in e.patterns) or claimants
+        for name in names
+        if (claimants := tuple(entry for entry in entries if entry.matches(name)))
+    }
+    several = kind.claims.startswith("several")
+    if not several:
+        problems += _conflicts(path, claims, what)
+    if problems:
+        raise RegistryError(problems)
+    return claims if several else {name: claimants[0] for name, claimants in claims.items()}
+
+
+def _conflicts(
+    path: Path, claims: dict[str, tuple[Entry[Plugin], ...]], what: str
+) -> list[Problem]:
+    together: dict[tuple[Entry[Plugin], ...], list[str]] = {}
+    for name, claimants in claims.items():
+        if len(claimants) > 1:
+            together.setdefault(claimants, []).append(name)
+    return [
+        Problem(
+            str(path),
+            claimants[-1].line,
+            claimants[-1].field,
+            f"{what} {shortened(claimed)} is claimed by "
+            + " and ".join(f"{entry.field} (line {entry.line})" for entry in claimants)
+            + f"; narrow the patterns of one, or give it enabled: false: a {what} has one "
+            f"{claimants[-1].plugin.kind} entry",
+        )
+        for claimants, claimed in together.items()
+    ]
+
+
+def is_glob(pattern: str) -> bool:
+    """Return whether a pattern may match other names than itself."""
+    return any(character in pattern for character in "*?[")
+
+
+def matched(pattern: str, names: Collection[str]) -> list[str]:
+    """Return the names that match a pattern, in their order; case counts.
+
+    In a set or dict of ``names`` a pattern that is a name is looked up: a file may list thousands.
+    """
+    if not is_glob(pattern):
+        return [pattern] if pattern in names else []
+    return [name for name in names if fnmatchcase(name, pattern)]
+
+
+T = TypeVar("T")
+
+
+class CheckedPart(TableStrategy):
+    """The part of an entry. Errors name the entry; tables of other entries are left alone.
+
+    Args:
+        path: of the registry file.
+        entry: whose part it is.
+        part: that its plugin made.
+    """
+
+    def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
+        self.path, self.entry, self.part = path, entry, part
+        self._claimed: dict[str, bool] = {}
+
+    def __str__(self) -> str:
+        return f"{self.entry.plugin.name} ({self.entry.field}, line {self.entry.line})"
+
+    @property
+    def place(self) -> str:
+        """The plugin and where its entry stands, for errors that are of several entries."""
+        return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
+
+    def claims(self, table: str) -> bool:
+        """Whether the entry's tables have this one among them."""
+        if table not in self._claimed:
+            self._claimed[table] = self.entry.matches(table)
+        return self._claimed[table]
+
+    def call_plugin(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the part; an iterator comes back as a tuple.
+
+        Raises:
+            RegistryError: it raised a RecdError; names the entry's line.
+        """
+        with (
+            at_entry(self.path, self.entry),
+            plugin_call(self.entry.plugin, method, type(self.part)),
+        ):
+            result = getattr(self.part, method)(*arguments)
+            return tuple(result) if isinstance(result, Iterator) else result
+
+
+def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[CheckedPart]]:
+    """Parts that work together, in the order of the file."""
+    found: dict[type[TableStrategy], list[CheckedPart]] = {}
+    for part in parts:
+        found.setdefault(type(part.part), []).append(part)
+    return found
+
+
+def call_class(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> Any:
+    """Call a class method for all ``parts`` of the class."""
+    return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
+
+
+def one_answer(
+    parts: Iterable[TableStrategy], table: str, what: str, ask: Callable[[TableStrategy], T | None]
+) -> T | None:
+    """The answer of the one part that has one for a table; None where none has.
+
+    Raises:
+        PluginError: two have an answer; names their entries.
+    """
+    said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
+    if len(said) > 1:
+        raise PluginError(
+            f"table {table}: {said[0][0]} and {said[1][0]} both say its {what}, which has one "
+            "value; leave the table to one of them, or let one return None"
+        )
+    return said[0][1] if said else None
+
+
+# Methods whose first argument is a table, a sharding option of one, or its name.
+_OF_A_TABLE = {
+    *("ranks", "sharded_share", "row_memory", "fetch_bandwidth"),
+    *("activation_bytes", "work", "figures", "words"),
+}
+
+
+def _delegate(method: str) -> Callable[..., Any]:
+    def of_table(part: CheckedPart, table: Any, *others: Any) -> Any:
+        if part.claims(table if isinstance(table, str) else table.name):
+            return part.call_plugin(method, table, *others)
+        return getattr(TableStrategy(), method)(table, *others)
+
+    def of_all(part: CheckedPart, *arguments: Any) -> Any:
+        return part.call_plugin(method, *arguments)
+
+    return of_table if method in _OF_A_TABLE else of_all
+
+
+for _method, _function in vars(TableStrategy).items():
+    if not _method.startswith("_") and not isinstance(_function, classmethod):
+        setattr(CheckedPart, _method, _delegate(_method))

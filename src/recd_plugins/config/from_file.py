@@ -1,0 +1,552 @@
+"""Reads and checks a registry file, and makes its plugins."""
+
+from __future__ import annotations
+
+import sys
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from recd_plugins.config.document import (
+    Document,
+    Location,
+    read_yaml,
+    render,
+    short_repr,
+    with_settings,
+)
+from recd_plugins.config.entries import Entry
+from recd_plugins.config.manager import PluginManager, Registered
+from recd_plugins.config.run_config import (
+    TYPED_KINDS,
+    NoConverter,
+    NoDataset,
+    RunConfig,
+    two_readers,
+)
+from recd_plugins.config.schema import (
+    FeatureEntrySpec,
+    PluginSpec,
+    RegistrySpec,
+    TableEntrySpec,
+    registry_spec,
+)
+from recd_plugins.interfaces import (
+    Chooser,
+    DatasetWrapper,
+    Kind,
+    Plugin,
+    PluginOptions,
+    Sharding,
+)
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
+from recd_plugins.runtime.suggestions import closest, did_you_mean
+
+
+def load_registry(
+    path: str | Path,
+    *,
+    plugins_dir: str | Path | None = None,
+    sharding: str | None = None,
+    settings: Sequence[str] = (),
+    needs_data: bool = True,
+    text: str | None = None,
+) -> RunConfig:
+    """Read a registry file, find its plugins and check all of it. Reads no data.
+
+    Args:
+        path: the file.
+        plugins_dir: a folder of plugin files besides the installed ones.
+        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
+            place of that entry's.
+        settings: values in place of the file's, each as ``training.learning_rate=0.05``.
+        needs_data: without it the file may leave out both of the sections ``dataset`` and
+            ``converter``, unless another section is about their rows.
+        text: what the file held when it was read before, in place of what it holds now.
+
+    Raises:
+        RegistryError: everything that is wrong with the file, with lines.
+        PluginError: an installed plugin does not load.
+    """
+    path = Path(path)
+    document = with_settings(read_yaml(path, text=text), settings)
+    manager = PluginManager(plugins_dir)
+    if sharding is not None:
+        document = with_sharding(document, sharding, chooses=is_chooser(manager, sharding))
+    # What is there of these is made of the dataset's rows alone, and would be ignored without it.
+    of_data = {"dataset", "converter", "preprocessing", "ingestion"}
+    needs_data = needs_data or not of_data.isdisjoint(document.data)
+    found = resolve(document, manager, needs_data=needs_data)
+    spec: Any = found.spec
+
+    def enabled(entries: list[ResolvedEntry], section: Any) -> tuple[Entry[Any], ...]:
+        specs = section if isinstance(section, list) else [section] if section else []
+        specs = [spec for spec in specs if isinstance(spec, PluginSpec)]
+        return tuple(
+            Entry(
+                item.plugin,
+                _patterns(spec),
+                render(item.location),
+                document.lines.get(item.location, 0),
+            )
+            for item, spec in zip(entries, specs, strict=True)
+            if getattr(spec, "enabled", True)
+        )
+
+    entries = {
+        kind.name: enabled(found.entries[kind.name], getattr(spec, kind.section))
+        for kind in found.kinds.values()
+    }
+    data: dict[str, Any] = {
+        kind: entries[kind][0].plugin for kind in ("dataset", "converter") if entries[kind]
+    }
+    model = None if entries["model"] else spec.model
+    choosers = [entry for entry in entries["sharding"] if entry.yields]
+    if len(choosers) > 1:
+        first, second = choosers[:2]
+        problem = (
+            f"{first.plugin.name} stands in {first.field} (line {first.line}) already, and chooses "
+            "for all its tables together: keep one, with the patterns of both, or give one "
+            "enabled: false"
+        )
+        raise RegistryError([Problem(str(path), second.line, second.field, problem)])
+    shardings: Any = manager.plugins["sharding"].values() if choosers else ()
+    return RunConfig(
+        path=path,
+        document=document,
+        # Without sections of kinds: it travels to readers, who know this class alone.
+        spec=RegistrySpec(version=spec.version, model=model, training=spec.training),
+        dataset=data.get("dataset", NoDataset()),
+        converter=data.get("converter", NoConverter()),
+        preprocessing=entries["preprocessing"],
+        pooling=entries["pooling"],
+        sharding=entries["sharding"],
+        cache=entries["cache"],
+        wrappers=enabled(found.wrappers, spec.dataset.wrap) if spec.dataset else (),
+        ingestion=next(iter(entries["ingestion"]), None),
+        kinds=found.kinds,
+        offering=_offering([each.cls for each in shardings]),
+        unloaded=tuple(each.reason for each in manager.broken) if choosers else (),
+        further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
+    )
+
+
+def registry_without_file() -> RunConfig:
+    """A registry without data and without entries, of a trainer that brings all it needs."""
+    return RunConfig(
+        path=Path("wrap()"),
+        spec=RegistrySpec(version=1),
+        dataset=NoDataset(),
+        converter=NoConverter(),
+        preprocessing=(),
+        pooling=(),
+        sharding=(),
+        cache=(),
+    )
+
+
+def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
+    """Return the shardings that a chooser may choose; of equal ones it takes the first.
+
+    Those that leave modules as they are come first.
+    """
+    offering = [cls for cls in classes if not issubclass(cls, Chooser)]
+    return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
+
+
+def _patterns(spec: PluginSpec) -> tuple[str, ...]:
+    if isinstance(spec, FeatureEntrySpec):
+        return tuple(spec.features)
+    return tuple(spec.tables) if isinstance(spec, TableEntrySpec) else ()
+
+
+def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
+    """The document with the plugin ``name`` in place of its first ``sharding`` entry.
+
+    An entry of that plugin for the same ``tables``, enabled or not, says its options; without one
+    they are the plugin's defaults. A chooser stands in a file once: one that is there already takes
+    the first entry's tables besides its own.
+
+    Args:
+        document: of a registry file.
+        name: of the plugin.
+        chooses: whether it is a chooser, which takes all tables that are left.
+
+    Raises:
+        RegistryError: no entry is enabled, so that no tables are named; or the first one takes what
+            others leave, as a chooser alone can.
+    """
+    entries = document.data.get("sharding")
+    entries = list(entries) if isinstance(entries, list) else []
+    first = next((i for i, entry in enumerate(entries) if _enabled(entry)), None)
+    if first is None and chooses:
+        entries.append({"use": name})
+        return replace(document, data={**document.data, "sharding": entries})
+    if first is None:
+        raise RegistryError(
+            [
+                document.problem(
+                    ("sharding",),
+                    f"has no entry that is enabled, whose tables {name} could take; add one",
+                )
+            ]
+        )
+    tables = entries[first].get("tables")
+    other = next((i for i, entry in enumerate(entries) if _is(entry, name, tables)), None)
+    if other is None and chooses:
+        enabled = [i for i, entry in enumerate(entries) if _enabled(entry)]
+        other = next((i for i in enabled if entries[i].get("use") == name), None)
+        if other is not None:
+            entries[other] = _with_tables(entries[other], tables)
+    if other is None and tables is None and not chooses and sum(map(_enabled, entries)) > 1:
+        raise RegistryError(
+            [
+                document.problem(
+                    ("sharding", first),
+                    f"takes the tables that other entries leave, which {name} in its place cannot: "
+                    "give it tables",
+                )
+            ]
+        )
+    if other is None:
+        entries[first] = {"tables": ["*"], **entries[first], "use": name, "options": {}}
+    else:
+        entries[first] = {**entries[first], "enabled": False}
+        entries[other] = {**entries[other], "enabled": True}
+    return replace(document, data={**document.data, "sharding": entries})
+
+
+def _enabled(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("enabled", True) is True
+
+
+def _is(entry: Any, name: str, tables: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and entry.get("use") == name
+        and _in_any_order(entry.get("tables")) == _in_any_order(tables)
+    )
+
+
+def _with_tables(entry: dict[str, Any], tables: Any) -> dict[str, Any]:
+    """A chooser's entry that takes these too; without tables it takes all that others leave."""
+    own = entry.get("tables")
+    if tables is None:
+        return {key: value for key, value in entry.items() if key != "tables"}
+    if isinstance(own, list) and isinstance(tables, list):
+        return {**entry, "tables": [*own, *tables]}
+    return entry
+
+
+def _in_any_order(tables: Any) -> Any:
+    return sorted(map(str, tables)) if isinstance(tables, list) else tables
+
+
+@dataclass(frozen=True)
+class ResolvedEntry:
+    """One entry of a document, enabled or not, with the plugin it names."""
+
+    location: Location
+    plugin: Plugin
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A document that is as it should be.
+
+    Attributes:
+        kinds: that its sections may be of, by name.
+        spec: the document.
+        entries: by kind, in the order of the file.
+        wrappers: of the dataset.
+    """
+
+    kinds: Mapping[str, Kind]
+    spec: RegistrySpec
+    entries: Mapping[str, list[ResolvedEntry]]
+    wrappers: list[ResolvedEntry]
+
+
+def resolve(document: Document, manager: PluginManager, *, needs_data: bool = True) -> Resolved:
+    """Validate everything, then make the plugin of every entry.
+
+    Args:
+        document: of a registry file.
+        manager: of the plugins that it may name.
+        needs_data: whether the sections ``dataset`` and ``converter`` have to be there.
+
+    Raises:
+        RegistryError: everything that is wrong, in the order of lines.
+        PluginError: what the document names cannot be used.
+    """
+    problems: list[Problem] = []
+    kinds = manager.kinds_for(document.data)
+    model = registry_spec(kinds.values(), document.data, needs_data=needs_data)
+    spec = None
+    try:
+        spec = model.model_validate(_with_all_tables(document.data, manager))
+    except ValidationError as error:
+        problems += schema_problems(document, (), model, "key", error)
+        problems += _unloaded(document, model, manager)
+    entries: dict[str, list[ResolvedEntry]] = {kind: [] for kind in kinds}
+    wrappers: list[ResolvedEntry] = []
+    for kind, location, entry in _entries(document, kinds.values()):
+        try:
+            plugin = _plugin(document, manager, kind, location, entry)
+        except RegistryError as error:
+            problems += error.problems
+        else:
+            to = wrappers if "wrap" in location else entries[kind.name]
+            to.append(ResolvedEntry(location, plugin))
+    ingestion = document.data.get("ingestion")
+    if spec is not None and ingestion and spec.training.workers:
+        wrong = two_readers(ingestion["use"], spec.training.workers)
+        problems.append(document.problem(("training", "workers"), wrong))
+    if problems or spec is None:
+        raise RegistryError(sorted(problems, key=lambda problem: problem.line))
+    return Resolved(kinds, spec, entries, wrappers)
+
+
+def is_chooser(manager: PluginManager, name: str) -> bool:
+    """Whether the sharding of that name chooses others.
+
+    Raises:
+        PluginError: what has such names cannot be used.
+    """
+    found = manager.find("sharding", name)
+    return found is not None and issubclass(found.cls, Chooser)
+
+
+def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, Any]:
+    """The document with tables for choosers: all, which they leave to others that name them.
+
+    So that one is not asked for tables which is not installed, it has them too.
+    """
+
+    def written(entry: Any) -> Any:
+        name = entry.get("use") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or "tables" in entry:
+            return entry
+        try:
+            has_all = manager.find("sharding", name) is None or is_chooser(manager, name)
+        except PluginError:  # which is told with the line of the entry
+            has_all = True
+        return {"tables": ["*"], **entry} if has_all else entry
+
+    entries = data.get("sharding")
+    return {**data, "sharding": list(map(written, entries))} if isinstance(entries, list) else data
+
+
+def _unloaded(
+    document: Document, model: type[RegistrySpec], manager: PluginManager
+) -> Iterator[Problem]:
+    """Where a section is unknown: the packages that may have its kind and could not be loaded."""
+    unknown = [name for name in document.data if name not in model.model_fields]
+    if unknown and (broken := manager.broken):
+        reasons = "; ".join(each.reason for each in broken)
+        yield document.problem((unknown[0],), f"may be of what could not be loaded: {reasons}")
+
+
+def _entries(
+    document: Document, kinds: Iterable[Kind]
+) -> Iterator[tuple[Kind, Location, dict[str, Any]]]:
+    """Every entry that names a plugin, whatever else is wrong with it."""
+    for kind in kinds:
+        yield from ((kind, *each) for each in _in_section((kind.section,), document.data))
+        dataset = document.data.get("dataset")
+        if kind.name == "dataset" and isinstance(dataset, dict):
+            for location, entry in _in_section(("wrap",), dataset):
+                yield kind, ("dataset", *location), entry
+
+
+def _in_section(
+    section: tuple[str], data: dict[str, Any]
+) -> Iterator[tuple[Location, dict[str, Any]]]:
+    found = data.get(section[0])
+    numbered = enumerate(found) if isinstance(found, list) else [(None, found)]
+    for index, entry in numbered:
+        if isinstance(entry, dict) and isinstance(entry.get("use"), str):
+            yield section if index is None else (*section, index), entry
+
+
+def _plugin(
+    document: Document,
+    manager: PluginManager,
+    kind: Kind,
+    location: Location,
+    entry: dict[str, Any],
+) -> Plugin:
+    name = entry["use"]
+    try:
+        registered = _found(manager, kind, location, name)
+    except PluginError as error:  # of its package
+        raise RegistryError([document.problem((*location, "use"), str(error))]) from error
+    if registered is None:
+        message = _unknown_plugin(manager, kind, location, name)
+        raise RegistryError([document.problem((*location, "use"), message)])
+    options = entry.get("options", {})
+    if not isinstance(options, dict):
+        options = {}  # the schema has told of it already
+    cls = registered.cls
+    inside = (*location, "options")
+    at = document.problem(location, "")
+    stands_at = (at.path, at.line, at.field)
+    unmade = Plugin(PluginOptions()).placed(stands_at)
+    unmade.name = name  # type: ignore[misc]  # what a note calls it
+    try:
+        with plugin_call(unmade, "making it", cls), redirect_stdout(sys.stderr):
+            made = cls(cls.Options.model_validate(options))
+    except ValidationError as error:
+        raise RegistryError(
+            schema_problems(document, inside, cls.Options, f"option of {name}", error)
+        ) from error
+    except (RecdError, ValueError) as error:
+        raise RegistryError([document.problem(inside, str(error))]) from error
+    return made.placed(stands_at)
+
+
+def _found(manager: PluginManager, kind: Kind, location: Location, name: str) -> Registered | None:
+    """The plugin of that name that may stand at ``location``: of datasets, wrappers or others."""
+    found = manager.find(kind.name, name)
+    return found if found is not None and _belongs(found, location) else None
+
+
+def _belongs(found: Registered, location: Location) -> bool:
+    return issubclass(found.cls, DatasetWrapper) == ("wrap" in location)
+
+
+def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name: str) -> str:
+    what = "wrapper" if "wrap" in location else f"{kind.name} plugin"
+    of_kind = manager.plugins.get(kind.name, {})
+    if name in of_kind:
+        if what == "wrapper":
+            return f"{name} is a dataset and wraps none; it belongs under dataset.use"
+        return f"{name} wraps a dataset and is none itself; it belongs under dataset.wrap"
+    for other, plugins in manager.plugins.items():
+        if other != kind.name and name in plugins:
+            return f"{name} is a {other} plugin; it belongs under {manager.kinds[other].section}:"
+    usable = sorted(each for each, found in of_kind.items() if _belongs(found, location))
+    message = f"no {what} is named {name}"
+    if suggestion := did_you_mean(name, usable):
+        return message + suggestion
+    message += (
+        f"; {what}s: {', '.join(usable) or 'none'}. Install the distribution that has it, or give "
+        "the folder of its file with --plugins-dir"
+    )
+    if manager.broken:
+        reasons = "; ".join(broken.reason for broken in manager.broken)
+        message += f". It may be in what could not be loaded: {reasons}"
+    return message
+
+
+def schema_problems(
+    document: Document,
+    base: Location,
+    model: type[BaseModel],
+    what: str,
+    error: ValidationError,
+) -> list[Problem]:
+    """What pydantic found wrong, in the words of this project and with lines.
+
+    Args:
+        document: what was validated.
+        base: where in it the validated part stands.
+        model: the model of that part.
+        what: what its keys are, in words, as ``key`` or ``option of acme.hash``.
+        error: pydantic's.
+    """
+    data: Any = document.data
+    for part in base:
+        data = data.get(part, {}) if isinstance(data, dict) else data[part]
+    found: dict[tuple[Location, str], Problem] = {}
+    meant: set[Location] = set()  # keys that are there, misspelt
+    for details in error.errors(include_url=False):
+        if (
+            details["type"] == "too_short"
+            and len(details["input"]) > details["ctx"]["actual_length"]
+        ):
+            continue  # short only of the items that are wrong, which have problems of their own
+        inside = _inside(data, details)
+        location = (*base, *inside)
+        problem = document.problem(location, in_words(details, inside, model, what))
+        found[(location, details["type"])] = problem
+        if details["type"] == "extra_forbidden":
+            meant.add((*location[:-1], closest(str(inside[-1]), _known_keys(model, inside[:-1]))))
+    return [
+        problem
+        for (location, kind), problem in found.items()
+        if kind != "missing" or location not in meant
+    ]
+
+
+def _inside(data: Any, details: ErrorDetails) -> Location:
+    """The part of pydantic's location that is in the file: it also names members of unions."""
+    location: list[str | int] = []
+    for part in details["loc"]:
+        if isinstance(data, dict) and part in data:
+            data = data[str(part)]
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        elif details["type"] == "missing" and part == details["loc"][-1]:
+            pass
+        else:
+            continue
+        location.append(part)
+    return tuple(location)
+
+
+def in_words(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
+    """Describe one error of pydantic at ``inside`` of ``model``; see ``schema_problems``."""
+    kind, got = details["type"], details["input"]
+    if kind == "missing":
+        return f"is missing; this {what} is required"
+    if kind == "extra_forbidden":
+        known, word = _known_keys(model, inside[:-1]), str(inside[-1])
+        if word.partition(" ")[0] in known:
+            return f"unknown {what}; is a colon missing after {word.partition(' ')[0]}?"
+        listed = f"; known: {', '.join(known)}" if known else "; none is known here"
+        return f"unknown {what}{did_you_mean(word, known) or listed}"
+    if kind == "value_error":
+        return details["msg"].removeprefix("Value error, ")
+    message = details["msg"][:1].lower() + details["msg"][1:]
+    if kind in ("dict_type", "model_type"):
+        message = "input should be a mapping"
+    if kind in ("list_type", "tuple_type"):
+        message = "expected a list"
+        if isinstance(got, str | int | float):
+            return f"{message}, as in [{str(got)[:200]}]"
+    if got is None:
+        return f"{message}, got nothing; leave it out, or write a value"
+    suggestion = ""
+    if kind == "literal_error" and isinstance(got, str):
+        expected = str(details.get("ctx", {}).get("expected", ""))
+        suggestion = did_you_mean(got, expected.replace("'", "").replace(" or ", ", ").split(", "))
+    return f"{message}, got {short_repr(got)}{suggestion}"
+
+
+def _known_keys(model: type[BaseModel] | None, location: Location) -> list[str]:
+    return list(_fields(model, location))
+
+
+def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, FieldInfo]:
+    """The fields of the model that stands at ``location`` inside ``model``."""
+    for part in location:
+        if isinstance(part, str) and model is not None and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation)
+    return {} if model is None else model.model_fields
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model in ``list[Model]``, ``dict[str, Model]``, ``Model | None`` and so on."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(argument) for argument in typing.get_args(annotation))
+    return next((model for model in found if model is not None), None)

@@ -1,0 +1,284 @@
+"""The parsed registry file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
+
+from pydantic import ValidationError
+
+from recd_plugins.config import built_in_kinds
+from recd_plugins.config.document import Document, Location
+from recd_plugins.config.entries import Entry, claim
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.config.schema import ModelSpec, RegistrySpec, TrainingSpec
+from recd_plugins.interfaces import (
+    Cache,
+    Converter,
+    Dataset,
+    DatasetWrapper,
+    Ingestion,
+    Kind,
+    Lookups,
+    Plugin,
+    PluginOptions,
+    Pooling,
+    Preprocessing,
+    Reader,
+    Sharding,
+)
+from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
+from recd_plugins.runtime.plugin_modules import modules_of_files
+from recd_plugins.runtime.suggestions import did_you_mean
+
+if TYPE_CHECKING:
+    from recd_plugins.interfaces.values.rows import FeatureSchema
+
+#: Kinds that a registry has an attribute for, of the same name.
+TYPED_KINDS = frozenset(
+    {"dataset", "converter", "preprocessing", "ingestion", "pooling", "sharding", "cache"}
+)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A parsed registry file, with its plugins made. Entries that are not enabled are left out.
+
+    Relative paths in options are relative to the current directory.
+
+    Attributes:
+        dataset: without its wrappers.
+        wrappers: of the dataset; each stands around those before it. Their patterns are empty.
+        ingestion: who makes batches, None for the ranks; its patterns are empty.
+        kinds: that sections of the file may be of, by name.
+        further: entries of the kinds that have no attribute here, by kind.
+        offering: shardings that a chooser may choose among; none without one.
+        unloaded: why packages could not be loaded, which may have more; none without a chooser.
+        document: the file as plain data with lines; None where there is none.
+    """
+
+    path: Path
+    spec: RegistrySpec
+    dataset: Dataset
+    converter: Converter
+    preprocessing: tuple[Entry[Preprocessing], ...]
+    pooling: tuple[Entry[Pooling], ...]
+    sharding: tuple[Entry[Sharding], ...]
+    cache: tuple[Entry[Cache], ...]
+    wrappers: tuple[Entry[DatasetWrapper], ...] = ()
+    ingestion: Entry[Ingestion] | None = None
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: dict(built_in_kinds.BY_NAME))
+    further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
+    offering: tuple[type[Sharding], ...] = ()
+    unloaded: tuple[str, ...] = ()
+    document: Document | None = field(default=None, repr=False)
+
+    @property
+    def text(self) -> str | None:
+        """The file as it was read; None where there is none."""
+        return self.document.text if self.document else None
+
+    def problem(self, location: Location, message: str) -> Problem:
+        """``message`` about a place of the file, with its line."""
+        document = self.document or Document(str(self.path), {}, {})
+        return document.problem(location, message)
+
+    @property
+    def model(self) -> ModelSpec | None:
+        """Sizes of the built-in model, None where the file names none or a plugin."""
+        return self.spec.model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the file has a section ``model``, for the built-in one or a plugin."""
+        return self.model is not None or bool(self.entries("model"))
+
+    @property
+    def training(self) -> TrainingSpec:
+        """How training runs."""
+        return self.spec.training
+
+    def wrap_dataset(self, lookups: Lookups) -> Dataset:
+        """``dataset`` in its wrappers, which ask ``lookups`` what samples look up."""
+        dataset = self.dataset
+        for entry in self.wrappers:
+            dataset = entry.plugin.over(dataset, lookups)
+        return dataset
+
+    def with_training(self, overrides: Mapping[str, Any]) -> Self:
+        """The same with fields of the ``training`` section set.
+
+        Raises:
+            RegistryError: a value is not allowed, or not together with the others.
+        """
+        try:
+            training = TrainingSpec.model_validate(
+                {**self.training.model_dump(exclude_unset=True), **overrides}
+            )
+        except ValidationError as error:
+            problems = [
+                Problem(
+                    str(self.path),
+                    0,
+                    ".".join(map(str, ("training", *details["loc"]))),
+                    details["msg"].removeprefix("Value error, "),
+                )
+                for details in error.errors()
+            ]
+            raise RegistryError(problems) from error
+        spec = self.spec.model_copy(update={"training": training})
+        if self.ingestion is not None and training.workers:
+            wrong = two_readers(self.ingestion.plugin.name, training.workers)
+            raise RegistryError([Problem(str(self.path), 0, "training.workers", wrong)])
+        return replace(self, spec=spec)
+
+    @overload
+    def claim(
+        self, kind: Literal["preprocessing"], names: Iterable[str]
+    ) -> dict[str, tuple[Entry[Preprocessing], ...]]: ...
+    @overload
+    def claim(
+        self, kind: Literal["pooling"], names: Iterable[str]
+    ) -> dict[str, Entry[Pooling]]: ...
+    @overload
+    def claim(
+        self, kind: Literal["sharding"], names: Iterable[str]
+    ) -> dict[str, Entry[Sharding]]: ...
+    @overload
+    def claim(self, kind: Literal["cache"], names: Iterable[str]) -> dict[str, Entry[Cache]]: ...
+    @overload
+    def claim(self, kind: str, names: Iterable[str]) -> dict[str, Any]: ...
+
+    def claim(self, kind: str, names: Iterable[str]) -> Any:
+        """Which entry is for which of ``names``; a name that no entry matches is left out.
+
+        Of a kind that claims several by feature, as preprocessing, a name has a tuple of entries,
+        in the order of the file; of the others one entry.
+
+        Raises:
+            RegistryError: a pattern matches no name, or two entries match one name.
+            PluginError: there is no such kind.
+            TypeError: entries of the kind have no patterns.
+        """
+        return claim(self.path, self._kind(kind), self.entries(kind), names)
+
+    def entries(self, kind: str) -> tuple[Entry[Any], ...]:
+        """The entries of a kind that are enabled, in the order of the file.
+
+        Raises:
+            PluginError: there is no such kind.
+        """
+        if kind not in TYPED_KINDS:
+            return self.further.get(self._kind(kind).name, ())
+        own = getattr(self, kind)
+        if isinstance(own, Plugin):
+            return (Entry(own, (), kind, 0),)
+        return own if isinstance(own, tuple) else () if own is None else (own,)
+
+    def _kind(self, name: str) -> Kind:
+        """The kind of that name; one that the file has no section of is looked for."""
+        kinds = self.kinds if name in self.kinds else PluginManager().kinds
+        if name not in kinds:
+            raise PluginError(
+                f"no package that is installed registers a kind {name}"
+                + (did_you_mean(name, kinds) or f"; the kinds: {', '.join(kinds)}")
+            )
+        return kinds[name]
+
+
+def two_readers(ingestion: str, workers: int) -> str:
+    """What is wrong where the registry names an ingestion and workers too."""
+    return (
+        f"{workers} workers would read what ingestion {ingestion} brings; "
+        "leave workers out (its readers are set by its options), or leave out the section ingestion"
+    )
+
+
+def check_dataset(config: RunConfig) -> None:
+    """Ask the dataset what is wrong with its options for its data.
+
+    Raises:
+        RegistryError: something is; names each line.
+    """
+    with plugin_call(config.dataset, "mistakes"):
+        mistakes = list(config.dataset.mistakes())
+    if mistakes:
+        raise RegistryError(
+            [config.problem(("dataset", "options", *option), what) for option, what in mistakes]
+        )
+
+
+def plugin_versions(config: RunConfig) -> dict[str, str]:
+    """Of each plugin: its distribution and version, or a digest of the file or folder it is of.
+
+    Raises:
+        PluginError: one is there that no file names, and what has such names is broken.
+    """
+    sections = [config.wrappers, *map(config.entries, config.kinds)]
+    plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
+    manager = PluginManager()
+    versions = {}
+    for plugin in plugins:
+        top = type(plugin).__module__.partition(".")[0]
+        if file := modules_of_files([type(plugin)]).get(top):
+            version = _version_of(file)
+        elif top == "recd_plugins":
+            version = top
+        else:
+            found = manager.find(plugin.kind, plugin.name)
+            version = found.origin if found is not None else top
+        versions[plugin.name] = version
+    return versions
+
+
+def _version_of(file: Path) -> str:
+    if file.name != "__init__.py":
+        return f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
+    digest = hashlib.sha256()
+    modules = (path for path in file.parent.rglob("[!.]*.py") if path.is_file())
+    for module in sorted(modules):
+        digest.update(f"{module.relative_to(file.parent)}\0".encode(errors="surrogateescape"))
+        digest.update(hashlib.sha256(module.read_bytes()).digest())
+    return f"{file.parent.name} {digest.hexdigest()[:12]}"
+
+
+class NoDataset(Dataset):
+    """No dataset: whatever needs rows raises SetupError, which says what to do."""
+
+    name = "none"
+
+    def __init__(self, options: PluginOptions | None = None) -> None:
+        super().__init__(options or PluginOptions())
+
+    def prepare(self) -> NoReturn:
+        """See ``Dataset.prepare``."""
+        raise SetupError(
+            "this needs rows (tiers and caches do, as they count how often ids occur), and the "
+            "registry has no dataset: add the sections dataset and converter, with the data that "
+            "the model is trained on"
+        )
+
+    def schema(self) -> FeatureSchema:
+        """See ``Dataset.schema``."""
+        self.prepare()
+
+    def reader(self, **_: Any) -> Reader:
+        """See ``Dataset.reader``."""
+        self.prepare()
+
+
+class NoConverter(Converter):
+    """No converter: batches come from the trainer."""
+
+    name = "none"
+
+    def __init__(self, options: PluginOptions | None = None) -> None:
+        super().__init__(options or PluginOptions())
+
+    def convert(self, *_: Any) -> NoReturn:
+        """See ``Converter.convert``."""
+        raise AssertionError("without a dataset there is nothing to convert")

@@ -1,0 +1,282 @@
+"""How often each row of one table is read: counts, their sketch, and what they say.
+
+Counts are pairs of arrays: distinct row ids, and how often each was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.runtime.errors import DataError
+
+Rows = NDArray[np.int64]
+Counts = NDArray[np.float64]
+
+_PENDING_IDS = 1 << 16
+
+
+def count_ids(ids: Rows) -> tuple[Rows, Counts]:
+    """The distinct ids, ascending, and how often each is there."""
+    rows, counts = np.unique(ids, return_counts=True)
+    return rows, counts.astype(np.float64)
+
+
+def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Counts]:
+    """All rows of several pairs, ascending, and the sums of their counts."""
+    every = np.concatenate(rows)
+    # Stable is a merge sort, which is quick where the parts are sorted already.
+    order = np.argsort(every, kind="stable")
+    every = every[order]
+    first = np.empty(len(every), bool)
+    first[:1] = True
+    np.not_equal(every[1:], every[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    if not len(starts):
+        return every, np.empty(0, np.float64)
+    return every[starts], np.add.reduceat(np.concatenate(counts)[order], starts)
+
+
+def most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
+    """Distinct rows by falling count; of equal counts the smaller row is first."""
+    if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+        order = np.argsort(rows)
+        rows, counts = rows[order], counts[order]
+    order = np.argsort(-counts, kind="stable")
+    return rows[order], counts[order]
+
+
+def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
+    """The most read rows, at most ``bound``, with counts that are the third value too low at most.
+
+    Misra-Gries' step: the count of the most read row that must go is taken off all counts, and
+    rows that keep one stay. More than ``bound`` rows lose that much, so over any number of such
+    steps the error is below ``total / (bound + 1)`` (Agarwal et al., Mergeable Summaries, PODS
+    2012, section 2).
+    """
+    if len(rows) <= bound:
+        return rows, counts, 0.0
+    error = float(np.partition(counts, len(counts) - bound - 1)[len(counts) - bound - 1])
+    keep = counts > error
+    return rows[keep], counts[keep] - error, error
+
+
+# Arrays have no one truth value, so profiles are compared by identity.
+@dataclass(frozen=True, eq=False)
+class TableAccess:
+    """How often the rows of one table are read.
+
+    With deduplicated data only the unique rows of batches may be counted, as they are sent. The
+    probabilities are then still those of all rows of data.
+
+    Attributes:
+        table: its name.
+        features: those that look it up; their accesses are added up.
+        num_embeddings: rows of the table.
+        samples: rows of the dataset that were seen. Those of distributions have seen 1.
+        rows: int64 ``[known]``: the rows that are known one by one, most read first; of rows that
+            are read equally often the smaller id is first.
+        accesses: float64 ``[known]``: how often each of them is read, non-increasing.
+        total: all accesses, those of rows that are not known one by one too.
+        error: how much too low one of ``accesses`` may be, and how many a row that is not in
+            ``rows`` may have. 0: all counts are exact, and other rows are never read.
+        dedupe_factor: accesses of all rows of data over those that were counted; 1 where all were.
+        batch_size: rows of the batches whose unique rows were counted; None: all rows were.
+    """
+
+    table: str
+    features: tuple[str, ...]
+    num_embeddings: int
+    samples: int
+    rows: NDArray[np.int64]
+    accesses: NDArray[np.float64]
+    total: float
+    error: float = 0.0
+    dedupe_factor: float = 1.0
+    batch_size: int | None = None
+
+    @classmethod
+    def from_counts(
+        cls,
+        table: str,
+        features: tuple[str, ...],
+        num_embeddings: int,
+        *,
+        samples: int,
+        rows: NDArray[np.int64],
+        accesses: NDArray[np.float64],
+        total: float | None = None,
+        error: float = 0.0,
+    ) -> Self:
+        """Access to distinct rows in any order; ``total`` is the sum of ``accesses`` without it."""
+        ordered = most_read_first(rows, accesses)
+        if total is None:
+            total = float(accesses.sum())
+        return cls(table, features, num_embeddings, samples, *ordered, total, error)
+
+    def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
+        """The same, as counts of the unique rows of batches.
+
+        Args:
+            batch_size: rows of a batch.
+            every_row: what would have been counted of all rows; ``total`` where that is more.
+        """
+        factor = max(1.0, every_row / self.total) if self.total else 1.0
+        return replace(self, dedupe_factor=factor, batch_size=batch_size)
+
+    @property
+    def length(self) -> float:
+        """Mean accesses of a sample, before deduplication: FlexShard's L."""
+        return self.total * self.dedupe_factor / self.samples
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Accesses of a sample, of each of ``rows``; above 1 for one that is read twice a sample.
+
+        float64 ``[known]``, non-increasing: FlexShard's p (arXiv 2301.02959, section 3).
+        """
+        return self.accesses * self.dedupe_factor / self.samples
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows of the table that are not in ``rows``."""
+        return self.num_embeddings - len(self.rows)
+
+    @cached_property
+    def tail_accesses(self) -> float:
+        """Accesses that are not in ``accesses``."""
+        return max(0.0, self.total - float(self.accesses.sum()))
+
+    @property
+    def tail_probability(self) -> float:
+        """Accesses of a sample of a row that is not in ``rows``: what is left, spread evenly.
+
+        0 where counts are exact. A sketch that is much too small can give them more than the last
+        of ``rows``.
+        """
+        if not self.tail_rows:
+            return 0.0
+        return self.tail_accesses * self.dedupe_factor / self.samples / self.tail_rows
+
+    def covered(self, num_rows: int) -> float:
+        """The share of all accesses that the ``num_rows`` most read rows have."""
+        known = min(num_rows, len(self.rows))
+        accesses = float(self.accesses[:known].sum())
+        if self.tail_rows:
+            accesses += self.tail_accesses * (num_rows - known) / self.tail_rows
+        return accesses / self.total if self.total else 0.0
+
+    def merge(self, other: TableAccess) -> TableAccess:
+        """Return the sum of both; errors of sketches add up.
+
+        Raises:
+            DataError: the tables differ, or their rows were counted in different ways.
+        """
+        for what in ("table", "features", "num_embeddings"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise DataError(
+                    f"table {self.table}: its {what} is {mine} in one profile and {theirs} in the "
+                    "other; only profiles of one table can be merged"
+                )
+        if self.batch_size != other.batch_size:
+            raise DataError(
+                f"table {self.table}: one profile counts {self.counted} and the other "
+                f"{other.counted}, which do not add up; count both alike (recd profile registry "
+                "counts all rows with --all-rows)"
+            )
+        rows, accesses = add_counts([self.rows, other.rows], [self.accesses, other.accesses])
+        merged = TableAccess.from_counts(
+            self.table,
+            self.features,
+            self.num_embeddings,
+            samples=self.samples + other.samples,
+            rows=rows,
+            accesses=accesses,
+            total=self.total + other.total,
+            error=self.error + other.error,
+        )
+        if self.batch_size is None:
+            return merged
+        every_row = sum(each.total * each.dedupe_factor for each in (self, other))
+        return merged.of_unique_rows(self.batch_size, every_row)
+
+    @property
+    def counted(self) -> str:
+        """Which rows of data were counted, in words."""
+        if self.batch_size is None:
+            return "all rows"
+        return f"the unique rows of batches of {self.batch_size:,}"
+
+    def bounded(self, bound: int) -> TableAccess:
+        """A sketch of at most ``bound`` known rows, itself where it has no more.
+
+        The count of the most read row that goes is taken off all others, and added to the error.
+        """
+        if len(self.rows) <= bound:
+            return self
+        rows, accesses, error = keep_most_read(self.rows, self.accesses, bound)
+        return replace(self, rows=rows, accesses=accesses, error=self.error + error)
+
+
+class TableCounter:
+    """Exact counts of up to ``bound`` distinct rows; beyond it Misra-Gries' sketch of so many.
+
+    A sketch knows the rows that are read most. Their counts are too low, by ``error`` at most,
+    which is what was really taken off them and never above ``total / (bound + 1)``. What it holds
+    depends on the order of the ids, and on nothing else.
+
+    Args:
+        bound: distinct rows to keep; each takes 16 bytes, and up to four times as much for a moment
+            while counts are added up.
+
+    Attributes:
+        total: ids that were added.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self.total = 0
+        self._bound = bound
+        self._rows: Rows = np.empty(0, np.int64)
+        self._counts: Counts = np.empty(0, np.float64)
+        self._error = 0.0
+        self._pending: list[Rows] = []
+        self._num_pending = 0
+
+    def add(self, ids: NDArray[np.int64]) -> None:
+        """Count ids, int64 ``[num_ids]``; they are copied."""
+        self._pending.append(ids.copy())
+        self._num_pending += len(ids)
+        self.total += len(ids)
+        # So that adding up costs a constant number of operations an id.
+        if self._num_pending >= max(_PENDING_IDS, len(self._rows) // 2):
+            self._add_up()
+
+    def access(
+        self, table: str, features: tuple[str, ...], num_embeddings: int, samples: int
+    ) -> TableAccess:
+        """What was counted, as the profile of a table of which ``samples`` were seen."""
+        self._add_up()
+        return TableAccess.from_counts(
+            table,
+            features,
+            num_embeddings,
+            samples=samples,
+            rows=self._rows,
+            accesses=self._counts,
+            total=float(self.total),
+            error=self._error,
+        )
+
+    def _add_up(self) -> None:
+        if not self._pending:
+            return
+        rows, counts = count_ids(np.concatenate(self._pending))
+        self._pending, self._num_pending = [], 0
+        rows, counts = add_counts([self._rows, rows], [self._counts, counts])
+        self._rows, self._counts, error = keep_most_read(rows, counts, self._bound)
+        self._error += error

@@ -1,0 +1,1 @@
+"""Rendering: terminal tables, pages of HTML and plots."""

@@ -1,0 +1,57 @@
+"""Pictures in one style: what all plots of this project look like."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.report.html_page import Html
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Of sides or parts that stand next to each other.
+COLORS = ("#2563a8", "#d9822b", "#3a8f5c", "#8a5fb0", "#b6bcc6")
+# Where there are more.
+_MORE_COLORS = ("#c25b6a", "#7fa8d4", "#e8c15a")
+#: Of what the others are compared with.
+GREY = COLORS[-1]
+
+# Letters are as large as a figure 8 inches wide needs to be read in 500 pixels.
+_STYLE: Any = {
+    "font.size": 11,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": "medium",
+    "figure.titlesize": "medium",
+    "grid.color": "#e6e8ec",
+    "legend.frameon": False,
+    "legend.fontsize": "small",
+    "svg.hashsalt": "recd",
+    "svg.fonttype": "none",
+    # Names with two dollar signs are no formulas.
+    "text.parse_math": False,
+}
+
+
+@contextmanager
+def plot_style() -> Iterator[None]:
+    """The style, while a figure is drawn and written; a decorator of functions that do, too."""
+    import matplotlib
+    from cycler import cycler
+
+    colors = cycler(color=[*COLORS, *_MORE_COLORS])
+    with matplotlib.rc_context({**_STYLE, "axes.prop_cycle": colors}):
+        yield
+
+
+def svg_of(figure: Figure) -> Html:
+    """SVG of a figure, to stand in a page; the same figure gives the same text."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    return Html("".join(text.getvalue().partition("<svg")[1:]))

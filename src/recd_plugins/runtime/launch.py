@@ -1,0 +1,464 @@
+"""Ranks: processes on this machine that share a process group, or those of torchrun."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from recd_plugins.report.output import lasting_output
+from recd_plugins.runtime.cores import threads_of_a_rank
+from recd_plugins.runtime.errors import RankError, RecdError, SetupError, in_a_line, on_rank
+from recd_plugins.runtime.processes import (
+    adopt_environ,
+    end_with_parent,
+    kill_stopped_below,
+    portable,
+    safe_path,
+    share_fork_server,
+    start_fork_server,
+)
+from recd_plugins.runtime.signals import LAUNCHED, passed_on
+from recd_plugins.runtime.watch import HangLimits, HangWatch, Heart
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+T = TypeVar("T")
+
+CUDA_BACKEND = "cpu:gloo,cuda:nccl"
+_HOST = "127.0.0.1"
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+# After the first failure: long enough for the operating system to report a killed process, whose
+# peers complain about their broken connection before it does.
+_GRACE_SECONDS = 1.0
+
+_CAUSES = {
+    "SIGKILL": "; where nobody killed it, the machine ran out of memory: use fewer ranks or a "
+    "smaller batch or model",
+    # gloo ends the process if ranks take part in a collective with tensors of other sizes.
+    "SIGABRT": ": native code gave up, and what it wrote stands above. The ranks may have got out "
+    "of step: does the dataset give every rank as many batches as len(reader) says, and does every "
+    "rank build the same model?",
+}
+
+
+def backend_for(device_type: str) -> str:
+    """Return the process group's backend: gloo, with NCCL for tensors on CUDA."""
+    return CUDA_BACKEND if device_type == "cuda" else "gloo"
+
+
+def launch(
+    function: Callable[..., T],
+    world_size: int,
+    *args: Any,
+    backend: str = "gloo",
+    timeout: timedelta = _DEFAULT_TIMEOUT,
+    local_world_size: int | None = None,
+    threads: int | None = None,
+    hang_limits: HangLimits | None = None,
+    interruptible: bool = False,
+) -> list[T]:
+    """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; returns by rank.
+
+    Arguments and parameters are those of ``Ranks``, errors those of ``Ranks.run``.
+    ``interruptible`` says that the function ends by itself at a signal (``signals.passed_on``).
+    """
+    ranks = Ranks(
+        world_size,
+        backend=backend,
+        timeout=timeout,
+        local_world_size=local_world_size,
+        threads=threads,
+        hang_limits=hang_limits,
+    )
+    # From before they start until they are gone, when their results are here.
+    with ranks.asked_to_end() if interruptible else nullcontext(), ranks:
+        return ranks.run(function, *args)
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What every rank is told; ``beats`` are the seconds between heartbeats, if any."""
+
+    world_size: int
+    local_world_size: int
+    backend: str
+    timeout: timedelta
+    threads: int
+    environ: dict[str, str]
+    port: int = 0
+    beats: float | None = None
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a rank has no result."""
+
+    text: str
+    error: RecdError | None
+    exit_code: int | None = None
+    what: str = ""
+
+
+class Ranks:
+    """A context in which ``world_size`` processes share one process group.
+
+    Args:
+        world_size: number of processes.
+        backend: of ``torch.distributed``; with CUDA in it rank i uses CUDA device i, and ranks
+            share devices if there are fewer of these (which NCCL refuses).
+        timeout: for the start and for each collective.
+        local_world_size: ranks a node, to pretend several nodes; all of them without it.
+        threads: torch's threads a rank; without it OMP_NUM_THREADS, or the machine's cores shared
+            out, at least 1.
+        hang_limits: say on stderr if nothing moves, and end the ranks.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        backend: str = "gloo",
+        timeout: timedelta = _DEFAULT_TIMEOUT,
+        local_world_size: int | None = None,
+        threads: int | None = None,
+        hang_limits: HangLimits | None = None,
+    ) -> None:
+        self.world_size = world_size
+        self._setup = _Setup(
+            world_size=world_size,
+            local_world_size=local_world_size or world_size,
+            backend=backend,
+            timeout=timeout,
+            threads=threads or threads_of_a_rank(world_size),
+            environ=dict(os.environ),
+            beats=None if hang_limits is None else hang_limits.interval,
+        )
+        self._hang_limits = hang_limits
+        self._watch: HangWatch | None = None
+        self._store: TCPStore | None = None
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._connections: list[Connection] = []
+
+    @property
+    def alive(self) -> bool:
+        """Whether ``run`` can be called: not after a failure."""
+        return bool(self._processes)
+
+    def __enter__(self) -> Self:
+        from torch._C._distributed_c10d import TCPStore
+
+        context = _context(self._setup.backend)
+        if context.get_start_method() == "forkserver":
+            start_fork_server()
+        # Here, not in a rank: one that is stopped would take it along.
+        self._store = store = TCPStore(
+            _HOST, 0, is_master=True, timeout=self._setup.timeout, wait_for_workers=False
+        )
+        setup = replace(self._setup, port=store.port)
+        try:
+            for rank in range(self.world_size):
+                ours, theirs = context.Pipe()
+                process = context.Process(  # type: ignore[attr-defined]
+                    target=_serve, args=(rank, theirs, setup), name=f"rank {rank}"
+                )
+                with safe_path():
+                    process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+            if self._hang_limits is not None:
+                self._watch = HangWatch(
+                    store,
+                    self.world_size,
+                    self._hang_limits,
+                    say=lambda text: print(text, file=sys.stderr, flush=True),
+                    processes=[process.pid or 0 for process in self._processes],
+                )
+            self._collect()
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is None:
+            self.close()
+        else:
+            self._kill()
+
+    def run(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """Call ``function(rank, world_size, *args)`` on every rank; return the results by rank.
+
+        ``function``, ``args`` and results travel by pickle. One failure ends all ranks.
+
+        Raises:
+            RankError: a rank raised; carries its traceback.
+            RecdError: a rank raised one, which is passed on as it is.
+            SetupError: a rank was killed or ended by itself.
+        """
+        if not self.alive:
+            raise RuntimeError("these ranks have ended")
+        try:
+            request = pickle.dumps((function, args))
+            for connection in self._connections:
+                with suppress(BrokenPipeError):  # _collect reports the dead rank
+                    connection.send_bytes(request)
+            return self._collect()
+        except BaseException:
+            self._kill()
+            raise
+
+    def asked_to_end(self) -> AbstractContextManager[None]:
+        """Return a context in which signals that end a run are passed on to the ranks."""
+        return passed_on(self._processes)
+
+    def close(self) -> None:
+        """Let every rank leave the process group and end."""
+        for connection in self._connections:
+            with suppress(BrokenPipeError):
+                connection.send_bytes(b"")
+        for process in self._processes:
+            process.join(timeout=10)
+        self._kill()
+
+    def _kill(self) -> None:
+        # Readers are forked from the server of the ranks, so they are below none of them.
+        for stopped in [] if self._watch is None else self._watch.stopped_here():
+            with suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGKILL)
+        for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                kill_stopped_below(process.pid)
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections = [], []
+        self._watch = self._store = None
+
+    def _collect(self) -> list[Any]:
+        """Return one answer of each rank, or raise the most telling failure."""
+        answers: dict[int, Any] = {}
+        failures: dict[int, _Failure] = {}
+        deadline: float | None = None
+        while pending := set(range(self.world_size)) - answers.keys() - failures.keys():
+            ready = self._wait(pending, deadline)
+            if not ready:
+                break
+            for rank in ready:
+                answer = self._receive(rank)
+                if isinstance(answer, _Failure):
+                    failures[rank] = answer
+                    deadline = deadline or time.monotonic() + _GRACE_SECONDS
+                else:
+                    answers[rank] = answer
+        if failures:
+            _raise(failures, self.world_size, self._hang_limits)
+        return [answers[rank] for rank in range(self.world_size)]
+
+    def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
+        """Return the ranks that have answered or ended; none at the deadline."""
+        sources: dict[Any, int] = {}
+        for rank in ranks:
+            sources[self._connections[rank]] = rank
+            sources[self._processes[rank].sentinel] = rank
+        while deadline is None and self._watch is not None and self._hang_limits is not None:
+            if ready := wait(list(sources), self._hang_limits.interval):
+                return sorted({sources[source] for source in ready})
+            self._watch.look()
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return sorted({sources[source] for source in wait(list(sources), left)})
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            return pickle.loads(self._connections[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join()
+            return _Failure("", None, self._processes[rank].exitcode)
+
+
+def _context(backend: str) -> multiprocessing.context.BaseContext:
+    """Return how ranks are started.
+
+    A fork server that has imported torch and TorchRec starts one in a tenth of the time of a new
+    interpreter (4 s of imports). CUDA does not survive a fork of a process that merely asked for
+    it, so ranks with CUDA get interpreters of their own.
+    """
+    if "cuda" in backend:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["recd_plugins.runtime.fork_server", "recd_plugins.training.rank_imports"]
+    )
+    return context
+
+
+def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits | None) -> None:
+    """Raise the cause: a death before the complaints of peers, the first before later ones."""
+    rank = min(failures, key=lambda r: (failures[r].text != "", failures[r].error is None))
+    failure = failures[rank]
+    if failure.error is not None:
+        said = {str(each.error) for each in failures.values()}
+        everywhere = len(failures) == world_size and len(said) == 1
+        raise failure.error if everywhere else on_rank(failure.error, rank)
+    if failure.text:
+        raise RankError(f"rank {rank} failed:\n{failure.text}", f"{failure.what}, on rank {rank}")
+    code = failure.exit_code or 0
+    advice = "" if limits is None else f". {limits.advice()}"
+    if code < 0:
+        name = signal.Signals(-code).name
+        raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}{advice}")
+    raise SetupError(f"rank {rank} ended with exit code {code} before it had a result{advice}")
+
+
+def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
+    """Join the process group, then answer requests until an empty one.
+
+    A request is a pickled ``(function, args)``, an answer a pickled result or ``_Failure``.
+    """
+    # Ctrl-C reaches the whole terminal, and so does its end; the parent ends the ranks.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    end_with_parent()
+    share_fork_server()
+    adopt_environ(setup.environ)
+    with lasting_output():
+        try:
+            _join_process_group(rank, setup)
+        except Exception as error:
+            connection.send_bytes(pickle.dumps(_failure(error)))
+            return
+        # Not connection.send: torch would pass tensors as handles, which die with the rank.
+        connection.send_bytes(pickle.dumps(None))
+        with suppress(EOFError, BrokenPipeError):  # the parent was interrupted
+            while request := connection.recv_bytes():
+                connection.send_bytes(_call(rank, setup, request))
+        _leave_process_group()
+
+
+def _join_process_group(rank: int, setup: _Setup) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
+
+    torch.set_num_threads(setup.threads)
+    local = setup.local_world_size
+    if "cuda" in setup.backend:  # pretended nodes share this machine
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    store = TCPStore(_HOST, setup.port, is_master=False, timeout=setup.timeout)
+    os.environ.update(
+        {
+            LAUNCHED: "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(setup.world_size),
+            "LOCAL_RANK": str(rank % local),
+            "LOCAL_WORLD_SIZE": str(local),
+            "GROUP_RANK": str(rank // local),
+            "MASTER_ADDR": _HOST,
+            "MASTER_PORT": str(setup.port),
+            "OMP_NUM_THREADS": str(setup.threads),
+        }
+    )
+    dist.init_process_group(
+        setup.backend, store=store, rank=rank, world_size=setup.world_size, timeout=setup.timeout
+    )
+
+
+def _leave_process_group() -> None:
+    """Destroy the process group and end its threads, so that the interpreter can end too.
+
+    Models and pipelines are cycles that keep their groups. A gloo thread that is still there when
+    the interpreter ends asks for its lock to free tensors, is ended instead, and aborts.
+    """
+    import torch.distributed as dist
+
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def _call(rank: int, setup: _Setup, request: bytes) -> bytes:
+    try:
+        function, args = pickle.loads(request)
+        with nullcontext() if setup.beats is None else Heart(rank, setup.beats):
+            return pickle.dumps(function(rank, setup.world_size, *args))
+    except BaseException as error:
+        return pickle.dumps(_failure(error))
+
+
+def _failure(error: BaseException) -> _Failure:
+    text = "".join(traceback.format_exception(error))
+    known = portable(error) if isinstance(error, RecdError) else None
+    return _Failure(text, known, what=in_a_line(error))
+
+
+def torchrun_rank() -> int | None:
+    """Return the rank from the environment of ``torchrun`` or another launcher.
+
+    None without a launcher, and in ranks of ``launch``.
+
+    Raises:
+        SetupError: the environment has one half of it.
+    """
+    missing = {"RANK", "WORLD_SIZE"} - os.environ.keys()
+    if LAUNCHED in os.environ or len(missing) == 2:
+        return None
+    for name in missing:
+        other = "RANK" if name == "WORLD_SIZE" else "WORLD_SIZE"
+        raise SetupError(
+            f"{other} is {os.environ[other]!r} and {name} is not set, so this process would train "
+            "alone: have the launcher set both, or neither of them to start ranks here"
+        )
+    rank, world_size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
+        raise SetupError(
+            f"RANK is {rank!r} and WORLD_SIZE {world_size!r}: start this with torchrun, or without "
+            "RANK in the environment to start ranks here"
+        )
+    return int(rank)
+
+
+def torchrun_ranks_per_node() -> int:
+    """Return the ranks on this machine; all of them if the launcher does not say."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+
+
+@contextmanager
+def join_torchrun(
+    backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT
+) -> Iterator[tuple[int, int]]:
+    """Join the process group of ``torchrun``; yields rank and world size.
+
+    Raises:
+        RecdError: this process was not started by a launcher with torchrun's environment.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if (rank := torchrun_rank()) is None:
+        raise RecdError("RANK and WORLD_SIZE are not set: start this with torchrun")
+    if "nccl" in backend:  # without LOCAL_RANK nodes have consecutive ranks
+        local_rank = os.environ.get("LOCAL_RANK", rank % torchrun_ranks_per_node())
+        torch.cuda.set_device(int(local_rank))
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except (ValueError, RuntimeError) as error:  # what MASTER_ADDR and MASTER_PORT do not lead to
+        reason = str(error).splitlines()[0]
+        raise SetupError(f"the ranks of torchrun do not find each other: {reason}") from error
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        _leave_process_group()

@@ -1,0 +1,62 @@
+"""Progress bars of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+#: What adds a bar of rows, by name and number of rows, and returns what takes rows done.
+AddBar = Callable[[str, int | None], Callable[[int], None]]
+
+
+@contextmanager
+def progress_bars() -> Iterator[AddBar]:
+    """Bars of rows on stderr.
+
+    Yields what adds a bar, from its name and the number of rows, None where that is not known; it
+    returns what takes the rows done since the last call. Work that ends well was all there was to
+    do: the bars end full, whatever was expected.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from recd_plugins.report.output import error_console
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=error_console()) as bars:
+
+        def add(name: str, num_rows: int | None) -> Callable[[int], None]:
+            task = bars.add_task(name, total=num_rows)
+            return lambda rows: bars.advance(task, rows)
+
+        yield add
+        for task in bars.tasks:
+            bars.update(task.id, total=task.completed)
+
+
+@contextmanager
+def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar that is told how many rows were read."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from recd_plugins.report.output import error_console
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = error_console()
+    # Into a file it would leave an empty line.
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda rows: bar.advance(task, rows)

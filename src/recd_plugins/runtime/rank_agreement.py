@@ -1,0 +1,260 @@
+"""Ranks that exchange what they know before they train, and refuse to differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from datetime import timedelta
+from enum import Enum
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.suggestions import shortened
+
+T = TypeVar("T")
+
+_SHOWN = 3  # differences
+#: Path to a value: keys, and numbers in lists.
+Place = tuple[str | int, ...]
+
+
+class RanksDifferError(SetupError):
+    """Ranks decided differently."""
+
+    keys: frozenset[str] = frozenset()
+
+
+@torch.compiler.disable
+def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """Gather a value of every rank at one step of the start, by rank. Collective.
+
+    Byte counters do not see it.
+
+    Args:
+        step: what this rank is doing, for messages.
+        value: travels by pickle.
+        group: of the ranks; the default one without it.
+
+    Raises:
+        SetupError: another rank is at another step.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) < 2:
+        return [value]
+    told: list[Any] = [None] * dist.get_world_size(group)
+    with _disable_current_modes():  # private, of torch 2.11 to 2.14
+        dist.all_gather_object(told, (step, value), group)
+    for rank, (other, _) in enumerate(told):
+        if other != told[0][0]:
+            raise SetupError(
+                f"ranks do not do the same: rank 0 is at {told[0][0]}, rank {rank} at {other}; let "
+                "all ranks run one program, with one registry file and batches of one make"
+            )
+    return [value for _, value in told]
+
+
+def from_rank_0(value: T) -> T:
+    """Return rank 0's value on every rank. Collective."""
+    chosen = [value]
+    dist.broadcast_object_list(chosen)
+    return chosen[0]
+
+
+def together(step: Callable[[], T]) -> list[T]:
+    """Return what ``step`` gives on each rank. Collective, also if it fails on one of them."""
+    outcome: T | Exception
+    try:
+        outcome = step()
+    except Exception as error:
+        outcome = error
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, outcome)
+    for each in outcomes:
+        if isinstance(each, Exception):
+            raise each
+    return outcomes
+
+
+def ranks_of_each_node() -> int:
+    """Return the ranks a node, ``LOCAL_WORLD_SIZE`` or all. Collective.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks.
+    """
+    world_size = dist.get_world_size()
+    mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    of_all: list[int] = [0] * world_size
+    dist.all_gather_object(of_all, mine)
+    if len(set(of_all)) > 1 or mine < 1 or world_size % mine:
+        raise SetupError(
+            f"{world_size} ranks on nodes of {', '.join(map(str, sorted(set(of_all))))} ranks "
+            "(LOCAL_WORLD_SIZE): start as many ranks on every node"
+        )
+    return mine
+
+
+def crosses_links() -> bool:
+    """Return whether ranks are on several nodes, by ``LOCAL_WORLD_SIZE``."""
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) < world_size
+
+
+def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
+    """Refuse ranks of torchrun that were started differently. The first collective call."""
+    ranks_of_each_node()
+    decided = {"what training.device comes to": device, "options of the command": dict(asked)}
+    check_agreement("starting", decided)
+
+
+@torch.compiler.disable
+def check_agreement(
+    step: str, decided: Mapping[str, Any], group: dist.ProcessGroup | None = None
+) -> None:
+    """Refuse ranks that decided differently. Collective; sends a digest of each decision.
+
+    Args:
+        step: what this rank is doing, for messages.
+        decided: values by what they are. Of objects other than plain values, dataclasses and enums
+            the type alone counts.
+        group: of the ranks; the default one without it.
+
+    Raises:
+        SetupError: on all ranks: which decision differs, with the values of two ranks.
+    """
+    plain = {what: _plain(value) for what, value in decided.items()}
+    texts = {what: json.dumps(value, sort_keys=True) for what, value in plain.items()}
+    digests = {what: hashlib.sha256(text.encode()).hexdigest() for what, text in texts.items()}
+    told = tell_all(step, digests, group)
+    differing = [what for what in told[0] if any(each.get(what) != told[0][what] for each in told)]
+    if not differing:
+        return
+    values = tell_all(step, {what: plain[what] for what in differing}, group)
+    said, keys = [], set[str]()
+    for what in differing:
+        rank = next(r for r, each in enumerate(told) if each.get(what) != told[0][what])
+        both = dict(_leaves(values[0][what])), dict(_leaves(values[rank].get(what)))
+        places = [p for p in {**both[0], **both[1]} if both[0].get(p) != both[1].get(p)]
+        keys |= {key for place in places for key in place if isinstance(key, str)}
+        said += [
+            f"{what}{_words(place)}: {_shown(both[0], place)} on rank 0, "
+            f"{_shown(both[1], place)} on rank {rank}"
+            for place in islice(places, _SHOWN)
+        ]
+    error = RanksDifferError(
+        f"ranks have decided differently ({step}): {'; '.join(said)}. They would exchange what "
+        "does not go together: give all ranks one installation, one command, one registry file, "
+        "one model and the same data"
+    )
+    error.keys = frozenset(keys)
+    raise error
+
+
+@contextmanager
+def entries_named(entries: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Add the registry entries of the tables on which ranks decided differently to the error."""
+    try:
+        yield
+    except RanksDifferError as error:
+        tables: dict[str, list[str]] = {}
+        for table, title in entries().items():
+            parameter = f".{table}.weight"
+            if table in error.keys or any(key.endswith(parameter) for key in error.keys):
+                tables.setdefault(title, []).append(table)
+        if not tables:
+            raise
+        said = "; ".join(f"{title} ({shortened(names)})" for title, names in tables.items())
+        named = RanksDifferError(
+            f"{error}. Entries of what differs: {said}; what their plugins decide has to be the "
+            "same on every rank"
+        )
+        named.keys = error.keys
+        raise named from error
+
+
+def _plain(value: Any) -> Any:
+    """Return JSON values, without addresses."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, float):  # processors of two kinds may add in another order
+        return float(f"{value:.9g}")
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    text = str(value)
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, (*place, key))
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*place, index))
+    else:
+        yield place, value
+
+
+def _words(place: Place) -> str:
+    """Return a place as ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
+    text = ""
+    for key in place:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else f", {key}"
+    return text
+
+
+def _shown(values: Mapping[Place, Any], place: Place) -> str:
+    if place not in values:
+        return "nothing"
+    text = json.dumps(values[place])
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """A process group of some ranks that waits as long as the default one. Every rank calls it.
+
+    torch (2.11 to 2.14) gives a new group the timeout of its backend, not that of the trainer.
+
+    Args:
+        ranks: of the group.
+    """
+    group: dist.ProcessGroup = dist.new_group(ranks, timeout=_timeout())
+    return group
+
+
+def _timeout() -> timedelta | None:
+    """That of the default process group; None where its backend has none."""
+    group = dist.group.WORLD
+    assert group is not None, "the caller has one"
+    device = dist.get_backend_config(group).partition(":")[0]  # one timeout is set for all devices
+    options = group._get_backend(torch.device(device)).options
+    return None if options is None else options._timeout
+
+
+def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bool:
+    """Whether an all-gather of tensors of a device takes equal sizes alone, as gloo's does."""
+    if group is None or device_type == "cpu":
+        return device_type == "cpu"
+    return sends_by_gloo(group, device_type)
+
+
+def sends_by_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
+    """Whether it is gloo that sends tensors of a device."""
+    # "cpu:gloo,cuda:nccl"
+    backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+    return backends.get(device_type) == "gloo"

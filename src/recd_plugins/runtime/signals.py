@@ -1,0 +1,166 @@
+"""Signals that end a run: all ranks end after the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Self
+
+from recd_plugins.report.output import lasting_output
+from recd_plugins.runtime.errors import RunInterrupted, SetupError
+
+#: Ctrl-C, what systemd and Slurm send, and a terminal that has gone.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: Set in the environment of a rank that ``launch`` made.
+LAUNCHED = "RECD_LAUNCHED"
+
+_BEFORE = "the run was ended before its first step"
+# Ranks agree about so often: often enough for a person, too seldom to be felt.
+_SECONDS_BETWEEN_ASKING = 1.0
+_MOST_STEPS = 50
+# torchrun passes on a Ctrl-C that the terminal has sent to its ranks already.
+_ONE_CTRL_C = 2.0
+
+
+def _say_that_it_ends(number: int) -> None:
+    print(
+        f"\n{signal.Signals(number).name}: every rank finishes its step, and a checkpoint is "
+        "written where training.checkpoint.path is set; a second one ends the run at once",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+@contextmanager
+def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
+    """Have the first of these signals ask ranks to end, by SIGTERM."""
+    got = 0
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        nonlocal got
+        if got:
+            raise RunInterrupted.by(number, "the run was ended at once")
+        got = number
+        if not ranks:
+            raise RunInterrupted.by(number, _BEFORE)
+        for rank in ranks:
+            rank.terminate()
+        _say_that_it_ends(number)
+
+    with _received_by(receive):
+        try:
+            yield
+        except RunInterrupted as error:
+            error.signal = got or error.signal  # to ranks it is SIGTERM
+            raise
+        except SetupError as error:  # killed by the signal, before they listen to it
+            if not got:
+                raise
+            raise RunInterrupted.by(got, _BEFORE) from error
+
+
+@contextmanager
+def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as a shell's background job ignores Ctrl-C
+            signal.signal(number, receive)
+    try:
+        with lasting_output():
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Interrupts:
+    """A context in which signals ask this rank to end, and all ranks find out together.
+
+    ``recd run`` sends SIGTERM to ranks that it started, which does nothing to them after the
+    context. Under torchrun a second signal ends the process at once.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._launched = LAUNCHED in os.environ
+        self._got = 0
+        self._first = 0.0
+        self._before: dict[int, object] = {}
+        self._left, self._steps, self._asked = 0, 1, time.monotonic()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        # Python calls handlers between two of its own instructions alone, and the main thread may
+        # wait in native code: a thread reads what the system writes of signals at once.
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._before_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(reader,), daemon=True, name="signals").start()
+        for number in ENDING:
+            if (before := signal.getsignal(number)) is not signal.SIG_IGN:
+                self._before[number] = before
+                signal.signal(number, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._before:
+            return
+        signal.set_wakeup_fd(self._before_wakeup)
+        os.close(self._writer)
+        for number, handler in self._before.items():
+            # A rank that is done is left to hand in its result.
+            if not self._launched:
+                signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before = {}
+
+    def asked(self) -> int:
+        """Return the signal that some rank got, or 0. Call it after each step, on every rank.
+
+        Most calls answer 0 at once; some are collective.
+        """
+        import torch
+        import torch.distributed as dist
+
+        if self._world_size == 1:
+            return self._got
+        self._left -= 1
+        if self._left > 0:
+            return 0
+        now = time.monotonic()
+        each = (now - self._asked) / self._steps
+        steps = max(1, min(_MOST_STEPS, int(_SECONDS_BETWEEN_ASKING / (each + 1e-9))))
+        # The slowest rank's clock says how many steps until then: the same on all.
+        everyone = torch.tensor([self._got, -steps])
+        dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
+        got, steps = everyone.tolist()
+        self._asked, self._left, self._steps = now, -steps, -steps
+        return int(got)
+
+    def _listen(self, reader: int) -> None:
+        with suppress(OSError):
+            while numbers := os.read(reader, 64):
+                for number in numbers:
+                    if number in self._before:
+                        self._receive(number)
+        os.close(reader)
+
+    def _receive(self, number: int) -> None:
+        now = time.monotonic()
+        if not self._got:
+            self._got, self._first = number, now
+            if self._rank == 0 and not self._launched:
+                _say_that_it_ends(number)
+        elif not self._launched and now - self._first > _ONE_CTRL_C:
+            os._exit(128 + number)

@@ -1,0 +1,522 @@
+"""Heartbeats of ranks, and a watch that names the rank that the others wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING, Self
+
+import click
+
+from recd_plugins.runtime import activity
+from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.runtime.processes import is_stopped, kill_stopped_below
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+# Looks and heartbeats in the time after which something is said.
+_LOOKS = 10
+_MOST_SECONDS_BETWEEN_LOOKS = 5.0
+# A rank that was silent for this share of that time is said not to answer.
+_SILENCE = 0.25
+# Activities of the coming step; all others are between two steps, or after the last one.
+_IN_A_STEP = ("training", "reading data")
+# Timeouts of collectives: some clocks of theirs count milliseconds in 31 bits.
+_LEAST, _MOST = timedelta(minutes=30), timedelta(days=7)
+# They fail after the watch, as they have less to say.
+_LONGER = 1.2
+# Heartbeats in which a living rank gives a sign of life.
+_BEATS = 2.5
+_PATIENCE = timedelta(seconds=10)
+
+
+class HangError(SetupError):
+    """Ranks made no progress for longer than the run allows."""
+
+
+@dataclass(frozen=True)
+class HangLimits:
+    """How long nothing may move.
+
+    Attributes:
+        notice: seconds after which stderr says who waits for whom; again after twice as many.
+        timeout: seconds after which the run ends; None for never.
+        advice: returns how to go on after that.
+    """
+
+    notice: float
+    timeout: float | None
+    advice: Callable[[], str]
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks, and between two heartbeats."""
+        soonest = min(self.notice, self.timeout or self.notice)
+        return min(soonest / _LOOKS, _MOST_SECONDS_BETWEEN_LOOKS)
+
+    @property
+    def collectives(self) -> timedelta:
+        """The timeout of collectives."""
+        seconds = min(_LONGER * (self.timeout or 0.0), _MOST.total_seconds())
+        return max(timedelta(seconds=seconds), _LEAST)
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """One sign of life."""
+
+    number: int
+    host: str
+    process: int
+    what: str
+    long: bool
+    step: int
+    quiet: float
+    collective: str = ""
+    waits_for: list[str] = field(default_factory=list)
+    stuck: list[int] = field(default_factory=list)
+
+
+class Ticks:
+    """A clock that stands still while its process does: a pause of all processes is no hang."""
+
+    def __init__(self, interval: float) -> None:
+        self._most = 2 * interval
+        self._last = time.monotonic()
+
+    def passed(self) -> float:
+        """Return the seconds since the last call."""
+        now = time.monotonic()
+        passed, self._last = min(now - self._last, self._most), now
+        return passed
+
+
+class Heart:
+    """A context in which a thread writes a heartbeat every ``interval`` seconds."""
+
+    def __init__(
+        self, rank: int, interval: float, after_beat: Callable[[float], None] = lambda _: None
+    ) -> None:
+        self._rank = rank
+        self._interval = interval
+        self._after_beat = after_beat
+        self.answered = 0
+        self._number = 0
+        self._quiet = 0.0
+        self._changes = -1
+        self._ticks = Ticks(interval)
+        self._main = threading.get_ident()
+        self._store: TCPStore | None = None
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="recd-heartbeat", daemon=True)
+
+    def __enter__(self) -> Self:
+        # Its own connection: those of the process group wait in it for others.
+        self._store = connect()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        if self._store is not None:  # else it looks for the store, and has nobody to tell
+            self._thread.join(timeout=self._interval + 5)
+
+    def _run(self) -> None:
+        done = False
+        while not done:
+            done = self._end.wait(0 if self._number == 0 else self._interval)
+            try:
+                if self._store is None:
+                    if done:
+                        return
+                    self._store = connect()
+                self._store.set(key(self._rank), json.dumps(asdict(self._beat(done))))
+                if not done:
+                    self._after_beat(self._quiet)
+                self.answered += 1
+            except RuntimeError:
+                # The store has ended, and so will this process; or the network is cut for a while,
+                # after which this connection may not come back.
+                self._store = None
+
+    def _beat(self, done: bool) -> Heartbeat:
+        now = activity.current()
+        self._number += 1
+        passed = self._ticks.passed()
+        self._quiet = self._quiet + passed if now.changes == self._changes else 0.0
+        self._changes = now.changes
+        stuck = [process for process in now.processes.values() if is_stopped(process)]
+        return Heartbeat(
+            number=self._number,
+            host=socket.gethostname(),
+            process=os.getpid(),
+            what="done" if done else now.what,
+            long=now.long,
+            step=now.step,
+            quiet=self._quiet,
+            collective=_collective(sys._current_frames().get(self._main)),
+            waits_for=[
+                f"{name} (process {process}){', which is stopped' if process in stuck else ''}"
+                for name, process in now.processes.items()
+            ],
+            stuck=stuck,
+        )
+
+
+def key(rank: int) -> str:
+    """Return the key of a rank's heartbeat in the store."""
+    return f"recd/beat/{rank}"
+
+
+def connect(timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
+    """Connect to the store of the ranks that this process belongs to."""
+    from torch._C._distributed_c10d import TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=timeout)
+
+
+def _beats(store: TCPStore, world_size: int) -> dict[int, Heartbeat]:
+    """Return the heartbeats of the ranks that have written any."""
+    return {
+        rank: Heartbeat(**json.loads(store.get(key(rank))))
+        for rank in range(world_size)
+        if store.check([key(rank)])
+    }
+
+
+def _collective(frame: FrameType | None) -> str:
+    """Return the collective that the thread at ``frame`` is in."""
+    module = "" if frame is None else frame.f_globals.get("__name__", "")
+    # DistributedDataParallel waits in native code that it calls.
+    collective = "a collective" if module == "torch.nn.parallel.distributed" else ""
+    while frame is not None:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.distributed.distributed_c10d" and not name.startswith("_"):
+            return name
+        if module == "torch.autograd.graph":
+            return "the backward pass"
+        if module.startswith(("torchrec.distributed", "recd_plugins.dist")) and "wait" in name:
+            collective = "a collective"
+        frame = frame.f_back
+    return collective
+
+
+class HangWatch:
+    """Looks at the heartbeats of all ranks; one that moves means that the run does.
+
+    A rank is quiet while its activity stays the same, and the run while all ranks are. Activities
+    that may take long, as a first step or a checkpoint, are told, but end no run.
+    """
+
+    def __init__(
+        self,
+        store: TCPStore,
+        world_size: int,
+        limits: HangLimits,
+        say: Callable[[str], None],
+        processes: Sequence[int] = (),
+    ) -> None:
+        self._store, self._limits, self._say = store, limits, say
+        self._ticks = Ticks(limits.interval)
+        host = socket.gethostname() if processes else ""
+        self._beats = {
+            rank: Heartbeat(0, host, process, "starting", long=True, step=0, quiet=0.0)
+            for rank, process in enumerate(processes or [0] * world_size)
+        }
+        self._silent = [0.0] * world_size  # seconds since the last new heartbeat
+        self._next_notice = limits.notice
+        self._told = 0.0
+
+    @property
+    def told(self) -> bool:
+        """Whether it has said that nothing moves, and not yet that something does."""
+        return self._told > 0
+
+    def look(self, teller: int | None = None) -> None:
+        """Say who waits for whom if nothing has moved for long."""
+        self._read()
+        going_on = {rank: beat for rank, beat in self._beats.items() if beat.what != "done"}
+        if not going_on:
+            return
+        speaks = teller in (None, self._first_alive(going_on))
+        quiet = min(beat.quiet + self._silent[rank] for rank, beat in going_on.items())
+        limits = self._limits
+        if quiet < min(limits.notice, limits.timeout or limits.notice):
+            if self.told and speaks:
+                self._say(f"goes on, after {self._told:.0f} s")
+            self._told, self._next_notice = 0.0, limits.notice
+            return
+        blamed = self._blamed(going_on)
+        stuck = any(self._is_stuck(rank) for rank in blamed)
+        long = any(going_on[rank].long for rank in blamed) and not stuck
+        over = limits.timeout is not None and quiet >= limits.timeout and not long
+        if not over and quiet < self._next_notice:
+            return
+        self._told = quiet
+        self._next_notice = max(2 * self._next_notice, quiet)
+        text = f"nothing has moved for {quiet:.0f} s: {self._story(going_on, blamed)}"
+        if over:
+            text += (
+                f". That is longer than hang_timeout, {limits.timeout:g} s: the run is "
+                f"ended. {limits.advice()}"
+            )
+            raise HangError(text if speaks else "")
+        if speaks:
+            self._say(text)
+
+    def _read(self) -> None:
+        passed = self._ticks.passed()
+        for rank, beat in _beats(self._store, len(self._silent)).items():
+            if beat.number != self._beats[rank].number:
+                self._silent[rank] = -passed
+            self._beats[rank] = beat
+        self._silent = [seconds + passed for seconds in self._silent]
+
+    def stopped_here(self) -> list[int]:
+        """Return the stopped processes of ranks and readers on this machine."""
+        here = [beat for rank, beat in self._beats.items() if self._is_here(rank)]
+        known = [process for beat in here for process in (beat.process, *beat.stuck)]
+        return [process for process in known if is_stopped(process)]
+
+    def _is_here(self, rank: int) -> bool:
+        return self._beats[rank].host == socket.gethostname()
+
+    def _is_stopped(self, rank: int) -> bool:
+        return self._is_here(rank) and is_stopped(self._beats[rank].process)
+
+    def _is_lost(self, rank: int) -> bool:
+        # A rank on this machine is busy if it does not beat.
+        return not self._is_here(rank) and self._beats[rank].number > 0 and self._is_silent(rank)
+
+    def _is_silent(self, rank: int) -> bool:
+        return self._silent[rank] > _SILENCE * self._limits.notice
+
+    def _is_stuck(self, rank: int) -> bool:
+        lost = self._is_stopped(rank) or self._is_lost(rank)
+        return lost or bool(self._beats[rank].stuck)
+
+    def _first_alive(self, ranks: Iterable[int]) -> int:
+        return min((rank for rank in ranks if not self._is_silent(rank)), default=0)
+
+    def _blamed(self, beats: dict[int, Heartbeat]) -> list[int]:
+        """Return the ranks that the others wait for."""
+        least = min(beat.step for beat in beats.values())
+        return (
+            [rank for rank in beats if self._is_stuck(rank)]
+            or [rank for rank, beat in beats.items() if not beat.collective]
+            or [rank for rank, beat in beats.items() if beat.step == least]
+        )
+
+    def _story(self, beats: dict[int, Heartbeat], blamed: list[int]) -> str:
+        waiting: dict[str, list[int]] = {}
+        for rank, beat in beats.items():
+            if rank not in blamed:
+                waiting.setdefault(_where(beat), []).append(rank)
+        culprits = " and ".join(self._culprit(rank, as_subject=not waiting) for rank in blamed)
+        if not waiting:
+            return culprits
+        who = " and ".join(
+            f"{_names(ranks)} wait{'s' * (len(ranks) == 1)} {where}"
+            for where, ranks in waiting.items()
+        )
+        return f"{who} for {culprits}"
+
+    def _culprit(self, rank: int, as_subject: bool) -> str:
+        beat = self._beats[rank]
+        start = f"rank {rank}" if as_subject else f"rank {rank}, which"
+        process = f"process {beat.process} of {beat.host}"
+        if self._is_stopped(rank):
+            return f"{start} is stopped ({process}; kill -CONT {beat.process} lets it go on)"
+        if self._is_lost(rank):
+            return f"{start} gives no sign of life ({process})"
+        if beat.collective:
+            return f"{start} waits {_where(beat)}"
+        text = f"{start} is {'still ' * beat.long}{beat.what}"
+        if beat.step:
+            in_step = beat.what in _IN_A_STEP
+            text += f" in step {beat.step + 1}" if in_step else f" after step {beat.step}"
+        if beat.waits_for:
+            text += f" and waits for {' and '.join(beat.waits_for)}"
+        for process_id in beat.stuck:
+            text += f"; kill -CONT {process_id} lets it go on"
+        return text
+
+
+def _where(beat: Heartbeat) -> str:
+    step = f"step {beat.step + 1}" if beat.what in (*_IN_A_STEP, "starting") else ""
+    if not beat.collective:
+        return f"in {step}" if step else beat.what
+    return f"in {beat.collective} of {step}" if step else f"in {beat.collective} ({beat.what})"
+
+
+def _names(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    *first, last = map(str, ranks)
+    return f"ranks {', '.join(first)} and {last}"
+
+
+@contextmanager
+def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Iterator[None]:
+    """Have the ranks of ``torchrun`` watch one another, and name one whose connection is lost."""
+    if world_size == 1:
+        yield
+        return
+    watch: HangWatch | None = None
+
+    def look(quiet: float) -> None:
+        nonlocal watch
+        if watch is None:
+            watch = HangWatch(
+                connect(), world_size, limits, lambda text: click.echo(text, err=True)
+            )
+        if quiet < limits.notice / 2 and not watch.told:
+            return
+        try:
+            watch.look(teller=rank)
+        except HangError as error:
+            _end(watch, str(error))
+        except RuntimeError:  # its connection is broken, as the heart's: both are made anew
+            watch = None
+            raise
+
+    def end(text: str) -> None:
+        _end(watch, f"rank {rank}: {text}. The run is ended. {limits.advice()}")
+
+    with (
+        Heart(rank, limits.interval, look) as heart,
+        store_watched(limits, lambda: heart.answered, end),
+    ):
+        try:
+            yield
+        except Exception as error:
+            if not is_lost_connection(error):
+                raise
+            lost = who_is_lost(rank, world_size, limits)
+            # The error may name a checkpoint or a plugin, at fault if no rank is missed.
+            said = f" ({error})" if isinstance(error, RecdError) else ""
+            raise SetupError(f"rank {rank} was left: {lost}{said}. {limits.advice()}") from error
+
+
+@contextmanager
+def store_watched(
+    limits: HangLimits, answered: Callable[[], int], end: Callable[[str], None]
+) -> Iterator[None]:
+    """End a rank that makes no progress and hears nothing of the ranks' store."""
+    left = threading.Event()
+
+    def run() -> None:
+        ticks = Ticks(limits.interval)
+        seconds, last = 0.0, (-1, -1)
+        while not left.wait(limits.interval):
+            passed, now = ticks.passed(), (activity.current().changes, answered())
+            seconds = seconds + passed if now == last else 0.0
+            last = now
+            if limits.timeout is not None and seconds >= limits.timeout:
+                end(f"nothing has moved for {seconds:.0f} s, and {_store_is_lost()}")
+
+    threading.Thread(target=run, name="recd-store-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        left.set()
+
+
+def _end(watch: HangWatch | None, text: str) -> None:
+    """End this process, whose training thread waits, and stopped ones on this machine."""
+    kill_stopped_below(os.getpid())
+    for process in [] if watch is None else watch.stopped_here():
+        kill_stopped_below(process)
+        with suppress(ProcessLookupError):  # another rank was faster
+            os.kill(process, signal.SIGKILL)
+    if text:
+        click.secho(text, fg="red", err=True)
+    sys.stdout.flush()
+    os._exit(1)
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether a collective failed because another rank, or its node, was gone.
+
+    Looks at causes, too: code on the way may have taken it for a fault of a checkpoint or plugin.
+    """
+    import torch.distributed as dist
+
+    cause: BaseException | None = error
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:  # causes may go round
+        seen.append(cause)
+        # gloo raises RuntimeErrors with the path of its source.
+        of_gloo = isinstance(cause, RuntimeError) and "/gloo/" in str(cause)
+        if of_gloo or isinstance(cause, dist.DistError):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def who_is_lost(
+    rank: int,
+    world_size: int,
+    limits: HangLimits,
+    connect: Callable[[timedelta], TCPStore] = connect,
+) -> str:
+    """Describe the lost ranks, in the same words on all ranks that ask.
+
+    Takes 2.5 heartbeats unless a rank has said that it ended.
+    """
+    # A launcher that restarts ranks keeps its store.
+    verdict = f"recd/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    try:
+        store = connect(_PATIENCE)
+        if store.check([verdict]):
+            return store.get(verdict).decode()
+        gone = _gone(store, rank, world_size, limits.interval)
+        found = " and ".join(gone) or (
+            "no rank is missed, so the network between them failed, or one took longer than the "
+            f"{limits.collectives.total_seconds():,.0f} s that collectives wait"
+        )
+        said = store.compare_set(verdict, "", found).decode()
+        if rank < int(os.environ.get("LOCAL_WORLD_SIZE", world_size)):
+            # The store ends with the node of rank 0, and others may not have asked it yet.
+            time.sleep(_BEATS * limits.interval)
+        return said
+    except RuntimeError:
+        return _store_is_lost()
+
+
+def _store_is_lost() -> str:
+    return (
+        f"the ranks' store on the node of rank 0 ({os.environ.get('MASTER_ADDR')}) does not "
+        "answer: rank 0's node is lost, or the network between it and this one"
+    )
+
+
+def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[str]:
+    """Describe the ranks that have ended, or else those that no longer beat."""
+    before = after = _beats(store, world_size)
+    for _ in range(_LOOKS):
+        time.sleep(_BEATS * interval / _LOOKS)
+        after = _beats(store, world_size)
+        if ended := {other: beat for other, beat in after.items() if beat.what == "done"}:
+            return [f"rank {r} has ended ({_seen(beat)}): it says why" for r, beat in ended.items()]
+    return [
+        f"rank {other} gives no sign of life ({_seen(beat)}): it was killed, or its node is lost"
+        for other, beat in after.items()
+        if other != rank and other in before and beat.number == before[other].number
+    ]
+
+
+def _seen(beat: Heartbeat) -> str:
+    return f"process {beat.process} of {beat.host}, last seen in step {beat.step + 1}"
