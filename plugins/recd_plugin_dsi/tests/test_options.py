@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_dsi.cluster import join
-from recd_plugin_dsi.ray_ingestion import OLDEST, TOO_NEW, RayOptions, check_ray
+from recd_plugin_dsi.options import OLDEST, TOO_NEW, RayOptions, check_ray
 from recd_plugins.runtime.errors import SetupError
 
 PACKAGE = Path(__file__).parents[1]
