@@ -12,7 +12,7 @@ from recd_plugin_recd import command_options
 from recd_plugins.api import OUTPUT_FOLDER, new_place, progress_bars, read_bytes, write_json
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.job import Progress
+    from recd_plugin_recd.cluster.options import Progress
 
 
 class Size(click.ParamType[int]):
@@ -125,8 +125,8 @@ def cluster(
     if target is None:
         raise click.UsageError("Missing argument 'DST'.")
     # Imported here: `recd --help` reads this module and has no use for Arrow.
-    from recd_plugin_recd.cluster.job import ClusterOptions
     from recd_plugin_recd.cluster.job import cluster as run
+    from recd_plugin_recd.cluster.options import ClusterOptions
 
     options = ClusterOptions(
         source=source,

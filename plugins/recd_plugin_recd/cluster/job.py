@@ -11,11 +11,12 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
+from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.sort import Layouts, sort_partition
 from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
 from recd_plugin_recd.sessions import plain_sessions
@@ -31,37 +32,9 @@ from recd_plugins.api import (
     write_note,
 )
 
-#: Called with the rows read and the rows written since the last call.
-Progress = Callable[[int, int], None]
-
 #: Raised when unfinished work of another version cannot be gone on from.
 _VERSION = 2
 _HEAVIEST = 5
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Options of ``recd cluster``.
-
-    Attributes:
-        session, timestamp: their columns; None takes what ``open_source`` takes.
-        memory: bytes that the whole process may take.
-        keep_share: share of the sessions that stay, more than 0, at most 1.
-        seed: of the choice of these sessions.
-        row_group_rows: most rows of a row group of the output.
-    """
-
-    source: Path
-    target: Path
-    session: str | None = None
-    timestamp: str | None = None
-    memory: int = 2_000_000_000
-    layout: Literal["list", "list_dict"] = "list"
-    row_group_rows: int = 8192
-    nulls: Literal["error", "empty"] = "error"
-    keep_share: float = 1.0
-    seed: int = 0
-    engine: Literal["embedded", "spark"] = "embedded"
 
 
 @dataclass(frozen=True)

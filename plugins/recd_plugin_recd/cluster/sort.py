@@ -35,7 +35,7 @@ from recd_plugins.api import (
 )
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.job import ClusterOptions, Progress
+    from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 
 Layouts = dict[str, Layout]
 

@@ -29,7 +29,7 @@ from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError, SetupError, is_list_dict, optional_library, to_lists
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.job import ClusterOptions, Progress
+    from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 
 #: Bytes of input files for one range of the output.
 _RANGE_BYTES = 128 << 20

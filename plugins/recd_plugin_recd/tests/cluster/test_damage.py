@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests import forked
 
-from recd_plugin_recd.cluster.job import ClusterOptions, cluster
+from recd_plugin_recd.cluster.job import cluster
+from recd_plugin_recd.cluster.options import ClusterOptions
 from recd_plugins.runtime.errors import DataError, SetupError
 
 ROWS = 3000

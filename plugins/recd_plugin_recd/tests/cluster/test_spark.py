@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_recd.cluster import spark
-from recd_plugin_recd.cluster.job import ClusterOptions, cluster
+from recd_plugin_recd.cluster.job import cluster
+from recd_plugin_recd.cluster.options import ClusterOptions
 from recd_plugins.data.parquet import read_footers
 from recd_plugins.runtime.errors import DataError, SetupError
 
