@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins import hookspecs, load_registry
+from recd_plugins import load_registry
+from recd_plugins.config import hookspecs
 from recd_plugins.config.manager import PluginManager, installed_plugin
 from recd_plugins.interfaces import PluginOptions
 from recd_plugins.runtime.errors import PluginError

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _HOME = {
     "Dedup": "drop_in.dedup",
     "PooledSequences": "drop_in.pooled_sequences",
-    "RunConfig": "registry",
-    "__version__": "versions",
+    "RunConfig": "config",
+    "__version__": "runtime.versions",
     "describe_tables": "sharding.table_report",
-    "load_registry": "registry.from_file",
+    "load_registry": "config.from_file",
     "prepare": "planning.prepare",
     "wrap": "drop_in.wrap",
 }

@@ -207,8 +207,9 @@ def plan(
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     """
-    from recd_plugins import load_registry, upstream_noise
+    from recd_plugins import load_registry
     from recd_plugins.planning.topologies import MACHINE
+    from recd_plugins.runtime import upstream_noise
     from recd_plugins.runtime.launch import torchrun_rank
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
