@@ -22,7 +22,7 @@ from recd_plugin_flexshard.planning import (
 from recd_plugins.api import DataError, RecdError, SetupError
 
 if TYPE_CHECKING:
-    from recd_plugin_flexshard.sharding import OtherCluster, TierOptions
+    from recd_plugin_flexshard.options import OtherCluster, TierOptions
     from recd_plugins.api import (
         CollectiveRates,
         DistinctGradients,

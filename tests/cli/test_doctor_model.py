@@ -109,9 +109,9 @@ def test_entries_of_a_file_count(folder: Path) -> None:
     ("name", "message"),
     [
         ("my_trainer", "expected MODULE:FACTORY"),
-        ("my_trainr:build", "importing my_trainr failed: ModuleNotFoundError"),
-        ("my_trainer:buidl", "has no function buidl; did you mean build?"),
-        ("my_trainer:broken", "broken() failed: ValueError: no table today"),
+        ("my_trainr:build", "No module named 'my_trainr'"),
+        ("my_trainer:buidl", "has no attribute 'buidl'"),
+        ("my_trainer:broken", "ValueError: no table today"),
         ("my_trainer:nothing", "nothing() returned 3, no module"),
     ],
 )

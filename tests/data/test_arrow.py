@@ -65,9 +65,9 @@ def test_integers_are_lists_of_one():
         (pa.array([[1], [], [2, None]], pa.list_(pa.int64())), ["row 102", "null", "[2, None]"]),
         (pa.array([[1], [None]], pa.list_(pa.int32())), ["row 101", "[None]"]),
         (pa.array([1, None]), ["row 101", "null"]),
-        (pa.array(["a", "b"]), ["row 100", "'a'", "string", "list<int64>"]),
-        (pa.array([[1.5]]), ["row 100", "[1.5]", "double"]),
-        (pa.array([[1]], pa.list_(pa.uint64())), ["row 100", "[1]", "uint64"]),
+        (pa.array(["a", "b"]), ["row 100", "string", "list<int64>"]),
+        (pa.array([[1.5]]), ["row 100", "double"]),
+        (pa.array([[1]], pa.list_(pa.uint64())), ["row 100", "uint64"]),
     ],
 )
 def test_errors_of_sparse_columns_say_where(column, parts):
@@ -107,7 +107,7 @@ def test_dense_features_of_any_number():
     ("column", "parts"),
     [
         (pa.array([1.0, None]), ["row 101", "null"]),
-        (pa.array(["a", "b"]), ["row 100", "'a'", "string", "number"]),
+        (pa.array(["a", "b"]), ["row 100", "string", "number"]),
     ],
 )
 def test_errors_of_dense_columns_say_where(column, parts):

@@ -78,5 +78,5 @@ def test_a_dictionary_that_says_it_is_shorter(path: Path) -> None:
     at = written.index(b"\x15\x06\x15\x00", start)
     written[at + 1] = 2 * 2
     path.write_bytes(written)
-    with pytest.raises(DataError, match="column seen has the code 2, and its dictionary has 2"):
+    with pytest.raises(DataError, match="column seen has a code without a value"):
         read(path)
