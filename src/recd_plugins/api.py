@@ -85,7 +85,8 @@ if TYPE_CHECKING:
         to_list_dict as to_list_dict,
         to_lists as to_lists,
     )
-    from recd_plugins.data.loader import hand_out as hand_out, read_task as read_task
+    from recd_plugins.data.workers import hand_out as hand_out
+    from recd_plugins.data.loader import read_task as read_task
     from recd_plugins.data.lower import lower as lower
     from recd_plugins.data.parquet import (
         ParquetTable as ParquetTable,

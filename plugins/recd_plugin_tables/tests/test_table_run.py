@@ -54,6 +54,18 @@ def test_more_ids_than_rows_are_refused_before_the_run(tmp_path: Path) -> None:
         trainer.train("plugins")
 
 
+def test_two_vocabularies_of_one_feature_are_refused(tmp_path: Path) -> None:
+    write_requests(tmp_path / "requests.jsonl")
+    text = NESTED.format(folder=tmp_path, converter="recd.kjt", evaluate="false")
+    path = tmp_path / "r.yaml"
+    path.write_text(text.replace("features: [reader_id]", "features: ['*_id', shown*]"))
+    said = (
+        r"r.yaml:\d+ .*shown_news has its tables.vocabulary in preprocessing.0. \(line \d+\), and"
+    )
+    with session(path, overrides={}) as trainer, pytest.raises(RecdError, match=said):
+        trainer.train("plugins")
+
+
 def test_an_id_without_a_row_is_named_by_the_users_file(tmp_path: Path) -> None:
     write_requests(tmp_path / "requests.jsonl")
     text = NESTED.format(folder=tmp_path, converter="recd.ikjt", evaluate="false")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -142,19 +142,6 @@ class _Reader(TaskReader):
     @cached_property
     def _dataset(self) -> Dataset:
         return self._registry.wrap_dataset(self._lookups)
-
-
-def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
-    """Yield the batches of blocks; ``reader`` moves along as if it had read them."""
-    for block in blocks:
-        for model_input, position in block.batches:
-            reader.load_state_dict(position)
-            yield model_input
-        if isinstance(block.end, Exception):
-            raise block.end
-        if block.end is not None:
-            reader.load_state_dict(block.end)
-            return
 
 
 def _for_readers(registry: RunConfig) -> RunConfig:

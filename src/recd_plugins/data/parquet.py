@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -84,6 +85,9 @@ class ParquetTable:
         found = self.root.find(".parquet")
         first = _look(found[0])
         self.schema = decoded_schema(first[0])
+        counts = Counter(self.schema.names)
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise DataError(f"{found[0]}: has two columns named {twice[0]}; rename one")
         on_columns = [each for each in where if each.column in self.schema.names]
         self.locations = self._with_keys(found, [each for each in where if each not in on_columns])
         self._where = tuple(on_columns)

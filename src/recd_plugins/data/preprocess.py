@@ -396,13 +396,28 @@ def feature_steps(registry: RunConfig, schema: FeatureSchema) -> Steps:
                         f"{pattern} matches {', '.join(found)}: {kind}",
                     )
                 )
-    if problems:
-        raise RegistryError(problems)
     chains = {
-        name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
+        name: [entry for entry in entries if name in taken[entry.field]]
         for name, entries in claims.items()
     }
-    return {name: chain for name, chain in chains.items() if chain}
+    for name, chain in chains.items():
+        first: dict[str, Entry[Preprocessing]] = {}
+        for entry in chain:
+            known = first.setdefault(entry.plugin.name, entry)
+            if known is not entry and num_ids_of(entry.plugin) is not None:
+                problems.append(
+                    Problem(
+                        str(registry.path),
+                        entry.line,
+                        f"{entry.field}.features",
+                        f"{name} has its {entry.plugin.name} in {known.field} (line {known.line}), "
+                        "and this one would number the ids of that one; leave the feature out of "
+                        "one of them",
+                    )
+                )
+    if problems:
+        raise RegistryError(problems)
+    return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
 
 
 def num_ids_of(step: Preprocessing) -> int | None:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import count
 from multiprocessing import Pipe
@@ -27,7 +27,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from recd_plugins.data.ipc import Packed, pack, unpack
-from recd_plugins.data.loader import hand_out
 from recd_plugins.interfaces import Feed, Reader
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State
 from recd_plugins.interfaces.values.batch import ModelInput
@@ -343,3 +342,16 @@ class WorkerDied(Exception):
         self.how = f"(process {process.pid}) {how}"
         self.remedy = _REMEDIES.get(name, "")
         super().__init__(self.how)
+
+
+def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
+    """Yield the batches of blocks; ``reader`` moves along as if it had read them."""
+    for block in blocks:
+        for model_input, position in block.batches:
+            reader.load_state_dict(position)
+            yield model_input
+        if isinstance(block.end, Exception):
+            raise block.end
+        if block.end is not None:
+            reader.load_state_dict(block.end)
+            return
