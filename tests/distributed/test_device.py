@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from recd_plugins import RunConfig, load_registry
+from recd_plugins.config import device
 from recd_plugins.config.device import choose_device
-from recd_plugins.runtime import device
 from recd_plugins.runtime.errors import SetupError
 
 REGISTRY = """\

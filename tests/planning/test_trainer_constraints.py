@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.planning.test_planner import Model, Wide, make, prepared, profile, registry
+from tests.planning.test_planner import Model, make, prepared, profile, registry
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -15,7 +15,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from recd_plugin_torchrec.shardings import DataParallel, RowWise, Uvm
+from recd_plugin_torchrec.shardings import DataParallel, RowWise
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints, table_optimizers
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
@@ -146,11 +146,3 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
     message = "own is a OwnProcessed, which .*; but no sharder is for that type, .* inside"
     with pytest.raises(SetupError, match=message):
         planner.plan(model, ready.sharders())
-
-
-def test_plugins_of_two_kinds_and_one_name_contradict_each_other() -> None:
-    wide = make(Wide)
-    wide.name = Uvm.name
-    reg = registry((wide, ["b"]), cache=[(make(Uvm), ["b"])])
-    with pytest.raises(SetupError, match=r"b: torchrec\.uvm and torchrec\.uvm set different compu"):
-        build_planner(prepared(reg), world_size=2, profile=profile())

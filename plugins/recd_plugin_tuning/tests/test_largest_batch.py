@@ -23,4 +23,3 @@ def test_a_batch_that_no_choice_fits_is_too_large(make_registry, table: Path) ->
     more = {"batch_size": largest.batch_size + (largest.batch_step or 0)}
     with pytest.raises(NoPlanError, match="auto finds nothing that fits"):
         with_plugins(registry.with_training(more), spec)
-    assert study.report(registry, 64).plugins.batch_size == 64
