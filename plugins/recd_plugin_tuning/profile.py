@@ -170,7 +170,7 @@ def registry_command(
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
     from recd_plugins.api import fitted_steps, measure_access
 
-    check_output(output, force)
+    check_output(output, force, "table", "row", "accesses")
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -244,7 +244,7 @@ def distribution_command(
         raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
     exponent = 1.0 if exponent is None else exponent
     drawn = seed_of(seed, in_order)
-    check_output(output, force)
+    check_output(output, force, "table", "row", "accesses")
     if scale is None:
         made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
     else:
@@ -287,7 +287,7 @@ def reuse_command(
     from recd_plugins.api import AccessProfile, from_reuse_histogram, read_reuse_histograms
 
     drawn = seed_of(seed, in_order)
-    check_output(output, force)
+    check_output(output, force, "table", "row", "accesses")
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -319,7 +319,7 @@ def merge_command(
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.api import AccessProfile
 
-    check_output(output, force)
+    check_output(output, force, "table", "row", "accesses")
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)

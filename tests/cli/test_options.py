@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -92,3 +94,19 @@ def test_ranks_are_those_of_torchrun(folder: Path, command: list[str]) -> None:
     result = CliRunner().invoke(main, [*command, "--ranks", "1"], env=ranks)
     assert result.exit_code == 2, result.output
     assert "torchrun says which ranks there are: leave out --ranks" in result.stderr
+
+
+@pytest.mark.parametrize("command", [ZIPF, ["report", "run.json"], ["trace", "profile", "ids.txt"]])
+@pytest.mark.parametrize("name", ["registry.yaml", "clicks.parquet", "clicks.csv", "model.pt"])
+def test_force_replaces_no_file_of_another_kind(
+    folder: Path, command: list[str], name: str
+) -> None:
+    for other in ("ids.txt", "clicks.csv"):
+        (folder / other).write_text("user,score_of_yesterday\n1,2\n")
+    pq.write_table(pa.table({"user": [1], "click": [0]}), folder / "clicks.parquet")
+    (folder / "model.pt").write_bytes(b"PK\3\4")
+    before = (folder / name).read_bytes()
+    result = CliRunner().invoke(main, [*command, "-o", name, "--force"])
+    assert result.exit_code == 1, result.output
+    assert f"{name} exists and is no file of the kind" in " ".join(result.output.split())
+    assert (folder / name).read_bytes() == before

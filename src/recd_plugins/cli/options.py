@@ -175,8 +175,14 @@ def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
     return add
 
 
-def check_output(output: Path, force: bool) -> None:
-    """Refuse to replace a file without ``--force``, or one that the command reads.
+def check_output(output: Path, force: bool, *columns: str, begins: bytes = b"") -> None:
+    """Refuse to replace a file without ``--force``, one of another kind, or one that is read.
+
+    Args:
+        output: the file.
+        force: whether a file of the kind that the command writes may be replaced.
+        columns: of such a file, in its Parquet schema or in its first line.
+        begins: regular expression that the first 64 KiB of such a file match.
 
     Raises:
         RecdError: names the file.
@@ -191,6 +197,23 @@ def check_output(output: Path, force: bool) -> None:
                 continue
             if path.samefile(output):
                 raise RecdError(f"{output} is read as {name}; name another file")
+    with output.open("rb") as file:
+        beginning = file.read(1 << 16)
+    if beginning and not (
+        re.match(begins, beginning) and {*columns} <= _columns(output, beginning)
+    ):
+        raise RecdError(
+            f"{output} exists and is no file of the kind that this command writes; name another"
+        )
+
+
+def _columns(path: Path, beginning: bytes) -> set[str]:
+    """Return the columns of a Parquet file, or the words in the first line of another one."""
+    if not beginning.startswith(b"PAR1"):
+        return set(re.findall(r"\w+", beginning.partition(b"\n")[0].decode(errors="replace")))
+    import pyarrow.parquet as pq
+
+    return {*pq.read_schema(path).names}
 
 
 def check_apart(output: Path, registry: RunConfig, *made_from: Path) -> None:
