@@ -207,7 +207,8 @@ def _collective(frame: FrameType | None) -> str:
             return name
         if module == "torch.autograd.graph":
             return "the backward pass"
-        if module.startswith(("torchrec.distributed", "recd_plugins.dist")) and "wait" in name:
+        ours = ("torchrec.distributed", "recd_plugins.sharding", "recd_plugins.compat")
+        if module.startswith(ours) and "wait" in name:
             collective = "a collective"
         frame = frame.f_back
     return collective
