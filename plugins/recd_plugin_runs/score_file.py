@@ -107,8 +107,12 @@ class KeptColumns:
             ) from error
         there = table.schema.names
         self._paths = {name: [name] if name in there else name.split(".") for name in columns}
-        for name, (column, *_) in self._paths.items():
-            if column not in there:
+        for name, (column, *fields) in self._paths.items():
+            kind: Any = table.schema.field(column).type if column in there else None
+            for field in fields:
+                has = pa.types.is_struct(kind) if kind is not None else False
+                kind = kind.field(field).type if has and kind.get_field_index(field) >= 0 else None
+            if kind is None:
                 raise DataError(
                     f"{location}: no column {name}, which --keep names; there are: "
                     f"{', '.join(there)}"

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.config import Entry, RegistrySpec
-from recd_plugins.data.loader import build_dataloader, hand_out, read_task
+from recd_plugins.data.loader import build_dataloader, read_task
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.reader import Piece
+from recd_plugins.data.workers import hand_out
 from recd_plugins.interfaces import Reader, Rows
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, TaskReader
 from recd_plugins.model.build import build_model

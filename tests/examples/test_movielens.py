@@ -80,7 +80,7 @@ def test_histories_that_change_at_every_rating_are_stored_partially(tmp_path, mo
     registry.dataset.prepare()
     batch = next(iter(build_dataloader(registry, rank=0, world_size=1, split="train")))
     histories = {"history_seen", "history_liked", "history_disliked"}
-    assert set(batch.stretches) == histories
+    assert set(batch.segments) == histories
     assert not histories & set(batch.sparse_features.keys())
     (program,) = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
     exec(compile(program, "README.md", "exec"), {})

@@ -44,7 +44,7 @@ class FarFeed(Feed):
         gives = self.plugin.options.gives
         return self.batches(reader, gives)
     def batches(self, reader, gives):
-        from recd_plugins.data.loader import hand_out
+        from recd_plugins.data.workers import hand_out
         blocks = self.reader.blocks(reader.state_dict(), 0, 1)
         for number, batch in enumerate(hand_out(blocks, reader)):
             if gives == "fewer" and number == 3:

@@ -248,7 +248,7 @@ def test_vectors_are_written_over_nothing_that_is_there(trained, tmp_path):
         return CliRunner().invoke(main, [*arguments, str(folder), *more]).output.replace("\n", "")
 
     kept = tmp_path / "users.parquet"
-    kept.write_text("mine")
+    pq.write_table(pa.table({"item": [1], "vector": [[1.0]]}), kept)
     assert f"{kept} exists already" in output_of(tmp_path)
     assert not (tmp_path / "items.parquet").exists()
     output_of(tmp_path, "--force")
