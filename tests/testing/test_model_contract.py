@@ -69,7 +69,11 @@ def test_a_fault_is_noticed(fault: str, test: str) -> None:
     named = method.__code__.co_varnames[1 : method.__code__.co_argcount]
     try:
         method(**{name: given[name] for name in named})
-    except (AssertionError, RuntimeError, RecdError, RankError):  # plugins raise what torch does
+    except (AssertionError, RecdError, RankError):
+        return
+    except RuntimeError as error:  # torch's own, with the note of where the plugin raised it
+        if "test.tower: build failed at" not in "".join(error.__notes__):
+            raise
         return
     except pytest.skip.Exception:
         pytest.fail("the fault is skipped")
