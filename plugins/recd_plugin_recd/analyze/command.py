@@ -12,7 +12,6 @@ from recd_plugins.api import (
     AT_LEAST_1,
     OUTPUT,
     OUTPUT_OR_TERMINAL,
-    DataError,
     output_console,
     progress_bars,
 )
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 )
 @command_options.nulls
 @click.option(
-    "--expect-clustered", is_flag=True, help="Fail where the rows of a session lie apart."
-)
-@click.option(
     "--json",
     "json_path",
     type=OUTPUT_OR_TERMINAL,
@@ -62,7 +58,6 @@ def analyze(
     timestamp: str | None,
     sample_mb: int,
     nulls: Nulls,
-    expect_clustered: bool,
     json_path: Path | None,
     html_path: Path | None,
 ) -> None:
@@ -71,8 +66,8 @@ def analyze(
     PATH is a Parquet file, a folder of them, or a registry file, whose dataset is read.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from recd_plugin_recd.analyze.report import page, show
     from recd_plugin_recd.analyze.study import study
-    from recd_plugin_recd.analyze.terminal import show
     from recd_plugin_recd.source import open_source
     from recd_plugins.api import json_text, write_text
 
@@ -86,17 +81,11 @@ def analyze(
             progress=add_bar(f"reading {path.name}", source.num_rows),
         )
     if html_path is not None:
-        from recd_plugin_recd.analyze.page import page
-
         write_text(html_path, page(report))
+    text = json_text(report.to_json())
     if json_path == Path("-"):
-        click.echo(json_text(report.to_json()), nl=False)
-    else:
-        if json_path is not None:
-            write_text(json_path, json_text(report.to_json()))
-        show(output_console(), report)
-    if expect_clustered and not report.clustered:
-        raise DataError(
-            f"{report.first_break}: a session goes on here after rows of other sessions; "
-            "`recd cluster` puts the rows of each session together"
-        )
+        click.echo(text, nl=False)
+        return
+    if json_path is not None:
+        write_text(json_path, text)
+    show(output_console(), report)

@@ -1,200 +1,168 @@
-"""What ``recd analyze`` found: as JSON, and in sentences for the terminal and the page."""
+"""What ``recd analyze`` found, in the terminal and as a page of HTML that stands alone."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from recd_plugin_recd.analyze.samples import NUM_PARTS, BatchSummary, SessionSummary
-from recd_plugins.api import bytes_text
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
+from recd_plugin_recd.analyze.study import MIN_FACTOR, MIN_SESSIONS, FeatureReport, TableAnalysis
+from recd_plugins.api import (
+    COLORS,
+    Html,
+    bytes_text,
+    element,
+    html_page,
+    html_section,
+    html_table,
+    plot_style,
+    svg_of,
+)
 
-@dataclass(frozen=True)
-class StorageEstimate:
-    """Bytes of the features of a row.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-    Attributes:
-        stored: in the files as they are; None where rows come from no Parquet files.
-        as_read: neighbouring rows of the table, written anew in the order in which they stand.
-        by_session, by_session_dict: the sampled sessions, written by session in the layouts
-            ``list`` and ``list_dict``. These three have the settings of ``recd cluster``.
-        rows_as_read, rows_by_session: how many rows were written to learn that.
-    """
+Cells = Sequence[Sequence[str]]
 
-    stored: float | None
-    as_read: float
-    by_session: float
-    by_session_dict: float
-    rows_as_read: int
-    rows_by_session: int
-
-
-Form = Literal["plain", "exact", "partial"]
-BatchSizeFrom = Literal["--batch-size", "training.batch_size", "default"]
-
-#: A sample with fewer sessions than this advises nothing: two for each part of it.
-MIN_SESSIONS = 2 * NUM_PARTS
-
-_VERSION = 1
+#: Features that a plot can show legibly.
+MAX_FEATURES = 48
+_BLUE, _ORANGE, _GREEN, _, _GREY = COLORS
 
 
-@dataclass(frozen=True)
-class FeatureReport:
-    """One feature.
-
-    Attributes:
-        name: its column.
-        length: l, mean ids of a row.
-        stays: d, the probability that the next row of a session has the same list.
-        exact_rows: share of rows that equal the row before in their session.
-        exact: the same weighted by length: share of ids.
-        partial: share of ids that the row before has too.
-        predicted_as_is, measured_as_is: DedupeFactor in a batch of the table as it is: by the
-            formula at the batch's S, and as a converter finds it.
-        predicted_by_session: by the formula at the table's S.
-        measured_by_session: in a batch of the table by session.
-        partial_factor: DedupeFactor of partial deduplication by session.
-        form: what pays once the table is by session; None where the sample is too small to tell.
-    """
-
-    name: str
-    length: float
-    stays: float
-    exact_rows: float
-    exact: float
-    partial: float
-    predicted_as_is: float
-    measured_as_is: float
-    predicted_by_session: float
-    measured_by_session: float
-    partial_factor: float
-    form: Form | None
-
-    @property
-    def deduplicated(self) -> bool:
-        """Whether it pays to deduplicate it."""
-        return self.form in ("exact", "partial")
+def show(console: Console, report: TableAnalysis) -> None:
+    """Print the report."""
+    console.print(f"[bold]{escape(report.path)}[/]", soft_wrap=True)
+    for finding in findings(report):
+        console.print(f"- {escape(finding)}", highlight=False)
+    for title, headings, rows in _tables(report):
+        table = Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD)
+        table.padding = (0, 0)
+        table.add_column(headings[0], overflow="fold")
+        for heading in headings[1:]:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(escape(row[0]), *row[1:])
+        console.print()
+        console.print(table)
+    if report.converter is not None:
+        console.print(f"[bold]{_for_registry(report)}[/]\n")
+        console.print(report.converter, markup=False, highlight=False, soft_wrap=True, end="")
 
 
-@dataclass(frozen=True)
-class DedupGroupReport:
-    """Features to deduplicate with one inverse lookup, and the DedupeFactor that they have then."""
-
-    features: tuple[str, ...]
-    dedupe_factor: float
-
-
-@dataclass(frozen=True)
-class SampleReport:
-    """The rows from which "by session" was learnt.
-
-    Attributes:
-        whole: whether these are all rows of the table.
-        rows, sessions: how many.
-        megabytes: at most held, in millions of bytes.
-        errors: standard errors that come of sampling, by figure.
-    """
-
-    whole: bool
-    rows: int
-    sessions: int
-    megabytes: int
-    errors: dict[str, float]
-
-    @property
-    def too_small(self) -> bool:
-        """Whether it has too few sessions to tell what pays."""
-        return not self.whole and self.sessions < MIN_SESSIONS
+def page(report: TableAnalysis) -> str:
+    """Return the report as a page, with plots as SVG."""
+    title = f"recd analyze {report.path}"
+    parts: list[Html] = [
+        element("h1", title),
+        element("ul", *(element("li", finding) for finding in findings(report))),
+        *html_section("Samples of a session (figure 3)", "", session_plot(report)),
+        *html_section("Duplication (figure 4)", _shown(report), duplication_plot(report)),
+        *html_section("DedupeFactors", _shown(report), factor_plot(report)),
+    ]
+    for heading, headings, rows in _tables(report):
+        parts.append(element("h2", heading))
+        parts.append(html_table([each.replace("\n", " ") for each in headings], rows))
+    if report.converter is not None:
+        parts += [element("h2", _for_registry(report)), element("pre", report.converter)]
+    return html_page(title, parts)
 
 
-@dataclass(frozen=True)
-class TableAnalysis:
-    """A table's characterisation.
-
-    Attributes:
-        path: of the table or registry file.
-        rows: of the table.
-        partitions: of the table, 1 where it has none.
-        batch_size: B.
-        batch_size_from: what set it: --batch-size, training.batch_size, or default.
-        ids: of all rows and features.
-        sessions: rows of sessions in a partition.
-        first_break: file and row at which a session goes on after rows of others; None if the
-            counted sessions lie together.
-        batches: batches as the table is.
-        batches_by_session: batches of the sample by session.
-        exact, partial: shares of ids, over all features.
-        exact_rows: mean over the features.
-        factor_as_is: DedupeFactor measured in batches of the table, over all features.
-        factor_by_session, partial_factor: by session, exact and partial.
-        features: in the order of the table.
-        groups: of the features to deduplicate.
-        sample: what "by session" rests on.
-        storage: bytes a row.
-        converter: a section for registry.yaml; None where the sample is too small to tell.
-    """
-
-    path: str
-    rows: int
-    partitions: int
-    batch_size: int
-    batch_size_from: BatchSizeFrom
-    ids: int
-    sessions: SessionSummary
-    first_break: str | None
-    batches: BatchSummary
-    batches_by_session: BatchSummary
-    exact: float
-    partial: float
-    exact_rows: float
-    factor_as_is: float
-    factor_by_session: float
-    partial_factor: float
-    features: tuple[FeatureReport, ...]
-    groups: tuple[DedupGroupReport, ...]
-    sample: SampleReport
-    storage: StorageEstimate
-    converter: str | None
-
-    @property
-    def clustered(self) -> bool:
-        """Whether the rows of each session lie together, as far as its sessions were counted."""
-        return self.first_break is None
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values; factors without bound are infinite."""
-        value = {"version": _VERSION, "clustered": self.clustered, **asdict(self)}
-        value["sessions"]["count"] = self.sessions.sessions
-        for name in ("batches", "batches_by_session"):
-            del value[name]["dedupe_factors"]  # stand with the features
-        return value
+def _shown(report: TableAnalysis) -> str:
+    many = len(report.features) > MAX_FEATURES
+    return f"The {MAX_FEATURES} features with the most ids." if many else ""
 
 
-_BATCH_SIZE_FROM: dict[BatchSizeFrom, str] = {
-    "--batch-size": "as --batch-size says",
-    "training.batch_size": "training.batch_size of the registry",
-    "default": "--batch-size sets another size",
-}
+def _for_registry(report: TableAnalysis) -> str:
+    return "for registry.yaml" + ("" if report.clustered else ", once the table is by session")
 
 
-def findings(report: TableAnalysis) -> list[str]:
-    """The outcome, a sentence or two each."""
-    return [_size(report), _order(report), _duplication(report), _factors(report), _advice(report)]
+def findings(report: TableAnalysis) -> Iterator[str]:
+    """Yield the outcome, a sentence or two each."""
+    sessions, sample = report.sessions, report.sample
+    inside = "" if report.partitions == 1 else f" in {report.partitions:,} partitions"
+    yield (
+        f"{report.rows:,} rows{inside} of {sessions.count:,} sessions: "
+        f"{sessions.samples_per_session:.2f} samples a session, median {sessions.median}, longest "
+        f"{sessions.longest:,}. A batch of {report.batch_size:,} has "
+        f"{report.batches.samples_per_session:.2f} samples a session."
+    )
+    if report.clustered:
+        yield "The table is clustered: the rows of each session lie together."
+    else:
+        yield (
+            f"The table is not clustered: {_share(sessions.torn)} of its sessions are torn apart. "
+            f"What it would be by session was measured on {sample.rows:,} rows of "
+            f"{sample.sessions:,} sessions."
+        )
+    yield (
+        f"{_share(report.exact)} of the ids stand in rows that equal the row before in their "
+        f"session (exact), {_share(report.partial)} stand in the row before too (partial)."
+    )
+    by_session = "" if report.clustered else f", by session {_factor(report.factor_by_session)}"
+    yield (
+        f"DedupeFactor over all features: {_factor(report.factor_as_is)} as it is{by_session}; "
+        f"with partial deduplication {_factor(report.partial_factor)}."
+    )
+    forms = [each.form for each in report.features]
+    if sample.too_small:
+        yield (
+            f"The sample is too small to tell what pays: {sample.sessions:,} sessions fit into "
+            f"--sample-mb {sample.megabytes}, and advice takes {MIN_SESSIONS}. Raise --sample-mb."
+        )
+    elif all(form == "plain" for form in forms):
+        yield f"No feature repeats enough to be worth deduplicating (DedupeFactor {MIN_FACTOR})."
+    else:
+        first = "" if report.clustered else "Cluster the table first (recd cluster). "
+        yield (
+            f"{first}Of {len(forms)} features deduplicate {forms.count('exact')} exactly and "
+            f"{forms.count('partial')} partially; {forms.count('plain')} stay plain."
+        )
 
 
-def storage_rows(storage: StorageEstimate) -> Iterator[tuple[str, float]]:
-    """What was stored or written how, and bytes of the features of a row."""
-    if storage.stored is not None:
-        yield "files as they are", storage.stored
-    yield f"rewritten in this order ({storage.rows_as_read:,} rows written)", storage.as_read
-    yield f"by session, list ({storage.rows_by_session:,} rows written)", storage.by_session
-    yield "by session, list_dict (the same rows)", storage.by_session_dict
+def _tables(report: TableAnalysis) -> Iterator[tuple[str, Sequence[str], Cells]]:
+    """Yield titles, headings and rows. Narrow columns leave room for names in 80 characters."""
+    sizes = [[size, _share(part), _share(batch)] for size, part, batch in _session_shares(report)]
+    yield "sessions by their samples", ("samples", "in a partition", "in a batch"), sizes
+    headings = (
+        "feature", "ids\na row", "d", "exact\n%", "partial\n%", "as it\nis",
+        "by\nsession,\npredicted", "by\nsession", "partial", "pays",
+    )  # fmt: skip
+    rows = [
+        (
+            each.name,
+            f"{each.length:.1f}",
+            f"{each.stays:.2f}",
+            f"{100 * each.exact:.1f}",
+            f"{100 * each.partial:.1f}",
+            _factor(each.measured_as_is),
+            _factor(each.predicted_by_session),
+            _factor(each.measured_by_session),
+            _factor(each.partial_factor),
+            each.form or "-",
+        )
+        for each in report.features
+    ]
+    yield "features and their DedupeFactors", headings, rows
+    storage = {
+        "files as they are": report.storage.stored,
+        "by session, list": report.storage.by_session,
+        "by session, list_dict": report.storage.by_session_dict,
+    }
+    bytes_rows = [
+        (what, f"{size:,.0f}", bytes_text(size * report.rows))
+        for what, size in storage.items()
+        if size is not None
+    ]
+    yield "storage of the features", ("", "bytes a row", "table"), bytes_rows
 
 
-def session_rows(report: TableAnalysis) -> Iterator[tuple[str, float, float]]:
-    """Numbers of samples, and the shares of sessions with so many in a partition and a batch."""
+def _session_shares(report: TableAnalysis) -> Iterator[tuple[str, float, float]]:
+    """Yield numbers of samples, and shares of sessions with so many in a partition and a batch."""
     partition, batch = report.sessions.histogram, report.batches.histogram
     all_partition, all_batch = sum(partition.values()), sum(batch.values())
     for size in sorted(partition.keys() | batch.keys()):
@@ -202,108 +170,91 @@ def session_rows(report: TableAnalysis) -> Iterator[tuple[str, float, float]]:
         yield label, partition.get(size, 0) / all_partition, batch.get(size, 0) / all_batch
 
 
-Headings = tuple[str, str, str]
-Cells = list[tuple[str, str, str]]
-
-
-def session_table(report: TableAnalysis) -> tuple[Headings, Cells]:
-    """Return headings and rows of the table of sessions by their samples."""
-    rows = session_rows(report)
-    cells = [(label, share(partition), share(batch)) for label, partition, batch in rows]
-    return ("samples", "in a partition", "in a batch"), cells
-
-
-def storage_table(report: TableAnalysis) -> tuple[Headings, Cells]:
-    """Return headings and rows of the table of storage."""
-    rows = storage_rows(report.storage)
-    cells = [(what, f"{size:,.0f}", bytes_text(size * report.rows)) for what, size in rows]
-    return ("", "bytes a row", "table"), cells
-
-
-def share(value: float) -> str:
-    """A share in percent."""
+def _share(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def factor(value: float) -> str:
-    """A DedupeFactor."""
+def _factor(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) else "inf"
 
 
-def _size(report: TableAnalysis) -> str:
-    sessions = report.sessions
-    about = "about " if sessions.rate < 1 else ""
-    spread = f" (standard error {sessions.standard_error:.2g})" if sessions.rate < 1 else ""
-    inside = "" if report.partitions == 1 else f" in {report.partitions:,} partitions"
-    return (
-        f"{report.rows:,} rows{inside} of {about}{sessions.sessions:,} sessions: "
-        f"{sessions.samples_per_session:.2f} samples a session{spread}, median {sessions.median}, "
-        f"longest {'seen ' if about else ''}{sessions.longest:,}. A batch of "
-        f"{report.batch_size:,} ({_BATCH_SIZE_FROM[report.batch_size_from]}) has "
-        f"{report.batches.samples_per_session:.2f} samples a session."
-    )
+@plot_style()
+def session_plot(report: TableAnalysis) -> Html:
+    """Shares of sessions by their samples, in a partition and in a batch (figure 3)."""
+    labels, partition, batch = zip(*_session_shares(report), strict=True)
+    axes = _axes(3)
+    at = range(len(labels))
+    for shift, shares, color, label in (
+        (-0.2, partition, _BLUE, "in a partition"),
+        (0.2, batch, _ORANGE, f"in a batch of {report.batch_size:,}"),
+    ):
+        heights = [100 * share for share in shares]
+        axes.bar([index + shift for index in at], heights, 0.4, color=color, label=label)
+    axes.set_xticks(at, labels, rotation=30, ha="right")
+    axes.set_xlabel("samples")
+    axes.set_ylabel("% of sessions")
+    axes.grid(visible=False, axis="x")
+    axes.legend()
+    return _svg(axes)
 
 
-def _order(report: TableAnalysis) -> str:
-    sessions = report.sessions
-    looked = "" if sessions.rate == 1 else f" (of {sessions.counted:,} sessions looked at)"
-    if report.clustered:
-        # The rule of three: what 95 of 100 samples would have shown.
-        rare = f"; more than 1 torn one in {sessions.counted // 3:,} would show" if looked else ""
-        return f"The table is clustered: the rows of each session lie together{looked}{rare}."
-    sample = report.sample
-    basis = (
-        "all rows were put by session in memory"
-        if sample.whole
-        else f"{sample.sessions:,} sessions, {sample.rows:,} rows, were sampled"
-    )
-    return (
-        f"The table is not clustered: {share(sessions.broken)} of its sessions are torn apart"
-        f"{looked}, first seen in {report.first_break}. What it would be by session: {basis}."
-    )
+@plot_style()
+def duplication_plot(report: TableAnalysis) -> Html:
+    """Exact and partial duplication of each feature (figure 4)."""
+    features = shown_features(report)
+    axes = _feature_axes(features, "% of ids")
+    at = range(len(features))
+    axes.barh(at, [100 * each.partial for each in features], color=_ORANGE, label="partial")
+    axes.barh(at, [100 * each.exact for each in features], color=_BLUE, label="exact")
+    axes.set_xlim(0, 100)
+    return _svg(axes)
 
 
-def _duplication(report: TableAnalysis) -> str:
-    exact, partial = (_error(report, name, 100, 1) for name in ("exact", "partial"))
-    return (
-        f"Of the ids, {share(report.exact)}{exact} stand in rows that equal the row before in "
-        f"their session (exact), and {share(report.partial)}{partial} stand in the row before too "
-        "(partial)."
-    )
-
-
-def _factors(report: TableAnalysis) -> str:
-    size = report.batches.rows // report.batches.batches
-    by_session = ""
+@plot_style()
+def factor_plot(report: TableAnalysis) -> Html:
+    """DedupeFactors of each feature: by session, partial, as the table is, and as predicted."""
+    features = shown_features(report)
+    axes = _feature_axes(features, "DedupeFactor")
+    at = range(len(features))
+    by_session = [each.measured_by_session for each in features]
+    # A factor without bound ends the axis.
+    bound = max(20.0, 2 * max(by_session))
+    partial = [min(each.partial_factor, bound) for each in features]
+    axes.barh(at, partial, color=_ORANGE, label="partial, by session")
+    axes.barh(at, by_session, 0.6, color=_BLUE, label="exact, by session")
     if not report.clustered:
-        error = _error(report, "factor_by_session", 1, 2)
-        by_session = f", by session {factor(report.factor_by_session)}{error}"
-    return (
-        f"DedupeFactor over all features in batches of {size:,}: {factor(report.factor_as_is)} as "
-        f"it is{by_session}; with partial deduplication {factor(report.partial_factor)}"
-        f"{_error(report, 'partial_factor', 1, 2)}."
-    )
+        as_is = [each.measured_as_is for each in features]
+        axes.barh(at, as_is, 0.35, color=_GREY, label="exact, as it is")
+    predicted = [min(each.predicted_by_session, bound) for each in features]
+    axes.plot(predicted, at, "|", color="black", markersize=9, label="predicted, by session")
+    axes.axvline(MIN_FACTOR, color=_GREEN, linestyle="--", linewidth=1, label="worth it from here")
+    return _svg(axes)
 
 
-def _advice(report: TableAnalysis) -> str:
-    sample = report.sample
-    if sample.too_small:
-        return (
-            "What pays is not told, as the sample is too small: into --sample-mb "
-            f"{sample.megabytes} go {sample.rows:,} rows of {sample.sessions:,} of the sessions, "
-            f"and advice takes {MIN_SESSIONS} sessions. Raise --sample-mb."
-        )
-    forms = [each.form for each in report.features]
-    first = "" if report.clustered else "Cluster the table first (recd cluster). "
-    if all(form == "plain" for form in forms):
-        return "No feature repeats enough to be worth deduplicating (DedupeFactor 1.5)."
-    return (
-        f"{first}Of {len(forms)} features deduplicate {forms.count('exact')} exactly and "
-        f"{forms.count('partial')} partially; {forms.count('plain')} stay plain."
-    )
+def shown_features(report: TableAnalysis) -> list[FeatureReport]:
+    """Return the features with the most ids, as many as a plot shows, in the table's order."""
+    largest = sorted(report.features, key=lambda each: -each.length)[:MAX_FEATURES]
+    return [each for each in report.features if each in largest]
 
 
-def _error(report: TableAnalysis, figure: str, scale: float, digits: int) -> str:
-    """The standard error of a figure, where there is one."""
-    error = report.sample.errors.get(figure)
-    return f" (±{scale * error:.{digits}f})" if error else ""
+def _axes(height: float) -> Axes:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(8, height), layout="constrained").subplots()
+
+
+def _feature_axes(features: Sequence[FeatureReport], label: str) -> Axes:
+    axes = _axes(1.2 + 0.2 * len(features))
+    axes.set_yticks(range(len(features)), [each.name for each in features])
+    axes.set_ylim(len(features) - 0.4, -0.6)
+    axes.set_xlabel(label)
+    axes.grid(visible=False, axis="y")
+    return axes
+
+
+def _svg(axes: Axes) -> Html:
+    if axes.get_legend() is None:
+        axes.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return svg_of(figure)
