@@ -29,10 +29,10 @@ from recd_plugins.api import (
 from recd_plugins.config import TrainingSpec
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.run_config import RunConfig
-from recd_plugins.interfaces.values.stages import Stage, StageTimes, stage_of
+from recd_plugins.interfaces.step_cost import Stage, StageTimes, stage_of
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.runtime.upstream_noise import silence_upstream
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.assembly import Variant as Side

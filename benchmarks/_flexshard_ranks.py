@@ -35,10 +35,10 @@ from recd_plugins.api import Pooling
 from recd_plugins.config import ModelSpec, TrainingSpec
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.manager import installed_plugin
+from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
-from recd_plugins.interfaces.values.batch import ModelInput, Placement
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.runtime.upstream_noise import silence_upstream
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.byte_counter import CollectiveBytes, Traffic
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import build_train_pipeline

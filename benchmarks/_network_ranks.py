@@ -23,8 +23,8 @@ from recd_plugins.config import TrainingSpec
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import join_torchrun
-from recd_plugins.runtime.upstream_noise import silence_upstream
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.assembly import assemble

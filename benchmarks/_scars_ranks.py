@@ -36,8 +36,8 @@ from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.compat.lookup_kernels import close_kernels
 from recd_plugins.config import TrainingSpec
-from recd_plugins.interfaces.values.batch import ModelInput
-from recd_plugins.runtime.upstream_noise import silence_upstream
+from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.optimizer import build_optimizer

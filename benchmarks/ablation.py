@@ -33,7 +33,7 @@ from benchmarks._measure import (
 )
 from recd_plugin_recd.models.registry_text import rm_registry
 from recd_plugins.config.from_file import load_registry
-from recd_plugins.interfaces.values.stages import STAGES
+from recd_plugins.interfaces.step_cost import STAGES
 from recd_plugins.runtime.launch import backend_for, launch
 
 MODELS = ("rm1", "rm2", "rm3")

@@ -37,12 +37,12 @@ from benchmarks._measure import (
 )
 from recd_plugins.api import ExactEmbeddingBagCollectionSharder
 from recd_plugins.config import ModelSpec, TrainingSpec
+from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
-from recd_plugins.interfaces.values.batch import ModelInput, Placement
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import backend_for, launch
-from recd_plugins.runtime.upstream_noise import silence_upstream
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.optimizer import build_optimizer

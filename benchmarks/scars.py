@@ -34,7 +34,7 @@ from benchmarks._measure import (
 from benchmarks._scars_ranks import TRAINING, Job, Trained, Variant, measure
 from recd_plugin_scars.planning import CachePlan, TableLoad
 from recd_plugins.interfaces.access import TableAccess
-from recd_plugins.interfaces.access.distributions import from_weights
+from recd_plugins.interfaces.distributions import from_weights
 from recd_plugins.runtime.launch import Ranks, backend_for
 
 OPTIONS = [

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from recd_plugins.interfaces.values.internal import Internal
+from recd_plugins.runtime.versions import Internal
 
 _BY_NAME = ("getattr", "hasattr", "setattr", "delattr", "require_attributes")
 # Documented, although they begin with an underscore.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recd_plugins.runtime.byte_sizes import read_bytes
+from recd_plugins.runtime.text import read_bytes
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from recd_plugins.compat.torchrec_internals import (
     refuse_other_versions,
 )
 from recd_plugins.config.manager import PluginManager
-from recd_plugins.interfaces.values.internal import Internal, refuse_missing
 from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.versions import Internal, refuse_missing
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recd_plugins.runtime.progress import progress_bars
+from recd_plugins.report.progress import progress_bars
 
 
 @pytest.mark.parametrize("expected", [1000, None, 10])

@@ -9,8 +9,8 @@ SCRIPT = """
 import logging
 import warnings
 from torch.distributed._shard._utils import DEPRECATE_MSG
-from recd_plugins.runtime import upstream_noise
-upstream_noise.silence_upstream()
+from recd_plugins.runtime.imports import silence_upstream
+silence_upstream()
 logging.warning("Sharding spec not found for bags.t")
 logging.warning("something else")
 warnings.warn(DEPRECATE_MSG, FutureWarning)

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
         AccessProfile as AccessProfile,
         TableAccess as TableAccess,
     )
-    from recd_plugins.interfaces.access.distributions import (
+    from recd_plugins.interfaces.distributions import (
         exponential as exponential,
         from_reuse_histogram as from_reuse_histogram,
         half_normal as half_normal,
         read_reuse_histograms as read_reuse_histograms,
         zipf as zipf,
     )
-    from recd_plugins.interfaces.access.table_access import (
+    from recd_plugins.interfaces.access import (
         add_counts as add_counts,
         keep_most_read as keep_most_read,
     )
     from recd_plugins.runtime.activity import doing as doing
-    from recd_plugins.runtime.byte_sizes import bytes_text as bytes_text, read_bytes as read_bytes
+    from recd_plugins.runtime.text import bytes_text as bytes_text, read_bytes as read_bytes
     from recd_plugins.cli.options import (
         ABOVE_0 as ABOVE_0,
         AT_LEAST_1 as AT_LEAST_1,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         report_options as report_options,
         topology_options as topology_options,
     )
-    from recd_plugins.runtime.clock import clock_of as clock_of
+    from recd_plugins.runtime.machine import clock_of as clock_of
     from recd_plugins.compat.lookup_kernels import (
         RowKernel as RowKernel,
         close_kernels as close_kernels,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     )
     from recd_plugins.compat.row_wise_adagrad import use_row_wise_adagrad as use_row_wise_adagrad
     from recd_plugins.compat.torchrec_internals import require_attributes as require_attributes
-    from recd_plugins.runtime.cores import available_cores as available_cores
+    from recd_plugins.runtime.machine import available_cores as available_cores
     from recd_plugins.data.access import measure_access as measure_access
     from recd_plugins.data.access_options import AccessOptions as AccessOptions
     from recd_plugins.data.arrow import (
@@ -168,7 +168,7 @@ if TYPE_CHECKING:
         RegistryError as RegistryError,
         SetupError as SetupError,
     )
-    from recd_plugins.runtime.file_lock import locked_folder as locked_folder, try_lock as try_lock
+    from recd_plugins.runtime.folders import locked_folder as locked_folder, try_lock as try_lock
     from recd_plugins.runtime.files import (
         check_regular as check_regular,
         check_writable as check_writable,
@@ -316,7 +316,7 @@ if TYPE_CHECKING:
         plot_style as plot_style,
         svg_of as svg_of,
     )
-    from recd_plugins.interfaces.plugin_call import (
+    from recd_plugins.interfaces.plugin import (
         plugin_call as plugin_call,
         plugin_items as plugin_items,
     )
@@ -324,7 +324,7 @@ if TYPE_CHECKING:
         end_with_parent as end_with_parent,
         portable as portable,
     )
-    from recd_plugins.runtime.progress import (
+    from recd_plugins.report.progress import (
         AddBar as AddBar,
         progress_bars as progress_bars,
         row_progress as row_progress,
@@ -336,7 +336,7 @@ if TYPE_CHECKING:
         at_entry as at_entry,
     )
     from recd_plugins.config.from_file import load_registry as load_registry
-    from recd_plugins.runtime.scratch_folder import put as put, scratch_folder as scratch_folder
+    from recd_plugins.runtime.folders import put as put, scratch_folder as scratch_folder
     from recd_plugins.sharding.bags import (
         ExactShardedEmbeddingBagCollection as ExactShardedEmbeddingBagCollection,
     )
@@ -432,49 +432,49 @@ if TYPE_CHECKING:
         with_trained_columns as with_trained_columns,
     )
     from recd_plugins.training.trainer import Job as Job
-    from recd_plugins.runtime.upstream_noise import silence_upstream as silence_upstream
-    from recd_plugins.interfaces.values.batch import (
+    from recd_plugins.runtime.imports import silence_upstream as silence_upstream
+    from recd_plugins.interfaces.batch import (
         STALL_CAUSES as STALL_CAUSES,
         Batch as Batch,
         MakingTimes as MakingTimes,
         ModelInput as ModelInput,
         Placement as Placement,
     )
-    from recd_plugins.interfaces.values.channels import (
+    from recd_plugins.interfaces.step_cost import (
         Channel as Channel,
         CollectiveKind as CollectiveKind,
     )
-    from recd_plugins.interfaces.values.collective_rates import (
+    from recd_plugins.interfaces.step_cost import (
         CollectiveRate as CollectiveRate,
         CollectiveRates as CollectiveRates,
     )
-    from recd_plugins.interfaces.values.data_profile import (
+    from recd_plugins.interfaces.data_profile import (
         DataProfile as DataProfile,
         DistinctGradients as DistinctGradients,
         DistinctIds as DistinctIds,
     )
-    from recd_plugins.interfaces.values.internal import Internal as Internal
-    from recd_plugins.interfaces.values.rows import Storage as Storage
-    from recd_plugins.interfaces.values.stages import (
+    from recd_plugins.runtime.versions import Internal as Internal
+    from recd_plugins.interfaces.rows import Storage as Storage
+    from recd_plugins.interfaces.step_cost import (
         STAGES as STAGES,
         Stage as Stage,
         StageTimes as StageTimes,
     )
-    from recd_plugins.interfaces.values.statistics import (
+    from recd_plugins.interfaces.data_profile import (
         FeatureStatistics as FeatureStatistics,
         TableStatistics as TableStatistics,
         dedupe_factor as dedupe_factor,
         least_ids_saved as least_ids_saved,
     )
-    from recd_plugins.interfaces.values.step_cost import (
+    from recd_plugins.interfaces.step_cost import (
         StageCosts as StageCosts,
         StepCost as StepCost,
     )
-    from recd_plugins.runtime.suggestions import (
+    from recd_plugins.runtime.text import (
         did_you_mean as did_you_mean,
         shortened as shortened,
     )
-    from recd_plugins.runtime.work_folder import (
+    from recd_plugins.runtime.folders import (
         WorkFolder as WorkFolder,
         machine_start as machine_start,
         work_folder as work_folder,

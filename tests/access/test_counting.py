@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces.access import TableAccess
-from recd_plugins.interfaces.access.table_access import TableCounter
+from recd_plugins.interfaces import access
+from recd_plugins.interfaces.access import TableAccess, TableCounter
 
 _ROWS = 40
 ids = st.lists(st.integers(0, _ROWS - 1), max_size=60)
@@ -19,9 +19,7 @@ batches = st.lists(ids, max_size=6)
 @pytest.fixture(autouse=True, scope="module")
 def adds_up_often() -> None:
     """Else a counter adds up when it has 65,536 ids."""
-    from recd_plugins.interfaces.access import table_access
-
-    table_access._PENDING_IDS = 20
+    access._PENDING_IDS = 20
 
 
 def counted(parts: list[list[int]], bound: int) -> TableAccess:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.interfaces.access.distributions import (
+from recd_plugins.interfaces.distributions import (
     exponential,
     from_reuse_histogram,
     from_weights,

@@ -156,7 +156,7 @@ def test_the_bound_of_an_ablation() -> None:
     """Lookups shrink by ids, the all-to-all by bytes, pooling by ids of sequences, else nothing."""
     from benchmarks.ablation import BASELINE, DEDUP, Ablation, Measured
 
-    from recd_plugins.interfaces.values.stages import StageTimes
+    from recd_plugins.interfaces.step_cost import StageTimes
 
     stages = StageTimes(lookup=4, gemm=4, all_to_all=4, all_reduce=1, other=2)
     shares: dict[Any, float] = {"gemm": 0.5, "other": 0.0}

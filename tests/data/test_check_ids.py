@@ -5,7 +5,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.checks import check_ids
 from recd_plugins.interfaces import Origin, Rows
-from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 

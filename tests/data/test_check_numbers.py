@@ -16,7 +16,7 @@ from recd_plugins.data.arrow import dense_features
 from recd_plugins.data.checks import check_numbers
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
-from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 

@@ -10,7 +10,7 @@ from recd_plugins.data.preprocess import (
     refuse_ids_apart,
 )
 from recd_plugins.interfaces import FeatureSchema, Table
-from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.batch import Batch
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.runtime.errors import RegistryError

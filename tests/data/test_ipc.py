@@ -16,8 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data import ipc
 from recd_plugins.data.ipc import decode, encode, pack, unpack
 from recd_plugins.data.lower import lower
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.interfaces.ingestion import BatchBlock
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 

@@ -11,7 +11,7 @@ import torch
 
 from recd_plugins import load_registry
 from recd_plugins.data.loader import DataLoader, build_dataloader
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 
 
 @pytest.fixture

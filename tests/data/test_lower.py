@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 

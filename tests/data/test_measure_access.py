@@ -14,7 +14,7 @@ from recd_plugins.data.access import measure_access
 from recd_plugins.data.lower import lower
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.interfaces import Table
-from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.interfaces.batch import Placement
 
 REGISTRY = """
 version: 1

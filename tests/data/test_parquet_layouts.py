@@ -7,7 +7,7 @@ from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.reader import Piece
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces.values.rows import SessionKeys
+from recd_plugins.interfaces.rows import SessionKeys
 from recd_plugins.runtime.errors import DataError
 
 IDS = pa.list_(pa.int64())

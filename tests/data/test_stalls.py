@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from recd_plugins.data import row_pipeline
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.stalls import StallMeter, StallTotals
-from recd_plugins.interfaces.values.batch import STALL_CAUSES, MakingTimes
+from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.training.measurement import Meter
 
 seconds = st.floats(0, 1e3)
@@ -126,6 +126,6 @@ def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
 
 
 def _empty_input():
-    from recd_plugins.interfaces.values.batch import ModelInput
+    from recd_plugins.interfaces.batch import ModelInput
 
     return ModelInput(torch.zeros(0), None, torch.zeros(0))

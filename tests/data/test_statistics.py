@@ -16,7 +16,7 @@ from recd_plugins.data.list_dict import list_dict_field, to_list_dict
 from recd_plugins.data.parquet import FOOTER_KEY, read_footers
 from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.interfaces import SessionKeys
-from recd_plugins.interfaces.values.statistics import (
+from recd_plugins.interfaces.data_profile import (
     MAX_SHIFT,
     FeatureStatistics,
     TableStatistics,

@@ -9,7 +9,7 @@ import pytest
 from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.parquet import read_footers
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces.values.rows import SessionKeys
+from recd_plugins.interfaces.rows import SessionKeys
 from recd_plugins.runtime.errors import DataError
 
 KEYS = SessionKeys("session_id", "ts")

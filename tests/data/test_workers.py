@@ -25,7 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.workers import _Process
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import DataError, RecdError, SetupError
 
 ROWS, ROW_GROUP, BATCH = 700, 64, 16
@@ -317,11 +317,11 @@ def test_errors_are_those_of_reading_alone(folder, capfd, kind, options):
 TRAINER = """
 import json, multiprocessing, signal, sys, threading, time
 from recd_plugins import load_registry
-from recd_plugins.runtime import upstream_noise
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.data.loader import build_dataloader
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-upstream_noise.silence_upstream()
+silence_upstream()
 loader = build_dataloader(load_registry(sys.argv[1]), 0, 1)
 next(iter(loader))
 left = [len(multiprocessing.active_children())]

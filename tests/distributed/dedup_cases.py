@@ -23,7 +23,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
-from recd_plugins.interfaces.values.batch import Batch, Placement
+from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor

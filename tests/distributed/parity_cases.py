@@ -38,8 +38,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces import Pooling
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.model.sequence_pooling import PoolRows
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.guards import check_every_parameter_is_trained

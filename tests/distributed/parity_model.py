@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.interfaces import Pooling, TargetPooling
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.model.sequence_pooling import PoolRows, SequencePooling
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 

@@ -12,7 +12,6 @@ import pytest
 from tests.distributed import launch_cases as cases
 from tests.forked import Program
 
-from recd_plugins.runtime.cores import threads_of_a_rank
 from recd_plugins.runtime.errors import PluginError, RecdError, SetupError
 from recd_plugins.runtime.launch import (
     RankError,
@@ -20,6 +19,7 @@ from recd_plugins.runtime.launch import (
     launch,
     torchrun_rank,
 )
+from recd_plugins.runtime.machine import threads_of_a_rank
 
 ROOT = Path(__file__).parents[2]
 

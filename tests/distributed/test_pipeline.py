@@ -16,7 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import TrainingSpec
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.runtime.launch import launch

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.compat.clipped_gradients import ClippedGradients
 from recd_plugins.data.lower import lower
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.guards import guard
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor

@@ -24,8 +24,8 @@ from torchrec.streamable import Pipelineable
 
 import recd_plugins
 from recd_plugins import Dedup, PooledSequences
-from recd_plugins.interfaces.access.distributions import zipf
-from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access import AccessProfile
+from recd_plugins.interfaces.distributions import zipf
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.build import build_sharders

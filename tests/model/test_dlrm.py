@@ -14,7 +14,7 @@ from recd_plugins import RunConfig, load_registry
 from recd_plugins.config import ModelSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces import FeatureSchema
-from recd_plugins.interfaces.values.batch import Batch, Placement
+from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.sequence_pooling import put_poolings

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.interfaces import PluginOptions, Pooling, TargetPooling
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.runtime.errors import PluginError, RecdError
 

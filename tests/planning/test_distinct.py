@@ -13,8 +13,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.access import sent_reads
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
 from recd_plugins.interfaces import Table
-from recd_plugins.interfaces.values.batch import Batch
-from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.interfaces.batch import Batch
+from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.profile import distinct_reads, measure_profile, measure_reads

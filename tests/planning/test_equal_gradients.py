@@ -14,13 +14,13 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.interfaces import Table
-from recd_plugins.interfaces.values.batch import Batch
-from recd_plugins.interfaces.values.data_profile import (
+from recd_plugins.interfaces.batch import Batch
+from recd_plugins.interfaces.data_profile import (
     DataProfile,
     DistinctGradients,
     FeatureProfile,
 )
-from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
+from recd_plugins.interfaces.step_cost import StageCosts, StepCost
 from recd_plugins.planning.profile import as_run_sends, measure_gradients
 from recd_plugins.planning.step_cost import estimate_step_cost
 from recd_plugins.planning.study import with_plugins

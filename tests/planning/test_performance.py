@@ -11,7 +11,7 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.interfaces.values.step_cost import AllReduceCost, OtherCost, StageCosts
+from recd_plugins.interfaces.step_cost import AllReduceCost, OtherCost, StageCosts
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.estimates import PerfEstimator, step_rating
 from recd_plugins.planning.planner import Planned, SortedEnumerator

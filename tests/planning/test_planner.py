@@ -28,9 +28,9 @@ from recd_plugins.config import Entry
 from recd_plugins.config.schema import RegistrySpec
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Sharding, Table
+from recd_plugins.interfaces.batch import Placement
+from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.batch import Placement
-from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared

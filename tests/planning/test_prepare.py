@@ -23,10 +23,10 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
+from recd_plugins.interfaces.batch import Placement
+from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.interfaces.values.batch import Placement
-from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
-from recd_plugins.interfaces.values.step_cost import StageCosts
+from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError

@@ -12,7 +12,7 @@ from recd_plugins import RunConfig
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces import SessionKeys
-from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.study import with_plugins
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from recd_plugins.interfaces.values.step_cost import (
+from recd_plugins.interfaces.step_cost import (
     AllReduceCost,
     AllToAllCost,
     GemmCost,

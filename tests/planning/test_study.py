@@ -16,7 +16,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins import RunConfig, prepare
-from recd_plugins.interfaces.values.step_cost import AllReduceCost, LookupCost, StageCosts
+from recd_plugins.interfaces.step_cost import AllReduceCost, LookupCost, StageCosts
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.report import PlanReport, compressed, render, size_text
 from recd_plugins.planning.study import COMPONENTS, ShardableModel, report_side, study, with_plugins

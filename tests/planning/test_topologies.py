@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.interfaces.values.collective_rates import CollectiveRate, CollectiveRates
-from recd_plugins.interfaces.values.step_cost import GemmCost, StageCosts
+from recd_plugins.interfaces.step_cost import CollectiveRate, CollectiveRates, GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
     load_topology,

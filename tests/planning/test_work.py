@@ -19,8 +19,8 @@ from torchrec.distributed.types import (
 
 from recd_plugins import load_registry
 from recd_plugins.interfaces import Table, TableStrategy
-from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds, FeatureProfile
-from recd_plugins.interfaces.values.step_cost import StepCost
+from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
+from recd_plugins.interfaces.step_cost import StepCost
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.step_cost import bytes_of_tables, estimate_step_cost
 from recd_plugins.planning.study import with_plugins

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
-from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
 from recd_plugins.interfaces import RowMemory, TableStrategy
-from recd_plugins.interfaces.values.step_cost import StepCost
+from recd_plugins.interfaces.step_cost import StepCost
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 

@@ -8,7 +8,7 @@ from tests import forked
 from tests.testing import faulty_plugins, faulty_watchers
 
 from recd_plugins.interfaces import Sharding, TableStrategy
-from recd_plugins.interfaces.values.step_cost import StepCost
+from recd_plugins.interfaces.step_cost import StepCost
 from recd_plugins.testing.contracts import ShardingContract
 
 # Each test class holds one fault; the test named after it must be among those that fail.

@@ -36,8 +36,8 @@ from recd_plugin_flexshard.runtime import (
 from recd_plugin_scars.runtime.kernel import CachedKernels, cached_kernels
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.config.schema import TrainingSpec
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,

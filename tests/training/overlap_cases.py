@@ -16,7 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.sharding import pipeline as pipelines
 from recd_plugins.sharding.overlap import DeferredAllReduce
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline, overlaps

@@ -19,8 +19,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.config import TrainingSpec
-from recd_plugins.interfaces.values.batch import ModelInput
-from recd_plugins.interfaces.values.stages import STAGES, StageTimes, stage_of
+from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.interfaces.step_cost import STAGES, StageTimes, stage_of
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline

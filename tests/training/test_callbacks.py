@@ -15,8 +15,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins import load_registry
 from recd_plugins.config import Entry
 from recd_plugins.interfaces import Callback, Sharding, Table
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.runtime.errors import RegistryError
 from recd_plugins.runtime.generators import generators_kept
 from recd_plugins.testing.gloo import run_on_ranks

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.interfaces.values.stages import STAGES, StageTimes
+from recd_plugins.interfaces.step_cost import STAGES, StageTimes
 from recd_plugins.runtime.files import write_json
 from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.checkpoint_files import ValidationCurve

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from recd_plugins.data.stalls import Stalls
-from recd_plugins.interfaces.values.batch import STALL_CAUSES, MakingTimes
+from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.training import data_report
 from recd_plugins.training.data_report import (
     MIXED,

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
-from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.training.dry_run import converter_line, rounded_line, unused_line
 
 REGISTRY = """version: 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.interfaces.values.step_cost import AllReduceCost, LookupCost, StageCosts
+from recd_plugins.interfaces.step_cost import AllReduceCost, LookupCost, StageCosts
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.assembly import assemble

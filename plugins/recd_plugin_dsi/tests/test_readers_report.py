@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from recd_plugin_dsi.readers_report import ReaderPlan, Reading, Training, plot, render
-from recd_plugins.interfaces.values.batch import MakingTimes
+from recd_plugins.interfaces.batch import MakingTimes
 
 
 def plan(*, making=0.3, reader_cpu=0.0, training=0.1, trainer_cpu=0.1, arrival=0.0, **options):

@@ -20,7 +20,7 @@ from recd_plugin_flexshard.planning import (
 )
 from recd_plugin_flexshard.planning.plan import cold_size_bytes, flex_size_bytes
 from recd_plugins.interfaces import Table
-from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds, FeatureProfile
+from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.planning.step_cost import LENGTH_BYTES, estimate_step_cost
 
 

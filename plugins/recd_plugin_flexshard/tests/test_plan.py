@@ -14,14 +14,14 @@ from recd_plugin_flexshard.planning import TableDemand, TierPlan
 from recd_plugin_flexshard.sharding import Joint, ThreeTier, TwoTier
 from recd_plugin_flexshard.table_plan import TierMemory, cluster_of
 from recd_plugins.interfaces import PlanContext, Sharding, Table, TrainingData
-from recd_plugins.interfaces.access.distributions import zipf
-from recd_plugins.interfaces.access.profile import AccessProfile
-from recd_plugins.interfaces.values.data_profile import (
+from recd_plugins.interfaces.access import AccessProfile
+from recd_plugins.interfaces.data_profile import (
     DataProfile,
     DistinctGradients,
     FeatureProfile,
 )
-from recd_plugins.interfaces.values.step_cost import StageCosts
+from recd_plugins.interfaces.distributions import zipf
+from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.planning.topologies import load_topology
 from recd_plugins.runtime.errors import DataError, SetupError
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent

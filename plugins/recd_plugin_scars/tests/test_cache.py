@@ -20,7 +20,7 @@ from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.tests.cache_cases import write_registry
 from recd_plugins.cli import main
 from recd_plugins.interfaces import PlanContext, Table
-from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import DataError, SetupError
 from recd_plugins.testing.contracts import CacheContract

@@ -26,8 +26,7 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
-from recd_plugins.interfaces.access.profile import AccessProfile
-from recd_plugins.interfaces.access.table_access import TableAccess
+from recd_plugins.interfaces.access import AccessProfile, TableAccess
 from recd_plugins.runtime.errors import DataError, RecdError, SetupError
 from recd_plugins.testing.contracts import DatasetContract
 

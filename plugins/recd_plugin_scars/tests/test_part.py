@@ -12,7 +12,7 @@ from tests.planning.test_work import NOTHING, plan
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.interfaces import Table
-from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.planning.step_cost import estimate_step_cost
 
 

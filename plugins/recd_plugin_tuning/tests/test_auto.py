@@ -25,7 +25,7 @@ from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.interfaces import PlanContext, Table
 from recd_plugins.interfaces.model_tables import all_tables_of
-from recd_plugins.interfaces.values.step_cost import (
+from recd_plugins.interfaces.step_cost import (
     AllReduceCost,
     AllToAllCost,
     LookupCost,

@@ -11,8 +11,7 @@ import pytest
 from recd_plugin_tuning.auto import Chosen, Evaluations, Group, best_choices, entry_line
 from recd_plugins.config.document import read_yaml
 from recd_plugins.interfaces import Candidate, Evaluation, Offered, Table
-from recd_plugins.interfaces.values.stages import StageTimes
-from recd_plugins.interfaces.values.step_cost import AllToAllCost, StageCosts, StepCost
+from recd_plugins.interfaces.step_cost import AllToAllCost, StageCosts, StageTimes, StepCost
 
 TIERS = Candidate("acme.tiers", {})
 TWICE = Candidate("acme.tiers", {"budget": "2x"})

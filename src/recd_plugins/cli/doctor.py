@@ -218,7 +218,7 @@ def _plugins(plugins_dir: Path | None) -> Check:
 def _internals(plugins_dir: Path | None) -> Check:
     """Whether what has no public form is there, of the framework and of plugins."""
     from recd_plugins.compat.torchrec_internals import INTERNALS
-    from recd_plugins.interfaces.values.internal import Internal
+    from recd_plugins.runtime.versions import Internal
 
     internals = list(INTERNALS)
 

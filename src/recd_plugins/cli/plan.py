@@ -20,7 +20,7 @@ from recd_plugins.cli.options import (
     topology_options,
 )
 from recd_plugins.config.manager import PluginManager
-from recd_plugins.interfaces.plugin_call import part_call
+from recd_plugins.interfaces.plugin import part_call
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion, TablesPlan
 from recd_plugins.report.output import error_console, output_console
 from recd_plugins.runtime.errors import PluginError
@@ -209,7 +209,7 @@ def plan(
     """
     from recd_plugins import load_registry
     from recd_plugins.planning.topologies import MACHINE
-    from recd_plugins.runtime import upstream_noise
+    from recd_plugins.runtime.imports import silence_upstream
     from recd_plugins.runtime.launch import torchrun_rank
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
@@ -235,7 +235,7 @@ def plan(
         )
     with part_call(mode, "check"):
         mode.check(options, largest)
-    upstream_noise.silence_upstream()
+    silence_upstream()
     loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE
     if on_machine:

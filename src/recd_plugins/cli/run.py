@@ -26,12 +26,11 @@ from recd_plugins.cli.options import (
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import RunReport
-from recd_plugins.interfaces.plugin_call import part_call
+from recd_plugins.interfaces.plugin import part_call
 from recd_plugins.report.output import output_console
-from recd_plugins.runtime import upstream_noise
 from recd_plugins.runtime.errors import PluginError, RecdError, RunInterrupted
 from recd_plugins.runtime.files import write_json
-from recd_plugins.runtime.imports import without_collections
+from recd_plugins.runtime.imports import silence_upstream, without_collections
 from recd_plugins.runtime.launch import torchrun_rank
 from recd_plugins.runtime.plugin_modules import qualified
 from recd_plugins.runtime.versions import installed_set, mismatch
@@ -453,7 +452,7 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
     from recd_plugins.planning.topologies import MACHINE, machine_of
     from recd_plugins.training.dry_run import DryRun
 
-    upstream_noise.silence_upstream()
+    silence_upstream()
     registry = trainer.registry
     dry = DryRun.of(registry, trainer.world_size)
     answer = TablesPlan().plan(

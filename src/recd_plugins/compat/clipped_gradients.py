@@ -14,9 +14,9 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError, SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 
 _OPTION = "gradient_clipping"
 

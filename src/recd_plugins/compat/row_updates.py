@@ -27,7 +27,7 @@ from torchrec.modules.fused_embedding_modules import (
 )
 
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 
 logger = logging.getLogger(__name__)
 

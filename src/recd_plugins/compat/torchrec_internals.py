@@ -10,9 +10,8 @@ import sys
 from functools import cache
 from typing import Any
 
-from recd_plugins.interfaces.values.internal import Internal, lacks, refuse_missing
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.versions import one_of_the_sets
+from recd_plugins.runtime.versions import Internal, lacks, one_of_the_sets, refuse_missing
 
 _TABLES = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
 #: Attributes and modules by their owner, a module or ``module:Class``.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from recd_plugins.config import RunConfig, at_entry
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import torchrun_rank, torchrun_ranks_per_node
 from recd_plugins.runtime.versions import fbgemm_has_cuda

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from recd_plugins.interfaces import Chooser, Kind, Plugin, TableStrategy
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.runtime.suggestions import did_you_mean, shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 
 P = TypeVar("P", bound=Plugin, covariant=True)
 

@@ -46,9 +46,9 @@ from recd_plugins.interfaces import (
     PluginOptions,
     Sharding,
 )
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.runtime.suggestions import closest, did_you_mean
+from recd_plugins.runtime.text import closest, did_you_mean
 
 
 def load_registry(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Preprocessing,
         Sharding,
     )
-    from recd_plugins.interfaces.values.internal import Internal
+    from recd_plugins.runtime.versions import Internal
 
 hookspec = pluggy.HookspecMarker("recd_plugins")
 hookimpl = pluggy.HookimplMarker("recd_plugins")

@@ -27,7 +27,7 @@ from recd_plugins.runtime.plugin_modules import (
     qualified,
     without_folder_prefix,
 )
-from recd_plugins.runtime.suggestions import did_you_mean
+from recd_plugins.runtime.text import did_you_mean
 from recd_plugins.runtime.versions import __version__
 
 if TYPE_CHECKING:

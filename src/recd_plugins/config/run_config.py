@@ -30,13 +30,13 @@ from recd_plugins.interfaces import (
     Reader,
     Sharding,
 )
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.runtime.plugin_modules import modules_of_files
-from recd_plugins.runtime.suggestions import did_you_mean
+from recd_plugins.runtime.text import did_you_mean
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.values.rows import FeatureSchema
+    from recd_plugins.interfaces.rows import FeatureSchema
 
 #: Kinds that a registry has an attribute for, of the same name.
 TYPED_KINDS = frozenset(

@@ -23,10 +23,9 @@ from recd_plugins.data.preprocess import Preprocess, fitted_steps
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import Dataset, Rows, Table
-from recd_plugins.interfaces.access.profile import AccessProfile
-from recd_plugins.interfaces.access.table_access import TableCounter
+from recd_plugins.interfaces.access import AccessProfile, TableCounter
+from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.interfaces.model_tables import rows_by_feature
-from recd_plugins.interfaces.values.batch import Batch, Placement
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.from_columns import kjt_from_columns
 

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field, StrictInt
 
 from recd_plugins.interfaces import PlanContext, PluginOptions, Table
-from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access import AccessProfile
 
 
 class AccessOptions(PluginOptions):

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_plugins.data.list_dict import DECODED, ID_BYTES, is_list_dict, to_lists
-from recd_plugins.interfaces.values.rows import Rows
+from recd_plugins.interfaces.rows import Rows
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.dedup import JaggedColumn
 from recd_plugins.sparse.dictionaries import DictionaryColumn

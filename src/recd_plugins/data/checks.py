@@ -18,8 +18,8 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.arrow import place, shown
-from recd_plugins.interfaces.values.batch import Batch
-from recd_plugins.interfaces.values.rows import FeatureSchema, Rows
+from recd_plugins.interfaces.batch import Batch
+from recd_plugins.interfaces.rows import FeatureSchema, Rows
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 

@@ -30,9 +30,9 @@ from recd_plugins.data.prepared import (
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fitted_transforms
 from recd_plugins.data.rows import concat_rows
 from recd_plugins.interfaces import Dataset, Feed, Plugin, Reader, Rows, Split, TableStrategy
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State, TaskReader
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.plugin_modules import modules_of_files

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments, jagged_index_select

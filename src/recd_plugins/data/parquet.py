@@ -34,8 +34,8 @@ from recd_plugins.data.row_groups import (
 )
 from recd_plugins.data.storage import Location
 from recd_plugins.interfaces import Rows
-from recd_plugins.interfaces.values.rows import Storage
-from recd_plugins.interfaces.values.statistics import TableStatistics
+from recd_plugins.interfaces.data_profile import TableStatistics
+from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, RecdError
 from recd_plugins.runtime.files import parse_json, read_note, real_path, write_note
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.interfaces import Converter, FeatureSchema, Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.values.batch import Batch
+    from recd_plugins.interfaces.batch import Batch
 
 
 class PlainConverter(Converter):
@@ -17,7 +17,7 @@ class PlainConverter(Converter):
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         from recd_plugins.data.arrow import dense_features, labels, sparse_column
-        from recd_plugins.interfaces.values.batch import Batch
+        from recd_plugins.interfaces.batch import Batch
         from recd_plugins.sparse.from_columns import kjt_from_columns
 
         columns = {name: sparse_column(rows, name) for name in schema.sparse}

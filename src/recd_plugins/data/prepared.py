@@ -27,9 +27,9 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
+from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.dataset import WithSessions
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ class RegistryLookups(Lookups):
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column
-        from recd_plugins.interfaces.values.batch import Batch
+        from recd_plugins.interfaces.batch import Batch
         from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
 
         dictionaries, columns = {}, {}

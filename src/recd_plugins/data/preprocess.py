@@ -21,11 +21,11 @@ from recd_plugins.data.arrow import dense_features, place, sparse_column
 from recd_plugins.data.checks import all_finite, check_numbers
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows, Table
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.batch import Batch
+from recd_plugins.interfaces.plugin import plugin_call
+from recd_plugins.report.progress import row_progress
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import DataError, PluginError, Problem, RecdError, RegistryError
-from recd_plugins.runtime.progress import row_progress
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import adjacent, adjacent_runs, offsets_of

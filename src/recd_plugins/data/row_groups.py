@@ -26,8 +26,8 @@ from recd_plugins.data.list_dict import decoded_field, is_list_dict
 from recd_plugins.data.row_filter import Condition, RowFilter
 from recd_plugins.data.storage import Location
 from recd_plugins.interfaces import Origin, Rows
-from recd_plugins.runtime.byte_sizes import read_bytes
 from recd_plugins.runtime.errors import DataError
+from recd_plugins.runtime.text import read_bytes
 
 #: A range of a file: its first byte, and how many.
 Range = tuple[int, int]

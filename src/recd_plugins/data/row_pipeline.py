@@ -14,12 +14,12 @@ from recd_plugins.data.prepared import PreparedModel, first_rows, session_column
 from recd_plugins.data.preprocess import Preprocess, build_preprocess, feature_steps, num_ids_of
 from recd_plugins.data.rows import session_ids
 from recd_plugins.interfaces import Converter, FeatureSchema, Rows
-from recd_plugins.interfaces.plugin_call import plugin_call, plugin_items
-from recd_plugins.interfaces.values.batch import Batch, MakingTimes, ModelInput, Placement
+from recd_plugins.interfaces.batch import Batch, MakingTimes, ModelInput, Placement
+from recd_plugins.interfaces.plugin import plugin_call, plugin_items
 from recd_plugins.runtime.errors import Problem, RegistryError
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.values.batch import Batch
+    from recd_plugins.interfaces.batch import Batch
 
 
 P = ParamSpec("P")

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from recd_plugins.data.list_dict import concat_batches
 from recd_plugins.interfaces import Dataset, Split
-from recd_plugins.interfaces.plugin_call import plugin_call, plugin_items
-from recd_plugins.interfaces.values.rows import Origin, Rows
+from recd_plugins.interfaces.plugin import plugin_call, plugin_items
+from recd_plugins.interfaces.rows import Origin, Rows
 from recd_plugins.runtime.errors import DataError
 
 if TYPE_CHECKING:

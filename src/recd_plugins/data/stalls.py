@@ -21,8 +21,8 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces.values.batch import STALL_CAUSES, MakingTimes
-from recd_plugins.runtime.clock import Clock, clock_of
+from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
+from recd_plugins.runtime.machine import Clock, clock_of
 
 #: Of its time, what a trainer may wait unless someone says otherwise.
 STALL_TARGET = 0.05

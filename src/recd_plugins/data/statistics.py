@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.arrow import place, sparse_column
 from recd_plugins.data.list_dict import id_features
-from recd_plugins.interfaces.values.rows import Origin, Rows, SessionKeys
-from recd_plugins.interfaces.values.statistics import MAX_SHIFT, FeatureStatistics, TableStatistics
+from recd_plugins.interfaces.data_profile import MAX_SHIFT, FeatureStatistics, TableStatistics
+from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.sparse.dedup import address_of
 from recd_plugins.sparse.memory import int32_at, int64_at

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import Field
 
-from recd_plugins.interfaces.values.rows import Storage
+from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, SetupError
 
 _URL = r"^[A-Za-z][A-Za-z0-9+.\-]*://"

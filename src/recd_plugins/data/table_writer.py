@@ -27,7 +27,7 @@ from recd_plugins.data.list_dict import (
 )
 from recd_plugins.data.parquet import FOOTER_KEY
 from recd_plugins.data.statistics import StatisticsAccumulator, check_session_type
-from recd_plugins.interfaces.values.rows import Origin, Rows, SessionKeys
+from recd_plugins.interfaces.rows import Origin, Rows, SessionKeys
 from recd_plugins.runtime.errors import DataError
 
 #: What becomes of null lists: an error, or empty lists.

@@ -28,8 +28,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from recd_plugins.data.ipc import Packed, pack, unpack
 from recd_plugins.interfaces import Feed, Reader
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.ingestion import BatchBlock, ReadTask, State
-from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.report.output import show_controls
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import SetupError
@@ -140,9 +140,9 @@ class _Share(IterableDataset[Packed]):
         self._position = position
 
     def __iter__(self) -> Iterator[Packed]:
-        from recd_plugins.runtime import upstream_noise
+        from recd_plugins.runtime.imports import silence_upstream
 
-        upstream_noise.silence_upstream()
+        silence_upstream()
         info = get_worker_info()
         assert info is not None, "only workers iterate over it"
         try:

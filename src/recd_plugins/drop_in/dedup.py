@@ -21,7 +21,7 @@ from recd_plugins.drop_in.batches import Stored, check_lengths, replace_kjts
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.rank_agreement import tell_all
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.batch_form import BatchForm, takes_stored_rows
 from recd_plugins.sharding.other_sharders import why_plain
 from recd_plugins.sparse.deduplicated_kjt import unique_rows

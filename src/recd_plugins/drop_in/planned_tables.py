@@ -14,7 +14,7 @@ from recd_plugins.drop_in.wrap import Wrapped
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.constraints import TableOptimizer, table_optimizers
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.suggestions import did_you_mean, shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sharding.table_report import (
     DENSE,
     ShardedTables,

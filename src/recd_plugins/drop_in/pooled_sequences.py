@@ -12,9 +12,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.config.manager import installed_class, installed_plugin
 from recd_plugins.interfaces import Pooling, TargetPooling
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import ExactnessError, PluginError, SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.batch_form import (
     gives_stored_rows,
     keep_inverse_indices,

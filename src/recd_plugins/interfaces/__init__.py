@@ -26,6 +26,7 @@ from recd_plugins.interfaces.ingestion import Feed, Ingestion
 from recd_plugins.interfaces.model import Model, ModelFeatures, Pooling, TargetPooling
 from recd_plugins.interfaces.plugin import Kind, Plugin, PluginOptions
 from recd_plugins.interfaces.preprocessing import MOST_UNKNOWN, Converter, Preprocessing
+from recd_plugins.interfaces.rows import FeatureSchema, Origin, Rows, SessionKeys, Table
 from recd_plugins.interfaces.sharding import (
     Cache,
     Candidate,
@@ -49,7 +50,6 @@ from recd_plugins.interfaces.tables import (
     TrainedRun,
     TrainingData,
 )
-from recd_plugins.interfaces.values.rows import FeatureSchema, Origin, Rows, SessionKeys, Table
 
 __all__ = [
     "MOST_UNKNOWN",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from recd_plugins.interfaces.dataset import Split
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.interfaces.values.rows import Table
+from recd_plugins.interfaces.rows import Table
 from recd_plugins.runtime.errors import RecdError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from recd_plugins.interfaces.values.batch import ModelInput
+    from recd_plugins.interfaces.batch import ModelInput
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces.plugin import Plugin, PluginOptions
-from recd_plugins.interfaces.plugin_call import guard_methods
+from recd_plugins.interfaces.data_profile import TableStatistics
+from recd_plugins.interfaces.plugin import Plugin, PluginOptions, guard_methods
+from recd_plugins.interfaces.rows import FeatureSchema, Rows, SessionKeys, Storage, Table
 from recd_plugins.interfaces.tables import TableStrategy
-from recd_plugins.interfaces.values.rows import FeatureSchema, Rows, SessionKeys, Storage, Table
-from recd_plugins.interfaces.values.statistics import TableStatistics
 from recd_plugins.runtime.errors import DataError
 
 

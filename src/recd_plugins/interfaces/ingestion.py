@@ -18,7 +18,7 @@ from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.plugin_modules import load_file
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.values.batch import ModelInput
+    from recd_plugins.interfaces.batch import ModelInput
 
 
 #: A position: JSON values, those of ``Reader.state_dict``.

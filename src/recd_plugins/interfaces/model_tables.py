@@ -15,7 +15,7 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingCollection,
 )
 
-from recd_plugins.interfaces.values.rows import Table
+from recd_plugins.interfaces.rows import Table
 from recd_plugins.runtime.errors import SetupError
 
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.interfaces.values.rows import FeatureSchema, Rows
+from recd_plugins.interfaces.rows import FeatureSchema, Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recd_plugins.interfaces.values.batch import Batch
+    from recd_plugins.interfaces.batch import Batch
 
 
 class Converter(Plugin, ABC):

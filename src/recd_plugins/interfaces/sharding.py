@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.interfaces.rows import Table
 from recd_plugins.interfaces.tables import PlanContext, Section
-from recd_plugins.interfaces.values.rows import Table
 from recd_plugins.runtime.errors import RecdError, RegistryError
 
 if TYPE_CHECKING:
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
+    from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
     from recd_plugins.interfaces.tables import LookupKernels, PlanContext, TableStrategy
-    from recd_plugins.interfaces.values.stages import StageTimes
-    from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
 
 
 class SharderArguments(NamedTuple):

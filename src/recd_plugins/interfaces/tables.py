@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel
 
-from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access import AccessProfile
+from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.interfaces.values.collective_rates import CollectiveRates
-from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds
-from recd_plugins.interfaces.values.rows import Table
-from recd_plugins.interfaces.values.step_cost import StageCosts
+from recd_plugins.interfaces.rows import Table
+from recd_plugins.interfaces.step_cost import CollectiveRates, StageCosts
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding, ShardingPlan, ShardingType
     from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
-    from recd_plugins.interfaces.values.channels import Channel
-    from recd_plugins.interfaces.values.step_cost import StepCost
+    from recd_plugins.interfaces.step_cost import Channel, StepCost
 
 
 class TrainingData(ABC):

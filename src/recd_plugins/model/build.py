@@ -18,10 +18,10 @@ from recd_plugins.data.prepared import UnknownLookups, plan_placement
 from recd_plugins.data.preprocess import num_dense_inputs
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.interfaces.model_tables import embedding_modules, table_name
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.runtime.errors import PluginError, RecdError, RegistryError
-from recd_plugins.runtime.suggestions import did_you_mean, shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 
 # What TorchRec and torch say of a forward that cannot be trained, after it has returned.
 _OF_FORWARD = {

@@ -19,8 +19,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.config.entries import matched
 from recd_plugins.config.schema import ModelSpec
+from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.interfaces.model_tables import table_name
-from recd_plugins.interfaces.values.batch import ModelInput, Placement
 from recd_plugins.model.interactions import interaction_of
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.runtime.errors import RecdError

@@ -13,11 +13,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.interfaces import Pooling, TargetPooling
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import rows_by_feature, tables_of
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.runtime.suggestions import did_you_mean, shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sparse.index_select import index_select, jagged_index_select
 
 logger = logging.getLogger(__name__)

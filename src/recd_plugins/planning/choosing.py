@@ -40,17 +40,16 @@ from recd_plugins.interfaces import (
     Table,
     TrainingData,
 )
-from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access import AccessProfile
+from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
 from recd_plugins.interfaces.model_tables import (
     all_tables_of,
     embedding_modules,
     names_of_several,
     tables_of,
 )
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds
-from recd_plugins.interfaces.values.stages import StageTimes
-from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
+from recd_plugins.interfaces.plugin import plugin_call
+from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
 from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.estimates import activations_of_parts
 from recd_plugins.planning.planner import build_planner, document
@@ -63,7 +62,7 @@ from recd_plugins.planning.step_cost import (
     predict_stages,
 )
 from recd_plugins.planning.topologies import default_topology
-from recd_plugins.runtime.activity import said_if_long
+from recd_plugins.runtime.activity import log_if_slow
 from recd_plugins.runtime.errors import (
     NoPlanError,
     PluginError,
@@ -76,7 +75,7 @@ from recd_plugins.runtime.generators import generators_kept
 from recd_plugins.runtime.imports import without_collections
 from recd_plugins.runtime.processes import portable
 from recd_plugins.runtime.rank_agreement import check_agreement
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.pipeline import will_overlap
 
@@ -373,7 +372,7 @@ def _find(
     question = RegistrySearch(tables, others, known, costs, registry, chooser, model)
     said = f"{plugin.name} still tries plans, of tables: {len(tables)}"
     try:
-        with said_if_long(_LONG_CHOICE, said), plugin_call(plugin, "choose"):
+        with log_if_slow(_LONG_CHOICE, said), plugin_call(plugin, "choose"):
             choice = plugin.choose(question)
     except NoPlanError as error:
         raise NoPlanError(

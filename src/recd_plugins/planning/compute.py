@@ -20,8 +20,8 @@ from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.prepared import first_rows, placement_of, smallest_batch, wrapped_dataset
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.interfaces import Origin, Rows
-from recd_plugins.interfaces.values.batch import ModelInput, Placement
-from recd_plugins.interfaces.values.stages import stage_of
+from recd_plugins.interfaces.batch import ModelInput, Placement
+from recd_plugins.interfaces.step_cost import stage_of
 from recd_plugins.model.build import build_model, model_code
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings

@@ -19,10 +19,10 @@ from recd_plugins.compat.row_updates import ELEMENTWISE, kind_of_update
 from recd_plugins.config import TrainingSpec
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Table
+from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import EmbeddingModule, sharded_modules
-from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.suggestions import did_you_mean, shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.sharding.entry_constraints import (
     EntryConstraints,
     entry_constraints,

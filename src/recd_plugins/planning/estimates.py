@@ -42,8 +42,8 @@ from torchrec.distributed.types import ModuleSharder, ShardingType
 from recd_plugins.config.entries import one_answer
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.interfaces import RowMemory, Table, TableStrategy
-from recd_plugins.interfaces.values.data_profile import DataProfile
-from recd_plugins.interfaces.values.step_cost import StageCosts
+from recd_plugins.interfaces.data_profile import DataProfile
+from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.planning.search import Placement
 from recd_plugins.planning.step_cost import (
     LEARNED,

@@ -13,7 +13,7 @@ from recd_plugins.compat.row_updates import kind_of_update, unheeded_argument
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TableStrategy
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import PluginError, SetupError
 
 logger = logging.getLogger(__name__)

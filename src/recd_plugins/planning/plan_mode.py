@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from recd_plugins.config import RunConfig
-    from recd_plugins.interfaces.values.collective_rates import CollectiveRates
+    from recd_plugins.interfaces.step_cost import CollectiveRates
     from recd_plugins.planning.topologies import TopologySpec
 
 

@@ -30,13 +30,13 @@ from recd_plugins.config.run_config import plugin_versions
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Plugin, TableStrategy
+from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import (
     embedding_modules,
     left_modules,
     sharded_modules,
     tables_of,
 )
-from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.planning.constraints import feasible, table_constraints, table_optimizers
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
@@ -55,7 +55,7 @@ from recd_plugins.runtime.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.runtime.imports import without_collections
 from recd_plugins.runtime.processes import portable
 from recd_plugins.runtime.rank_agreement import check_agreement, entries_named
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.runtime.versions import __version__, installed_set
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.entry_constraints import entries_of_tables, entry_constraints

@@ -21,7 +21,7 @@ from recd_plugins.interfaces.model_tables import (
     embedding_modules,
     rows_by_feature,
 )
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.setting import id_limits
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.interfaces import TrainPipeline
-    from recd_plugins.interfaces.values.data_profile import DataProfile
+    from recd_plugins.interfaces.data_profile import DataProfile
     from recd_plugins.planning.planner import RegistryPlanner
 
 

@@ -20,15 +20,16 @@ from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.prepared import FirstRows, read_first_rows
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.interfaces import PlanContext, Rows, Table
-from recd_plugins.interfaces.values.batch import Batch, Placement
-from recd_plugins.interfaces.values.data_profile import (
+from recd_plugins.interfaces.batch import Batch, Placement
+from recd_plugins.interfaces.data_profile import (
     DataProfile,
     DistinctGradients,
     DistinctIds,
     FeatureProfile,
+    FeatureStatistics,
+    TableStatistics,
 )
-from recd_plugins.interfaces.values.statistics import FeatureStatistics, TableStatistics
-from recd_plugins.interfaces.values.step_cost import StageCosts
+from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.sharding.gradient_dedup import all_are_sent
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.index_select import jagged_index_select

@@ -16,8 +16,8 @@ from rich.table import Table as TextTable
 from rich.text import Text
 
 from recd_plugins.interfaces import Section
-from recd_plugins.interfaces.values.data_profile import DataProfile
-from recd_plugins.interfaces.values.stages import STAGES, StageTimes
+from recd_plugins.interfaces.data_profile import DataProfile
+from recd_plugins.interfaces.step_cost import STAGES, StageTimes
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.report.plots import plot_style
 from recd_plugins.runtime.files import write_figure

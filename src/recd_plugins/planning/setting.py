@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.data.access import measure_access
 from recd_plugins.interfaces import PlanContext, Table, TrainingData
-from recd_plugins.interfaces.access.profile import AccessProfile
+from recd_plugins.interfaces.access import AccessProfile
+from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
 from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.planning.profile import distinct_reads, measure_profile
 from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.sharding.wire import scalar_bytes

@@ -20,9 +20,8 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.interfaces import StepShape, Table, TableStrategy
-from recd_plugins.interfaces.values.data_profile import DataProfile
-from recd_plugins.interfaces.values.stages import STAGES, StageTimes
-from recd_plugins.interfaces.values.step_cost import StageCosts, StepCost
+from recd_plugins.interfaces.data_profile import DataProfile
+from recd_plugins.interfaces.step_cost import STAGES, StageCosts, StageTimes, StepCost
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.wire import scalar_bytes

@@ -20,15 +20,14 @@ from recd_plugins.config import RunConfig
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.prepared import placement_of, smallest_batch, wrapped_dataset
 from recd_plugins.interfaces import Table, TrainingData
+from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import (
     all_tables_of,
     names_of_several,
     rows_by_feature,
     tables_of,
 )
-from recd_plugins.interfaces.values.data_profile import DataProfile
-from recd_plugins.interfaces.values.stages import StageTimes
-from recd_plugins.interfaces.values.step_cost import StageCosts
+from recd_plugins.interfaces.step_cost import StageCosts, StageTimes
 from recd_plugins.model.build import build_model
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.compute import NO_COMPUTE, Compute, KeptActivations, measure_compute
@@ -55,7 +54,7 @@ from recd_plugins.planning.step_cost import (
 )
 from recd_plugins.planning.topologies import TopologySpec, costs_source
 from recd_plugins.runtime.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.sharding.sharders import stock_sharders
 

@@ -11,7 +11,7 @@ from torchrec.distributed.types import ShardingType
 
 from recd_plugins.config.entries import CheckedPart, at_entry
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 
 _ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)
 _ON_SOME_RANKS = (*_ON_ONE_RANK, ShardingType.COLUMN_WISE.value)

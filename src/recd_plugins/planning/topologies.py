@@ -23,10 +23,10 @@ from recd_plugins.config.document import read_yaml
 from recd_plugins.config.from_file import schema_problems
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.interfaces.values import step_cost
-from recd_plugins.interfaces.values.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugins.interfaces import step_cost
+from recd_plugins.interfaces.step_cost import CollectiveRate, CollectiveRates
 from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
-from recd_plugins.runtime.suggestions import did_you_mean
+from recd_plugins.runtime.text import did_you_mean
 
 if TYPE_CHECKING:
     import torch

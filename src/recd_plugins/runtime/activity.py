@@ -1,4 +1,4 @@
-"""What this process is doing, noted by those who do it: it is told where a run gets no further."""
+"""What this process is doing, for reports of a run that makes no progress."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Activity:
-    """What the training thread of a process is at.
+    """The activity of a process's training thread.
 
     Attributes:
         what: in words that follow "is".
-        long: whether it may take minutes where nothing is wrong.
+        long: whether it may take minutes in a healthy run.
         step: optimizer steps done.
-        changes: how often this has changed; of a process that gets on it grows.
-        processes: those that it waits for, by name.
+        changes: number of changes so far; grows while the process makes progress.
+        processes: processes that it waits for, by name.
     """
 
     what: str = "starting"
@@ -32,17 +32,17 @@ _current = Activity()
 
 
 def current() -> Activity:
-    """What this process is at."""
+    """Return the activity of this process."""
     return _current
 
 
 def start(step: int = 0) -> None:
-    """A run begins: its first step, which compiles and warms up, may take long."""
+    """Begin a run; its first step compiles and warms up, so it may take long."""
     _set(Activity(step=step))
 
 
 def reached(step: int) -> None:
-    """So many optimizer steps are done."""
+    """Note the number of optimizer steps done."""
     _set(Activity("training", long=False, step=step))
 
 
@@ -50,16 +50,10 @@ def reached(step: int) -> None:
 def doing(
     what: str, *, processes: Mapping[str, int] | None = None, long: bool | None = None
 ) -> Iterator[None]:
-    """A context in which the process is at this; what is long stays so where it is not said."""
+    """Be at ``what`` in this context; ``long`` stays as it was unless it is given."""
     before = _current
-    _set(
-        replace(
-            before,
-            what=what,
-            processes=processes or {},
-            long=before.long if long is None else long,
-        )
-    )
+    long = before.long if long is None else long
+    _set(replace(before, what=what, processes=processes or {}, long=long))
     try:
         yield
     finally:
@@ -67,13 +61,9 @@ def doing(
 
 
 @contextmanager
-def said_if_long(seconds: float, text: str) -> Iterator[None]:
-    """A context that has ``text`` written to stderr if it is still open after so many seconds."""
-
-    def say() -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    timer = threading.Timer(seconds, say)
+def log_if_slow(seconds: float, text: str) -> Iterator[None]:
+    """Write ``text`` to stderr if the context is still open after so many seconds."""
+    timer = threading.Timer(seconds, print, [text], {"file": sys.stderr, "flush": True})
     timer.daemon = True
     timer.start()
     try:

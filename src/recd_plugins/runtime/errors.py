@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class RecdError(Exception):
-    """Base of every error whose message alone tells the user what, where and what to do."""
+    """Base of errors whose message says what is wrong, where, and what to do."""
 
 
 class PluginError(RecdError):
@@ -27,11 +27,11 @@ class SetupError(RecdError):
 
 
 class RunInterrupted(RecdError):
-    """A run that Ctrl-C, SIGTERM or SIGHUP ended before its time.
+    """A run that Ctrl-C, SIGTERM or SIGHUP ended early.
 
     Attributes:
         signal: its number; the exit code of the command is 128 more.
-        resumable: whether a checkpoint was written, from which the same command goes on.
+        resumable: whether a checkpoint was written, from which the same command resumes.
     """
 
     signal: int = signal.SIGINT
@@ -39,7 +39,7 @@ class RunInterrupted(RecdError):
 
     @classmethod
     def by(cls, number: int, what: str, *, resumable: bool = False) -> RunInterrupted:
-        """Of this signal, with what came of the run."""
+        """Make the error of a signal."""
         error = cls(what)
         error.signal, error.resumable = number, resumable
         return error
@@ -49,10 +49,10 @@ class RunInterrupted(RecdError):
 
 
 class RankError(RuntimeError):
-    """A rank raised what is no RecdError; the message carries its traceback.
+    """A rank raised an error that is no RecdError; the message carries its traceback.
 
     Attributes:
-        what: it raised, and where, in a line.
+        what: the error and its place, in a line.
     """
 
     def __init__(self, message: str, what: str = "") -> None:
@@ -61,7 +61,7 @@ class RankError(RuntimeError):
 
 
 def on_rank(error: RecdError, rank: int) -> RecdError:
-    """The error of code or data that failed on one rank alone, with the rank; or as it is."""
+    """Add the rank to an error of code or data that failed on one rank alone."""
     if type(error) not in (PluginError, DataError) or re.search(r"\brank \d", str(error)):
         return error
     return type(error)(f"on rank {rank}: {error}").with_traceback(error.__traceback__)
@@ -72,12 +72,12 @@ class NoPlanError(SetupError):
 
 
 class ExactnessError(RecdError):
-    """A combination that is known to corrupt training silently, refused instead."""
+    """A combination that would silently train incorrectly."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a registry file. ``line`` is 1-based, 0 where none applies."""
+    """A problem of a registry file. ``line`` is 1-based, or 0 if none applies."""
 
     path: str
     line: int
@@ -86,7 +86,7 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """File, line and field, as ``registry.yaml:12 sharding[0]``."""
+        """File, line and field: ``registry.yaml:12 sharding[0]``."""
         where = f"{self.path}:{self.line}" if self.line else self.path
         return f"{where} {self.field}" if self.field else where
 
@@ -95,7 +95,7 @@ class Problem:
 
 
 class RegistryError(RecdError):
-    """Everything that is wrong with a registry file, collected before it is raised."""
+    """All problems of a registry file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -103,7 +103,7 @@ class RegistryError(RecdError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Type and first line of an exception, where it was raised, and its notes."""
+    """Return the type, first line, place and notes of an exception."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"

@@ -1,10 +1,8 @@
-"""Writing files so that nobody ever sees half of one, and reading those that anyone may change."""
+"""Files that are written whole or not at all, and JSON notes with a digest."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import glob
 import hashlib
 import json
 import math
@@ -15,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,6 @@ from recd_plugins.runtime.errors import RecdError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TOKEN_BYTES = 4
 _STREAMS = ("stdin", "stdout", "stderr")
 _OPEN_FILE = re.compile(
     rf"/dev/(?P<name>{'|'.join(_STREAMS)})|/(?:dev|proc/self)/fd/(?P<number>\d+)"
@@ -32,7 +29,7 @@ _OPEN_FILE = re.compile(
 
 
 def json_text(value: Any) -> str:
-    """JSON in lines. A number that JSON has no word for, NaN or infinite, becomes null."""
+    """Return indented JSON. NaN and infinite numbers become null."""
     return json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
 
 
@@ -42,11 +39,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is none, or is nested too deeply.
-    """
+    """Parse JSON; ValueError if it is none, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -54,12 +47,12 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_note(path: Path, value: Any) -> None:
-    """Write what this program itself will read again, with a digest of it; see ``write_json``."""
+    """Write a JSON value with its digest, for ``read_note``."""
     write_json(path, {"sha256": _digest(value), "value": value})
 
 
 def read_note(path: Path) -> Any:
-    """What ``write_note`` wrote; None where it is not there, or was damaged or changed."""
+    """Return the value of a note, None if the file is missing, damaged or changed."""
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):
@@ -75,15 +68,15 @@ def write_text(path: Path, text: str) -> None:
         RecdError: the place cannot be written.
     """
     with new_file(path) as temporary:
-        # Names of files that are not UTF-8 are written as the bytes that they are.
+        # Names of files may hold bytes that are not UTF-8.
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
-    """Write a picture, in the format that the suffix says (``.png``, ``.svg``...), likewise.
+    """Write a picture in the format of its suffix (``.png``, ``.svg``...), likewise.
 
     Raises:
-        RecdError: the place cannot be written, or matplotlib knows no such format.
+        RecdError: the place cannot be written, or matplotlib does not know the format.
     """
     try:
         with new_file(path) as temporary:
@@ -94,77 +87,52 @@ def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
 
 @contextmanager
 def new_file(path: Path, *, token: str = "", replaces: bool = True) -> Iterator[Path]:
-    """A path to write, which becomes ``path`` at the end, and is gone where writing fails.
+    """Yield a temporary path, which becomes ``path`` at the end or is removed on failure.
 
-    Missing folders are made, and are gone again where writing fails. Where ``path`` is a link it
-    stays one, to what is new. A pipe or a device stays what it is, and gets what was written.
+    Missing folders are made, and removed again on failure. A link stays a link, to the new file. A
+    pipe or a device stays, and gets the content.
 
     Args:
         path: the file.
-        token: of ``without_remains``, where another process looks after this one.
-        replaces: a file that is there at the end; else it is refused.
+        token: from ``without_remains``, if another process cleans up after this one.
+        replaces: whether to replace a file that exists at the end.
 
     Raises:
-        RecdError: the place cannot be written, or there is a file that is not to be replaced.
+        RecdError: the place cannot be written, or holds a file that is not to be replaced.
     """
     if is_stream(path):
         with _streamed(path) as temporary:
             yield temporary
         return
     target = real_path(path)
-    temporary = _temporary(target, token or secrets.token_hex(_TOKEN_BYTES))
+    temporary = _temporary(target, token or secrets.token_hex(4))
     try:
         missing = [folder for folder in target.parents if not folder.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # Opened as any other file, so that it gets the permissions that the umask leaves.
-            with _marked(temporary) if token else nullcontext():
-                yield temporary
-                if not replaces and target.exists():
-                    raise RecdError(f"{path}: another program has written it meanwhile; it stays")
-                os.replace(temporary, target)
+            yield temporary
+            if not replaces and target.exists():
+                raise RecdError(f"{path}: another program has written it meanwhile; it stays")
+            os.replace(temporary, target)
         except BaseException:
             temporary.unlink(missing_ok=True)
-            _remove_empty(missing)
+            with suppress(OSError):  # up to the first folder that is not empty
+                for folder in missing:
+                    folder.rmdir()
             raise
     except OSError as error:
         raise RecdError(f"{path}: cannot be written ({why_not(error, path)})") from error
 
 
-def _remove_empty(folders: list[Path]) -> None:
-    """Remove folders, the innermost first, up to one in which there is something."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
-
-
 @contextmanager
 def without_remains(path: Path) -> Iterator[str]:
-    """A token for ``new_file`` in a process that may be killed: its file is gone if this fails.
-
-    What is left of earlier ones, where this was killed too, is removed first. On file systems
-    without locks it stays.
-    """
-    target, token = real_path(path), secrets.token_hex(_TOKEN_BYTES)
-    tokens = "[0-9a-f]" * 2 * _TOKEN_BYTES
-    for found in target.parent.glob(glob.escape(f".{target.name}.") + tokens):
-        with suppress(OSError), found.open("r+b") as left:
-            fcntl.flock(left, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.unlink()
+    """Yield a token for ``new_file`` in another process; on failure its file is removed here."""
+    token = secrets.token_hex(4)
     try:
         yield token
     except BaseException:
-        _temporary(target, token).unlink(missing_ok=True)
+        _temporary(real_path(path), token).unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def _marked(temporary: Path) -> Iterator[None]:
-    """A context in which a file that is written is told from one that a killed process left."""
-    with temporary.open("xb") as mark:
-        with suppress(OSError):
-            fcntl.flock(mark, fcntl.LOCK_EX)
-        yield
 
 
 def is_stream(path: Path) -> bool:
@@ -177,7 +145,7 @@ def _is_special(path: Path) -> bool:
 
 
 def _open_file(path: Path) -> int | None:
-    """Its number, where a path names it."""
+    """Return the number of the open file that a path names."""
     named = _OPEN_FILE.fullmatch(os.path.abspath(path))
     return int(named["number"] or _STREAMS.index(named["name"])) if named else None
 
@@ -191,7 +159,7 @@ def _streamed(path: Path) -> Iterator[Path]:
             if (number := _open_file(path)) is not None:
                 sys.stdout.flush()
                 handle = os.dup(number)
-            else:  # of a pipe that nobody reads an error, where it would wait without a word
+            else:  # an error, not an endless wait, if nobody reads a pipe
                 handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
                 os.set_blocking(handle, True)
             with open(handle, "wb") as stream, temporary.open("rb") as written:
@@ -206,7 +174,7 @@ def _temporary(path: Path, token: str) -> Path:
 
 
 def why_not(error: OSError, path: Path) -> str:
-    """Why a file cannot be written; where the disk is full, with the bytes that are free."""
+    """Return why a file cannot be written; on a full disk with the free bytes."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return error.strerror or str(error)
     while not path.exists():
@@ -215,22 +183,18 @@ def why_not(error: OSError, path: Path) -> str:
 
 
 def real_path(path: Path) -> Path:
-    """``Path.resolve`` that takes a link to itself as it is: who opens it says what is wrong."""
+    """Resolve a path; a link to itself stays as it is, unlike with ``Path.resolve``."""
     return Path(os.path.realpath(path))
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is opened for ever: a pipe that nobody writes to, or a device.
-
-    Raises:
-        OSError: it is no regular file; what is missing, or a folder, is left to who opens it.
-    """
+    """Raise OSError for a pipe or a device, which could be read for ever."""
     if _is_special(path):
         raise OSError("it is no regular file, but a pipe or a device; write it to a file first")
 
 
 def check_writable(path: Path) -> None:
-    """See whether ``path`` can be written, before much work is done for it; nothing is left there.
+    """Check before long work that ``path`` can be written; leaves nothing there.
 
     Raises:
         RecdError: it cannot.
@@ -255,7 +219,7 @@ def _digest(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """A JSON value, with null for numbers that JSON has no word for."""
+    """Return a JSON value with null in place of NaN and infinite numbers."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""What a server that processes are forked from does first, where this is named before its imports.
+"""First import of the fork server of ranks and readers: lets it outlive SIGTERM.
 
-SIGTERM may reach all processes of a run at once, as systemd and Slurm send it. The server stays:
-without it nobody could start readers, or learn that one lives, while ranks finish their step. It
-ends with the processes that know it. What is forked from it ends by SIGTERM, as ever.
+systemd and Slurm send SIGTERM to all processes of a run at once. Without the server nobody could
+start readers, or learn that one lives, while ranks finish their step. It ends with the processes
+that know it; processes forked from it end by SIGTERM as usual.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ _SERVER = os.getpid()
 
 
 def _end_by_it() -> None:
-    if os.getppid() == _SERVER:  # not what such a process forks itself
+    if os.getppid() == _SERVER:  # not a grandchild
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-# Nothing else that imports this is to outlive a SIGTERM.
 if any("multiprocessing.forkserver" in argument for argument in sys.orig_argv):
     os.register_at_fork(after_in_child=_end_by_it)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""States of the generators that random numbers come from: torch's, numpy's and Python's."""
+"""States of the random number generators of torch, numpy and Python."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class GeneratorState(NamedTuple):
-    """States of all of them in this process.
+    """States of all generators of this process.
 
     Attributes:
-        torch: uint8, of its CPU.
-        cuda: uint8, of the device of this rank; none where CUDA is not in use.
-        numpy: as ``numpy.random.get_state`` has it.
-        python: as ``random.getstate`` has it.
+        torch: uint8, of the CPU generator.
+        cuda: uint8, of this rank's device; None if CUDA is not in use.
+        numpy: as ``numpy.random.get_state`` returns it.
+        python: as ``random.getstate`` returns it.
     """
 
     torch: Tensor
@@ -29,13 +29,13 @@ class GeneratorState(NamedTuple):
 
     @classmethod
     def now(cls) -> GeneratorState:
-        """The present one."""
+        """Return the present state."""
         in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         cuda = torch.cuda.get_rng_state() if in_use else None
         return cls(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate())
 
     def put_back(self) -> None:
-        """Have this process draw from here."""
+        """Restore this state."""
         torch.set_rng_state(self.torch)
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda)
@@ -43,7 +43,7 @@ class GeneratorState(NamedTuple):
         random.setstate(self.python)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The state as arrays, of which ``of_arrays`` makes it again."""
+        """Return the state as arrays for ``of_arrays``."""
         kind, key, place, has_gauss, gauss = self.numpy
         version, ints, next_gauss = self.python
         arrays = {
@@ -59,11 +59,7 @@ class GeneratorState(NamedTuple):
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GeneratorState:
-        """The state that ``arrays`` were made of.
-
-        Raises:
-            KeyError, ValueError: they are of no state that this version draws from.
-        """
+        """Make the state again; KeyError or ValueError if another version wrote it."""
         place, has_gauss, gauss = arrays["numpy rest"]
         cuda = arrays.get("cuda") if torch.cuda.is_available() else None
         ints = arrays["python 3"]
@@ -76,15 +72,15 @@ class GeneratorState(NamedTuple):
 
 
 def seed_generators(seed: int) -> None:
-    """Have all of them start from a seed of 63 bits."""
-    torch.manual_seed(seed)  # of CUDA, too
+    """Seed all generators, CUDA's too; ``seed`` has up to 63 bits."""
+    torch.manual_seed(seed)
     np.random.seed(seed % (1 << 32))
     random.seed(seed)
 
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """A context at whose end the generators are as they were."""
+    """Restore the generators at the end of the context."""
     state = GeneratorState.now()
     try:
         yield

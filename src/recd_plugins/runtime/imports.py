@@ -1,8 +1,11 @@
-"""Imports that take long, and of libraries that may be missing."""
+"""Slow imports, optional libraries, and warnings of upstream code about itself."""
 
 from __future__ import annotations
 
 import gc
+import logging
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,10 +16,7 @@ from recd_plugins.runtime.errors import SetupError
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """A context for imports and plans: what they make stays, and nobody looks for garbage in it.
-
-    Of the time in which torch, torchrec and the trainer are imported, collections take a quarter.
-    """
+    """Pause garbage collection, which takes a quarter of the time to import torch and torchrec."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -27,15 +27,15 @@ def without_collections() -> Iterator[None]:
 
 
 def optional_library(module: str, extra: str, what: str) -> Any:
-    """A module of a library, imported.
+    """Import a module of an optional library.
 
     Args:
         module: its name.
-        extra: of recd-plugins, which brings it.
-        what: needs it, for the message.
+        extra: the extra of recd-plugins that installs it.
+        what: what needs it, for the message.
 
     Raises:
-        SetupError: it is not installed; says the command that does it.
+        SetupError: it is not installed; names the command that installs it.
     """
     try:
         return import_module(module)
@@ -44,3 +44,35 @@ def optional_library(module: str, extra: str, what: str) -> Any:
             f'{what} needs {module.partition(".")[0]}: pip install "recd-plugins[{extra}]" '
             f"({error})"
         ) from error
+
+
+def silence_upstream() -> None:
+    """Silence warnings of TorchRec 1.6 to 1.9 and torch about TorchRec's own code."""
+    # Kineto prints a line at the start and stop of each profile (torch 2.13).
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    # torchrec.distributed.model_parallel wraps the dense layers with a deprecated argument.
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+    # FBGEMM registers the gradient of its dense CPU kernel in a deprecated way; parity tests of
+    # data-parallel tables cover that gradient.
+    warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
+    # TorchRec's state dicts hold ShardedTensors.
+    warnings.filterwarnings(
+        "ignore", message="Please use DTensor instead and we are deprecating ShardedTensor"
+    )
+    # TorchRec calls collectives by names that torch 2.13 deprecates, through torch's own logger.
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch\.distributed\.\w+` is .*deprecated",
+        category=FutureWarning,
+        module=r"torch\.distributed\.c10d_logger",
+    )
+    # torchrec.fx.tracer asks torch.fx for its state by a name that is to change.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    # Logged for every data-parallel table, with or without cache parameters.
+    logging.getLogger("torchrec.distributed.utils").addFilter(
+        lambda record: "caching params will be ignored" not in record.getMessage()
+    )
+    # Logged for every data-parallel table, which has no shards.
+    logging.getLogger().addFilter(
+        lambda record: not record.getMessage().startswith("Sharding spec not found for ")
+    )

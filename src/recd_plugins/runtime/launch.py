@@ -1,4 +1,4 @@
-"""Ranks: processes on this machine that share a process group, or those of torchrun."""
+"""Ranks: processes on this machine with one process group, or the processes of torchrun."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from recd_plugins.report.output import lasting_output
-from recd_plugins.runtime.cores import threads_of_a_rank
 from recd_plugins.runtime.errors import RankError, RecdError, SetupError, in_a_line, on_rank
+from recd_plugins.runtime.machine import threads_of_a_rank
 from recd_plugins.runtime.processes import (
     adopt_environ,
     end_with_parent,
@@ -40,14 +40,13 @@ T = TypeVar("T")
 CUDA_BACKEND = "cpu:gloo,cuda:nccl"
 _HOST = "127.0.0.1"
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
-# After the first failure: long enough for the operating system to report a killed process, whose
-# peers complain about their broken connection before it does.
+# Wait after the first failure: peers of a killed process complain before its death is reported.
 _GRACE_SECONDS = 1.0
 
 _CAUSES = {
     "SIGKILL": "; where nobody killed it, the machine ran out of memory: use fewer ranks or a "
     "smaller batch or model",
-    # gloo ends the process if ranks take part in a collective with tensors of other sizes.
+    # gloo aborts if tensors of a collective differ in size.
     "SIGABRT": ": native code gave up, and what it wrote stands above. The ranks may have got out "
     "of step: does the dataset give every rank as many batches as len(reader) says, and does every "
     "rank build the same model?",
@@ -70,10 +69,10 @@ def launch(
     hang_limits: HangLimits | None = None,
     interruptible: bool = False,
 ) -> list[T]:
-    """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; returns by rank.
+    """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; return results by rank.
 
-    Arguments and parameters are those of ``Ranks``, errors those of ``Ranks.run``.
-    ``interruptible`` says that the function ends by itself at a signal (``signals.passed_on``).
+    See ``Ranks`` for the options and ``Ranks.run`` for errors. An ``interruptible`` function ends
+    by itself at a signal (``signals.passed_on``).
     """
     ranks = Ranks(
         world_size,
@@ -83,14 +82,13 @@ def launch(
         threads=threads,
         hang_limits=hang_limits,
     )
-    # From before they start until they are gone, when their results are here.
     with ranks.asked_to_end() if interruptible else nullcontext(), ranks:
         return ranks.run(function, *args)
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """What every rank is told; ``beats`` are the seconds between heartbeats, if any."""
+    """Settings of all ranks; ``beats`` is the seconds between heartbeats, if any."""
 
     world_size: int
     local_world_size: int
@@ -104,8 +102,6 @@ class _Setup:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a rank has no result."""
-
     text: str
     error: RecdError | None
     exit_code: int | None = None
@@ -113,17 +109,19 @@ class _Failure:
 
 
 class Ranks:
-    """A context in which ``world_size`` processes share one process group.
+    """A context with ``world_size`` processes that share one process group.
+
+    torch's elastic launcher is no replacement: it starts an interpreter per rank, passes errors on
+    as text, and kills ranks 30 s after a signal, which a checkpoint may outlast.
 
     Args:
         world_size: number of processes.
-        backend: of ``torch.distributed``; with CUDA in it rank i uses CUDA device i, and ranks
-            share devices if there are fewer of these (which NCCL refuses).
-        timeout: for the start and for each collective.
-        local_world_size: ranks a node, to pretend several nodes; all of them without it.
-        threads: torch's threads a rank; without it OMP_NUM_THREADS, or the machine's cores shared
-            out, at least 1.
-        hang_limits: say on stderr if nothing moves, and end the ranks.
+        backend: of ``torch.distributed``; with CUDA in it rank i uses CUDA device i, modulo the
+            number of devices.
+        timeout: of the start and of each collective.
+        local_world_size: ranks per node, to pretend several nodes; by default all.
+        threads: torch's threads per rank; by default OMP_NUM_THREADS, or an equal share of cores.
+        hang_limits: report on stderr if nothing moves, and end the ranks.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Whether ``run`` can be called: not after a failure."""
+        """Whether ``run`` can be called, which ends with a failure."""
         return bool(self._processes)
 
     def __enter__(self) -> Self:
@@ -163,7 +161,7 @@ class Ranks:
         context = _context(self._setup.backend)
         if context.get_start_method() == "forkserver":
             start_fork_server()
-        # Here, not in a rank: one that is stopped would take it along.
+        # In this process, as a stopped rank would stop it too.
         self._store = store = TCPStore(
             _HOST, 0, is_master=True, timeout=self._setup.timeout, wait_for_workers=False
         )
@@ -202,12 +200,12 @@ class Ranks:
     def run(self, function: Callable[..., T], *args: Any) -> list[T]:
         """Call ``function(rank, world_size, *args)`` on every rank; return the results by rank.
 
-        ``function``, ``args`` and results travel by pickle. One failure ends all ranks.
+        ``function``, ``args`` and results are pickled. One failure ends all ranks.
 
         Raises:
-            RankError: a rank raised; carries its traceback.
-            RecdError: a rank raised one, which is passed on as it is.
-            SetupError: a rank was killed or ended by itself.
+            RankError: a rank raised an error that is no RecdError; carries its traceback.
+            RecdError: a rank raised this error.
+            SetupError: a rank was killed or exited.
         """
         if not self.alive:
             raise RuntimeError("these ranks have ended")
@@ -222,7 +220,7 @@ class Ranks:
             raise
 
     def asked_to_end(self) -> AbstractContextManager[None]:
-        """Return a context in which signals that end a run are passed on to the ranks."""
+        """Return a context that passes signals that end a run on to the ranks."""
         return passed_on(self._processes)
 
     def close(self) -> None:
@@ -235,7 +233,7 @@ class Ranks:
         self._kill()
 
     def _kill(self) -> None:
-        # Readers are forked from the server of the ranks, so they are below none of them.
+        # Readers are children of the fork server, not of ranks.
         for stopped in [] if self._watch is None else self._watch.stopped_here():
             with suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGKILL)
@@ -292,11 +290,9 @@ class Ranks:
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
-    """Return how ranks are started.
+    """Return the fork server that has imported torch and TorchRec, or "spawn" for CUDA.
 
-    A fork server that has imported torch and TorchRec starts one in a tenth of the time of a new
-    interpreter (4 s of imports). CUDA does not survive a fork of a process that merely asked for
-    it, so ranks with CUDA get interpreters of their own.
+    Imports take 4 s, ten times as long as a fork. CUDA does not survive a fork.
     """
     if "cuda" in backend:
         return multiprocessing.get_context("spawn")
@@ -308,7 +304,7 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
 
 
 def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits | None) -> None:
-    """Raise the cause: a death before the complaints of peers, the first before later ones."""
+    """Raise the cause: a death rather than the complaints of its peers, then a RecdError."""
     rank = min(failures, key=lambda r: (failures[r].text != "", failures[r].error is None))
     failure = failures[rank]
     if failure.error is not None:
@@ -326,11 +322,8 @@ def _raise(failures: Mapping[int, _Failure], world_size: int, limits: HangLimits
 
 
 def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
-    """Join the process group, then answer requests until an empty one.
-
-    A request is a pickled ``(function, args)``, an answer a pickled result or ``_Failure``.
-    """
-    # Ctrl-C reaches the whole terminal, and so does its end; the parent ends the ranks.
+    """Join the process group, then answer pickled ``(function, args)`` until an empty request."""
+    # The terminal sends these to all processes; the parent ends the ranks.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
@@ -342,7 +335,7 @@ def _serve(rank: int, connection: Connection, setup: _Setup) -> None:
         except Exception as error:
             connection.send_bytes(pickle.dumps(_failure(error)))
             return
-        # Not connection.send: torch would pass tensors as handles, which die with the rank.
+        # Not connection.send, by which torch sends tensors as handles that die with the rank.
         connection.send_bytes(pickle.dumps(None))
         with suppress(EOFError, BrokenPipeError):  # the parent was interrupted
             while request := connection.recv_bytes():
@@ -379,10 +372,9 @@ def _join_process_group(rank: int, setup: _Setup) -> None:
 
 
 def _leave_process_group() -> None:
-    """Destroy the process group and end its threads, so that the interpreter can end too.
+    """Destroy the process group and collect models and pipelines, cycles that keep it.
 
-    Models and pipelines are cycles that keep their groups. A gloo thread that is still there when
-    the interpreter ends asks for its lock to free tensors, is ended instead, and aborts.
+    A gloo thread that outlives the interpreter aborts the process.
     """
     import torch.distributed as dist
 
@@ -406,12 +398,10 @@ def _failure(error: BaseException) -> _Failure:
 
 
 def torchrun_rank() -> int | None:
-    """Return the rank from the environment of ``torchrun`` or another launcher.
-
-    None without a launcher, and in ranks of ``launch``.
+    """Return the rank from torchrun's environment; None without it and in ranks of ``launch``.
 
     Raises:
-        SetupError: the environment has one half of it.
+        SetupError: only one of RANK and WORLD_SIZE is set, or they are wrong.
     """
     missing = {"RANK", "WORLD_SIZE"} - os.environ.keys()
     if LAUNCHED in os.environ or len(missing) == 2:
@@ -432,7 +422,7 @@ def torchrun_rank() -> int | None:
 
 
 def torchrun_ranks_per_node() -> int:
-    """Return the ranks on this machine; all of them if the launcher does not say."""
+    """Return the number of ranks on this machine, by default all."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
 
 
@@ -443,7 +433,8 @@ def join_torchrun(
     """Join the process group of ``torchrun``; yields rank and world size.
 
     Raises:
-        RecdError: this process was not started by a launcher with torchrun's environment.
+        RecdError: torchrun's environment is missing.
+        SetupError: the ranks do not find each other.
     """
     import torch
     import torch.distributed as dist
@@ -455,7 +446,7 @@ def join_torchrun(
         torch.cuda.set_device(int(local_rank))
     try:
         dist.init_process_group(backend, timeout=timeout)
-    except (ValueError, RuntimeError) as error:  # what MASTER_ADDR and MASTER_PORT do not lead to
+    except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise SetupError(f"the ranks of torchrun do not find each other: {reason}") from error
     try:

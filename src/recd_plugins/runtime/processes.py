@@ -1,4 +1,4 @@
-"""What the processes that this package starts have in common, ranks and reader workers."""
+"""Helpers for the processes that this package starts: ranks and reader workers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,13 @@ E = TypeVar("E", bound=Exception)
 
 
 def end_with_parent() -> None:
-    """End this process, from now on, when the one that started it does, however that ends.
+    """End this process when its parent ends, even if that is killed.
 
-    Called first in a reader that multiprocessing or a pool of ``concurrent.futures`` starts: a
-    trainer that is killed closes no feed.
-
-    Raises:
-        RuntimeError: multiprocessing has not started this process.
+    Call it first in a process that multiprocessing or ``concurrent.futures`` starts, for example
+    as ``ProcessPoolExecutor(initializer=end_with_parent)``.
     """
     parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError(
-            "end_with_parent is called in the process that was started, by multiprocessing, as "
-            "ProcessPoolExecutor(initializer=end_with_parent) does; this one is none"
-        )
+    assert parent is not None, "call end_with_parent in a process that multiprocessing started"
     sentinel = parent.sentinel
 
     def watch() -> None:
@@ -50,7 +43,7 @@ def end_with_parent() -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a process of this machine is stopped, as by SIGSTOP or a debugger."""
+    """Return whether a process of this machine is stopped, by SIGSTOP or a debugger."""
     try:
         return psutil.Process(process).status() in _STOPPED
     except psutil.Error:
@@ -58,7 +51,7 @@ def is_stopped(process: int) -> bool:
 
 
 def kill_stopped_below(process: int) -> None:
-    """Kill the stopped descendants of a process, which would not notice that it ends."""
+    """Kill the stopped descendants of a process, as they cannot notice its end."""
     with suppress(psutil.Error):
         for child in psutil.Process(process).children(recursive=True):
             with suppress(psutil.Error):
@@ -70,8 +63,8 @@ def kill_stopped_below(process: int) -> None:
 def safe_path() -> Iterator[None]:
     """Keep the current folder off ``sys.path`` of interpreters that start in this context.
 
-    multiprocessing starts them by ``python -c``, which would import a module of that folder in
-    place of an installed one. Each process takes over the ``sys.path`` of its parent later.
+    multiprocessing starts ``python -c``, which would prefer modules of that folder to installed
+    ones. Processes adopt their parent's ``sys.path`` later.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"
@@ -85,18 +78,14 @@ def safe_path() -> Iterator[None]:
 
 
 def adopt_environ(environ: Mapping[str, str]) -> None:
-    """Take over the environment that the parent had outside ``safe_path``."""
+    """Adopt the environment that the parent had outside ``safe_path``."""
     os.environ.pop(_SAFE_PATH, None)
     os.environ.update(environ)
 
 
 def start_fork_server() -> None:
-    """Start what processes are forked from, unless this process has it already.
-
-    It stays where a terminal goes, as do what is forked from it and what tracks their memory.
-    """
-    # Whether there is a GPU is asked at import. By NVML that does not start CUDA, which would be of
-    # no use in what is forked.
+    """Start the fork server if it is not there yet; it and its children ignore SIGHUP."""
+    # Imports ask whether there is a GPU; NVML answers without starting CUDA, which breaks by forks.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if threading.current_thread() is not threading.main_thread():
         with safe_path():
@@ -111,11 +100,9 @@ def start_fork_server() -> None:
 
 
 def share_fork_server() -> None:
-    """Have what this process starts forked from the server that it was forked from itself.
+    """Fork children of this process from the server that it was forked from itself.
 
-    multiprocessing promises as much, but looks for a server that this very process started, and
-    would start another, which imports everything again (3.11 to 3.14, where only ``_forkserver``
-    knows of the server).
+    multiprocessing (3.11 to 3.14) would start another server, which imports everything again.
     """
     server = forkserver._forkserver
     if server._forkserver_address is not None:  # type: ignore[attr-defined]
@@ -123,9 +110,9 @@ def share_fork_server() -> None:
 
 
 def portable(error: E) -> E | RecdError:
-    """The error itself where pickle brings it across, else its message."""
+    """Return the error if it survives pickling, else a RecdError with its message."""
     try:
         survives = str(pickle.loads(pickle.dumps(error))) == str(error)
-    except Exception:  # a plugin's error may raise anything when it is made anew
+    except Exception:
         survives = False
     return error if survives else RecdError(str(error))

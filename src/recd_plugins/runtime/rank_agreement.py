@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 
 T = TypeVar("T")
 

@@ -1,20 +1,28 @@
-"""The version of recd-plugins, and of torch, FBGEMM and torchrec; imports none of them."""
+"""Versions of recd-plugins, torch, FBGEMM and torchrec, and private names that we need of them."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from types import CodeType
+from typing import Any
+
+from recd_plugins.runtime.errors import SetupError
 
 __version__ = "0.1.0"
 
-#: fbgemm and torchrec by torch: the sets that were built for one another.
+#: Version of fbgemm and torchrec by that of torch.
 SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
 
 
 def fbgemm_builds() -> dict[str, str]:
-    """Version by name of the installed distributions that really hold FBGEMM.
+    """Return the version by name of the installed distributions that hold FBGEMM.
 
-    On machines without CUDA a distribution named fbgemm-gpu may hold metadata only.
+    Without CUDA, a distribution named fbgemm-gpu may hold metadata only.
     """
     builds = {}
     for name in ("fbgemm-gpu", "fbgemm-gpu-cpu"):
@@ -27,7 +35,7 @@ def fbgemm_builds() -> dict[str, str]:
 
 
 def fbgemm_has_cuda() -> bool:
-    """Whether the CUDA build of FBGEMM is installed, and not the CPU build over or instead of it.
+    """Return whether FBGEMM is the CUDA build, and the CPU build is not installed over it.
 
     PyTorch's own index calls the CPU build fbgemm-gpu too, with a version that ends in ``+cpu``.
     """
@@ -37,14 +45,16 @@ def fbgemm_has_cuda() -> bool:
 
 @cache
 def installed_set() -> str:
-    """The three versions, as ``torch 2.13.0, fbgemm 1.8.0, torchrec 1.8.0``."""
+    """Return the three versions, such as ``torch 2.13.0, fbgemm 1.8.0, torchrec 1.8.0``."""
     torch, fbgemm, torchrec = _versions()
     return f"torch {torch}, fbgemm {fbgemm}, torchrec {torchrec}"
 
 
 def mismatch() -> str:
-    """What to install so that the three belong together; empty where they do."""
-    torch, fbgemm, torchrec = (_minor(version) for version in _versions())
+    """Return what to install so that the versions match; empty if they do."""
+    torch, fbgemm, torchrec = (
+        None if version is None else ".".join(version.split(".")[:2]) for version in _versions()
+    )
     belongs = SETS.get(torch or "")
     if belongs is None:
         return one_of_the_sets()
@@ -54,7 +64,7 @@ def mismatch() -> str:
 
 
 def one_of_the_sets() -> str:
-    """What to install, where nothing that is installed says which set."""
+    """Return the advice to install one of the sets."""
     sets = (f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items())
     return f"install one of the sets: {'; '.join(sets)}"
 
@@ -71,5 +81,96 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _minor(version: str | None) -> str | None:
-    return None if version is None else ".".join(version.split(".")[:2])
+@dataclass(frozen=True)
+class Internal:
+    """Private names of a module, class or function of another package.
+
+    Attributes:
+        of: the owner, ``"package.module"`` or ``"package.module:Class"``. Names of a class may be
+            attributes of its objects, names of a function arguments that it passes on.
+        names: attributes or modules.
+        used_for: what needs them, such as "planning managed collision".
+    """
+
+    of: str
+    names: tuple[str, ...]
+    used_for: str
+
+    def missing(self) -> Iterator[str]:
+        """Yield a message for each name that the installed version lacks."""
+        package = self.of.partition(".")[0]
+        try:
+            owner = _resolve(self.of)
+        except (ModuleNotFoundError, AttributeError) as error:
+            if getattr(error, "name", None) != package:  # the package is installed
+                yield lacks(package, self.of.replace(":", "."), self.used_for)
+            return
+        where = self.of.rpartition(":")[2]
+        for name in self.names:
+            if not has_name(owner, name):
+                yield lacks(package, f"{where}.{name}", self.used_for)
+
+
+def refuse_missing(internals: Iterable[Internal]) -> None:
+    """Check an installation for private names.
+
+    Raises:
+        SetupError: names are missing; says what needs each and what to install.
+    """
+    if missing := [message for internal in internals for message in internal.missing()]:
+        raise SetupError(f"{'; '.join(missing)}: {one_of_the_sets()}")
+
+
+def lacks(package: str, name: str, used_for: str) -> str:
+    """Return a message that an installed package lacks a name."""
+    if package == "fbgemm_gpu":
+        version = next(iter(fbgemm_builds().values()), "")
+    else:
+        version = _installed(package) or ""
+    return f"{package} {version} lacks {name}, which {used_for} needs"
+
+
+def has_name(owner: Any, name: str) -> bool:
+    """Return whether a module, class, its objects or a function's calls have the name."""
+    if hasattr(owner, name):
+        return True
+    if inspect.ismodule(owner):
+        try:
+            import_module(f"{owner.__name__}.{name}")
+        except ImportError:
+            return False
+        return True
+    return name in _names_in(owner)
+
+
+@cache
+def _names_in(owner: Any) -> frozenset[str]:
+    """Return the names that a function, or the methods of a class, read, set and register."""
+    if not isinstance(owner, type):
+        code = getattr(inspect.unwrap(owner), "__code__", None)
+        return frozenset(_names_of(code)) if code is not None else frozenset()
+    names: set[str] = set()
+    for cls in owner.__mro__:
+        names |= getattr(cls, "__annotations__", {}).keys()
+        for value in vars(cls).values():
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            if callable(function) and not isinstance(function, type):
+                names |= _names_in(function)
+    return frozenset(names)
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _names_of(constant)
+
+
+def _resolve(of: str) -> Any:
+    module, _, path = of.partition(":")
+    owner: Any = import_module(module)
+    for name in filter(None, path.split(".")):
+        owner = getattr(owner, name)
+    return owner

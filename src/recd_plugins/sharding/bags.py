@@ -45,7 +45,7 @@ from recd_plugins.compat.row_updates import plain_updates, why_plain_kernels
 from recd_plugins.interfaces.tables import LookupKernels
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import gathers_equal_sizes
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.batch_form import BatchForm, IdWeights, keep_inverse_indices
 from recd_plugins.sharding.coalesced.groups import check_coalesced, feature_groups
 from recd_plugins.sharding.coalesced.input_dist import coalesce_bags

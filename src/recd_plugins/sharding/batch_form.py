@@ -21,7 +21,7 @@ from recd_plugins.compat.mean_pooling import refuse_weighted_mean, with_inverse_
 from recd_plugins.data.lower import plain_kjt
 from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.runtime.rank_agreement import tell_all
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.coalesced.groups import refuse_at_signs
 from recd_plugins.sharding.contexts import num_rows, set_stored_rows
 from recd_plugins.sparse.deduplicated_kjt import repeat_rows, unique_rows

@@ -17,9 +17,9 @@ from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding import sharders as exact
 from recd_plugins.sharding.other_sharders import other_sharders
 from recd_plugins.sharding.sharders import (

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.interfaces.values.channels import CollectiveKind, resolve_group
+from recd_plugins.interfaces.step_cost import CollectiveKind, resolve_group
 
 
 @dataclass(frozen=True)

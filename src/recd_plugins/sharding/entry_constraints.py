@@ -10,7 +10,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Table
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 
 _UNSET = ParameterConstraints()
 

@@ -14,8 +14,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.clipped_gradients import check_deduplicated
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import left_modules
-from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sharding.batch_form import refuse_inverse_indices, takes_stored_rows
 

@@ -44,7 +44,7 @@ from recd_plugins.config import RunConfig, at_entry
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.interfaces.model_tables import outermost_sharded
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.runtime.rank_agreement import crosses_links
 from recd_plugins.sharding.bags import ExactShardedEmbeddingBagCollection

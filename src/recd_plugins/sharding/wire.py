@@ -21,7 +21,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.interfaces.values.rows import Table
+from recd_plugins.interfaces.rows import Table
 from recd_plugins.runtime.errors import SetupError
 
 Codecs = dict[str, QuantizedCommCodecs]

@@ -17,8 +17,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.config import RunConfig
 from recd_plugins.interfaces import FeatureSchema, PlanContext, Table, TableStrategy
+from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import all_tables_of, tables_of
-from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.planning.choosing import choose
@@ -34,7 +34,7 @@ from recd_plugins.planning.topologies import TopologySpec, machine_of
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.generators import generators_kept, seed_generators
 from recd_plugins.runtime.rank_agreement import check_agreement, tell_all
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.pipeline import is_overlapped
 from recd_plugins.sharding.sequences import ExactShardedEmbeddingCollection

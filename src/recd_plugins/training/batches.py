@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from recd_plugins.config import RunConfig
 from recd_plugins.data.loader import DataLoader
 from recd_plugins.interfaces import TrainPipeline
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.model.build import model_code
 from recd_plugins.training.checkpoint_files import Progress
 from recd_plugins.training.data_report import GroupCount

@@ -23,7 +23,7 @@ from torch._C._autograd import DeviceType
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from recd_plugins.interfaces.values.stages import STAGES, Stage, StageTimes, stage_of
+from recd_plugins.interfaces.step_cost import STAGES, Stage, StageTimes, stage_of
 
 #: The region around a profiled step.
 PROFILED_STEP = "## recd step ##"

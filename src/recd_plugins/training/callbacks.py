@@ -16,6 +16,7 @@ from torch import Tensor
 
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.interfaces import Split, Table
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.callback import (
     Callback,
     RunBatch,
@@ -25,8 +26,7 @@ from recd_plugins.interfaces.callback import (
     RunStart,
     RunStep,
 )
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.generators import generators_kept
 from recd_plugins.runtime.rank_agreement import together
 from recd_plugins.training.checkpoint_files import Progress

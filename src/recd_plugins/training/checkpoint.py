@@ -19,9 +19,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.data.preprocess import FittedState
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.runtime.file_lock import locked_folder
+from recd_plugins.runtime.folders import locked_folder
 from recd_plugins.runtime.rank_agreement import from_rank_0, together
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.training.checkpoint_dcp import (
     SafeLoadPlanner,
     SafeReader,

@@ -44,7 +44,7 @@ from torch.futures import Future
 
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.runtime.errors import RecdError
-from recd_plugins.runtime.suggestions import did_you_mean, shortened
+from recd_plugins.runtime.text import did_you_mean, shortened
 from recd_plugins.training.checkpoint_files import METADATA, DamagedError, check_whole
 
 _DCP = "torch.distributed.checkpoint.metadata"

@@ -16,7 +16,7 @@ from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 from recd_plugins.compat.lookup_kernels import set_steps_of_tables, steps_of_tables
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.rank_agreement import together
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.training.optimizer import in_embedding_module
 
 # Models keep replicated pooled tables in such a module, and the others in the one without the word.

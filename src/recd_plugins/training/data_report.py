@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 
 from recd_plugins.data.stalls import STALL_TARGET, Pace, Stalls
-from recd_plugins.interfaces.values.batch import STALL_CAUSES
-from recd_plugins.runtime.cores import available_cores
+from recd_plugins.interfaces.batch import STALL_CAUSES
+from recd_plugins.runtime.machine import available_cores
 
 #: Speed of fewer timed steps says little.
 FEW_STEPS = 5

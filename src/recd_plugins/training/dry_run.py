@@ -18,12 +18,10 @@ from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.data.preprocess import feature_steps
 from recd_plugins.data.rows import training_rows
 from recd_plugins.interfaces import Dataset, Split, Table
+from recd_plugins.interfaces.data_profile import DataProfile, least_ids_saved
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.data_profile import DataProfile
-from recd_plugins.interfaces.values.statistics import least_ids_saved
 from recd_plugins.model.build import build_model
-from recd_plugins.runtime.byte_sizes import bytes_text
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import bytes_text, shortened
 from recd_plugins.training.evaluation import splits_of
 
 

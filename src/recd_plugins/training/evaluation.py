@@ -28,9 +28,9 @@ from recd_plugins.config.schema import ValidationSpec
 from recd_plugins.data.loader import EveryRow
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.interfaces.plugin_call import plugin_call
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.runtime.rank_agreement import together

@@ -25,7 +25,7 @@ from recd_plugins.interfaces import (
     Preprocessing,
     Table,
 )
-from recd_plugins.interfaces.plugin_call import plugin_call
+from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.versions import installed_set
 from recd_plugins.training.checkpoint_files import (

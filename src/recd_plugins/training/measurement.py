@@ -20,9 +20,8 @@ from torch import Tensor, nn
 from recd_plugins.config.entries import CheckedPart, by_class, call_class
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
-from recd_plugins.interfaces.values.channels import Channel
-from recd_plugins.interfaces.values.stages import StageTimes
-from recd_plugins.runtime.clock import clock_of
+from recd_plugins.interfaces.step_cost import Channel, StageTimes
+from recd_plugins.runtime.machine import clock_of
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.breakdown import StepMemory, StepProfile

@@ -20,7 +20,7 @@ from recd_plugins.model.deferred_tables import FirstValues, Window, first_values
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.generators import GeneratorState
 from recd_plugins.runtime.rank_agreement import from_rank_0, together
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.training.checkpoint_files import RANKS, DamagedError, read_arrays
 
 _GENERATOR, _BUFFER = "generator ", "buffer "

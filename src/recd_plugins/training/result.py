@@ -11,8 +11,8 @@ from rich.table import Table
 
 from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.interfaces.values.stages import StageTimes
-from recd_plugins.runtime.byte_sizes import bytes_text
+from recd_plugins.interfaces.step_cost import StageTimes
+from recd_plugins.runtime.text import bytes_text
 from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.data_report import GroupReport, StallReport
 from recd_plugins.training.evaluation import ValidationReport

@@ -21,17 +21,18 @@ from recd_plugins.data.prepared import wrapped_dataset
 from recd_plugins.data.preprocess import fitted_steps
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.interfaces import Dataset, FeatureSchema
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.model.build import build_model
 from recd_plugins.model.sequence_pooling import put_poolings
 from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import id_limits
 from recd_plugins.planning.topologies import MACHINE
-from recd_plugins.runtime import activity, upstream_noise
+from recd_plugins.runtime import activity
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import DataError, SetupError
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.launch import (
     backend_for,
     join_torchrun,
@@ -140,7 +141,7 @@ def load_trained(job: TrainedJob) -> Trained:
         RecdError: the checkpoint is damaged, or of another model.
     """
     activity.start()
-    upstream_noise.silence_upstream()
+    silence_upstream()
     registry = job.load()
     if registry.training.workers:
         from recd_plugins.data.workers import start_server

@@ -19,13 +19,14 @@ from recd_plugins.config import RunConfig, TrainingSpec
 from recd_plugins.config.device import device_of_rank
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.data.preprocess import FittedState, fitted_state
-from recd_plugins.interfaces.values.batch import ModelInput
-from recd_plugins.interfaces.values.stages import StageTimes
+from recd_plugins.interfaces.batch import ModelInput
+from recd_plugins.interfaces.step_cost import StageTimes
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.report.output import lasting_output
-from recd_plugins.runtime import activity, upstream_noise
+from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import RecdError, RunInterrupted
 from recd_plugins.runtime.generators import generators_kept, seed_generators
+from recd_plugins.runtime.imports import silence_upstream
 from recd_plugins.runtime.rank_agreement import check_agreement, from_rank_0, together
 from recd_plugins.runtime.signals import Interrupts
 from recd_plugins.sharding.table_report import describe_tables
@@ -101,7 +102,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     """Train as the registry says, in an existing process group. Collective."""
     with lasting_output(), Interrupts(rank, world_size) as interrupts:
         activity.start()
-        upstream_noise.silence_upstream()
+        silence_upstream()
         trainer = Trainer(rank, world_size, job, interrupts)
         trainer.train()
         with activity.doing("finishing the run"):

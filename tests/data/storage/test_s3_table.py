@@ -16,7 +16,7 @@ from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.reader import Piece
 from recd_plugins.data.row_groups import read_splits
-from recd_plugins.interfaces.values.rows import Storage
+from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError
 
 URL = "s3://tables/clicks"

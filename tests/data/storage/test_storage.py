@@ -16,7 +16,7 @@ from tests.data.storage.counted_store import Store
 
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.storage import Location
-from recd_plugins.interfaces.values.rows import Storage
+from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, SetupError
 
 

@@ -16,8 +16,8 @@ from torchrec.streamable import Pipelineable
 
 from recd_plugins.data.lower import lower
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.interfaces.values.batch import Batch as ReadBatch
-from recd_plugins.interfaces.values.batch import ModelInput, Placement
+from recd_plugins.interfaces.batch import Batch as ReadBatch
+from recd_plugins.interfaces.batch import ModelInput, Placement
 from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
 
 NUM_ROWS, NUM_STEPS = 8, 3

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 
 
 def vectors(found: Any, lengths: dict[str, Tensor], stored: ModelInput | None = None) -> Tensor:

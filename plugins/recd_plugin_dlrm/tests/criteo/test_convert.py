@@ -30,7 +30,7 @@ from pathlib import Path
 from recd_plugin_dlrm.criteo import convert as module
 from recd_plugin_dlrm.criteo.tsv import TsvStream
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.runtime.work_folder import WorkFolder
+from recd_plugins.runtime.folders import WorkFolder
 
 event, count = sys.argv[1], int(sys.argv[2])
 owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_note": module,

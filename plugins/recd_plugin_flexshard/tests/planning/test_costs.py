@@ -18,7 +18,7 @@ from recd_plugin_flexshard.planning import (
 )
 from recd_plugin_flexshard.planning.costs import rows_sent
 from recd_plugin_flexshard.tests.planning.test_cuts import FLAT, STEEP
-from recd_plugins.interfaces.access.table_access import TableAccess
+from recd_plugins.interfaces.access import TableAccess
 
 B = 4096
 

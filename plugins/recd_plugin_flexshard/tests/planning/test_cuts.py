@@ -17,7 +17,7 @@ from recd_plugin_flexshard.planning import (
 )
 from recd_plugin_flexshard.planning.cuts import Cuts
 from recd_plugin_flexshard.planning.plan import _model
-from recd_plugins.interfaces.values.data_profile import DistinctIds
+from recd_plugins.interfaces.data_profile import DistinctIds
 from recd_plugins.runtime.errors import SetupError
 
 TIME = CostOptions()

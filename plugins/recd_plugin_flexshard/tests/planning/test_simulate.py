@@ -26,7 +26,7 @@ from recd_plugin_flexshard.planning.simulate import (
 )
 from recd_plugin_flexshard.planning.sources import DrawnBatches
 from recd_plugin_flexshard.tests.planning import simulate_cases as cases
-from recd_plugins.interfaces.values.data_profile import DistinctIds
+from recd_plugins.interfaces.data_profile import DistinctIds
 from recd_plugins.testing.gloo import run_on_ranks
 
 

@@ -48,7 +48,7 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     model_input,
 )
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.guards import check_every_parameter_is_trained

@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugin_flexshard.runtime import RowTiers, TieredEmbeddingCollection
 from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.data.lower import lower
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 
 NUM_STEPS = 6

@@ -28,7 +28,7 @@ from recd_plugin_recd.source import open_source
 from recd_plugins.cli import main
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
-from recd_plugins.interfaces.values.statistics import dedupe_factor
+from recd_plugins.interfaces.data_profile import dedupe_factor
 
 ROWS = 1 << 13
 

@@ -26,7 +26,7 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from recd_plugin_recd.cluster import job, sort
-from recd_plugins.runtime import work_folder
+from recd_plugins.runtime import folders
 
 event, count = sys.argv[1], int(sys.argv[2])
 sort._plan = lambda *_: sort.Plan(1 << 20, 2)
@@ -42,7 +42,7 @@ def kill_at(owner, name):
     setattr(owner, name, counted)
 
 if event != "none":
-    owners = {"table_writer": sort, "write_note": job, "publish": work_folder.WorkFolder}
+    owners = {"table_writer": sort, "write_note": job, "publish": folders.WorkFolder}
     kill_at(owners[event], event)
 options = job.ClusterOptions(Path("src"), Path("dst"))
 job.cluster(options, force=True, say=lambda line: print(line))

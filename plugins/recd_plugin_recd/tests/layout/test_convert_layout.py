@@ -15,7 +15,7 @@ from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.parquet import read_footers
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces.values.rows import SessionKeys
+from recd_plugins.interfaces.rows import SessionKeys
 
 IDS = pa.list_(pa.int64())
 

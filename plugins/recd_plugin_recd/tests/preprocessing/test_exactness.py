@@ -8,7 +8,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_recd import preprocessing
 from recd_plugins.data.preprocess import Preprocess
-from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.batch import Batch
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
 from recd_plugins.sparse.from_columns import ikjts_from_columns

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from recd_plugins.cli import main
 from recd_plugins.interfaces.access import AccessProfile
-from recd_plugins.interfaces.access.distributions import from_weights, zipf
+from recd_plugins.interfaces.distributions import from_weights, zipf
 from recd_plugins.planning.topologies import read_topology
 
 REGISTRY = """

@@ -29,10 +29,10 @@ from recd_plugins.config import Entry
 from recd_plugins.config.schema import RegistrySpec
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
-from recd_plugins.interfaces.access.table_access import TableAccess
+from recd_plugins.interfaces.access import TableAccess
+from recd_plugins.interfaces.batch import Placement
+from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.batch import Placement
-from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.planning.constraints import feasible, table_constraints
 from recd_plugins.planning.estimates import RESERVED_SHARE
 from recd_plugins.planning.planner import SortedEnumerator, build_planner

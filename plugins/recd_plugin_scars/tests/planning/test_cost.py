@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from recd_plugin_scars.planning.load import BatchRows, TableLoad, expected_unique, row_bytes, seen
-from recd_plugins.interfaces.access.distributions import exponential, from_weights, zipf
+from recd_plugins.interfaces.distributions import exponential, from_weights, zipf
 
 
 def zipf_load(rows: int = 1000, exponent: float = 1.0, length: float = 1.0) -> TableLoad:

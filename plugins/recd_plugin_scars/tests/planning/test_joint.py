@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recd_plugin_scars.planning import Memory, RowOrder, StepCosts, TableLoad
 from recd_plugin_scars.planning.order import least
 from recd_plugins.interfaces.access import TableAccess
-from recd_plugins.interfaces.access.distributions import (
+from recd_plugins.interfaces.distributions import (
     exponential,
     from_weights,
     half_normal,

@@ -11,7 +11,7 @@ from torchrec.distributed.types import CacheStatistics
 
 from recd_plugin_scars.planning import BatchRows, CachePlan, TableLoad
 from recd_plugin_scars.planning.statistics import AccessStatistics
-from recd_plugins.interfaces.access.distributions import from_weights, zipf
+from recd_plugins.interfaces.distributions import from_weights, zipf
 
 
 def test_miss_rates_fall_from_all_to_none() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recd_plugin_scars.planning import CachePlan, TableLoad, traffic
-from recd_plugins.interfaces.access.distributions import zipf
+from recd_plugins.interfaces.distributions import zipf
 
 
 @pytest.fixture

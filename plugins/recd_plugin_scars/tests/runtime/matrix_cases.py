@@ -32,8 +32,8 @@ from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces import TrainPipeline
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import (
     ExactEmbeddingBagCollectionSharder,

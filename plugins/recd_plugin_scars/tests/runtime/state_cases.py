@@ -30,7 +30,7 @@ from recd_plugin_scars.tests.runtime.matrix_cases import (
     shard,
 )
 from recd_plugins.data.lower import lower
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training import checkpoint

@@ -10,7 +10,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.suggestions import shortened
+from recd_plugins.runtime.text import shortened
 
 
 @dataclass(frozen=True)

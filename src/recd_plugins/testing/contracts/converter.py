@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from recd_plugins.interfaces import Converter, FeatureSchema, Origin, Rows
-from recd_plugins.interfaces.values.batch import Batch
+from recd_plugins.interfaces.batch import Batch
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract, check_identity
 

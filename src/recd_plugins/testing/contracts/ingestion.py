@@ -38,7 +38,7 @@ from recd_plugins.interfaces import (
     Rows,
     Split,
 )
-from recd_plugins.interfaces.values.batch import Batch, ModelInput
+from recd_plugins.interfaces.batch import Batch, ModelInput
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts.plugin import PluginContract
 

@@ -18,8 +18,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import placement_of
 from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling, Sharding
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
 from recd_plugins.model.build import model_of
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling

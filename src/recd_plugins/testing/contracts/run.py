@@ -43,8 +43,8 @@ from recd_plugins.interfaces import (
     Table,
     TrainPipeline,
 )
+from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.interfaces.values.batch import Batch, ModelInput, Placement
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.runtime.plugin_modules import load_file, modules_of_files

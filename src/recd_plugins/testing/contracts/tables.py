@@ -44,10 +44,9 @@ from recd_plugins.interfaces import (
     TableStrategy,
     TrainingData,
 )
-from recd_plugins.interfaces.access.profile import AccessProfile
-from recd_plugins.interfaces.access.table_access import TableAccess
+from recd_plugins.interfaces.access import AccessProfile, TableAccess
+from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.tables import StepShape
-from recd_plugins.interfaces.values.data_profile import DataProfile
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.runtime.launch import launch

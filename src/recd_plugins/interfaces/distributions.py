@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces.access.table_access import TableAccess
+from recd_plugins.interfaces.access import TableAccess
 from recd_plugins.runtime.errors import DataError
 
 _BIN = re.compile(r"\(\s*(\d+)(?:,\s*(\d+)\s*\]|\+)\s*:\s*(\d+(?:\.\d*)?(?:e-?\d+)?)")

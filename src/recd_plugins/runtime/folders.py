@@ -1,0 +1,283 @@
+"""Folders with one writer at a time, and hidden folders in which commands build their output."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.runtime.errors import DataError, RecdError
+from recd_plugins.runtime.files import read_note, write_note
+
+#: Lock file of a folder.
+LOCK = "recd.lock"
+_IDENTITY, _OLD = "run.json", "old"
+
+# Closed in forked children, which would keep the locks and outlive this process.
+_handles: set[int] = set()
+
+
+def try_lock(handle: int) -> bool:
+    """Lock an open file for this process; False on a file system without locks.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise BlockingIOError(*error.args) from error
+        return False
+    return True
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[bool]:
+    """Make ``folder`` if needed and lock it; yields whether locks work there.
+
+    The lock ends with this process, however that ends, and children do not inherit it.
+
+    Raises:
+        RecdError: another process holds it; names the process, its host and since when.
+        OSError: the folder cannot be written.
+    """
+    path = folder / LOCK
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, works = _open_locked(path)
+    _handles.add(handle)
+    try:
+        owner = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        }
+        with suppress(OSError):  # on a full disk the lock holds without a name
+            os.ftruncate(handle, 0)
+            os.write(handle, json.dumps(owner).encode())
+        yield works
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        _handles.discard(handle)
+        os.close(handle)
+
+
+def _open_locked(path: Path) -> tuple[int, bool]:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            works = try_lock(handle)
+            # The last holder removes its file at its end, so this may be another one.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), path.lstat()):
+                    return handle, works
+        except BlockingIOError as error:
+            owner = _owner(handle)
+            os.close(handle)
+            raise RecdError(
+                f"{path.parent}: {owner} is writing there; wait until it has ended, or end it"
+            ) from error
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+
+
+def _owner(handle: int) -> str:
+    try:
+        owner = json.loads(os.pread(handle, 1000, 0))
+        return f"process {owner['pid']} on {owner['host']} (since {owner['since']})"
+    except (ValueError, KeyError, TypeError):  # it has not written its name yet
+        return "another process"
+
+
+def _forget() -> None:
+    for handle in _handles:
+        os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class WorkFolder:
+    """A folder in which a run builds its table.
+
+    Attributes:
+        path: the folder.
+        table: the part that becomes the target.
+        resumed: whether it holds the work of an earlier run.
+        is_whole: whether the table is complete and only waits for its place.
+    """
+
+    def __init__(self, path: Path, resumed: bool) -> None:
+        self.path = path
+        self.table = path / "table"
+        self.resumed = resumed
+        self.is_whole = False
+
+    def publish(self, target: Path) -> None:
+        """Move the table to ``target``; then remove what it replaced.
+
+        Raises:
+            DataError: the place cannot be written; the table stays where it is.
+        """
+        self.is_whole = True
+        try:
+            put(self.table, target, self.path)
+        except DataError as error:
+            message = f"{error}; what was made for it is whole, and stays in {self.table}"
+            raise DataError(message) from error
+
+
+@contextmanager
+def work_folder(
+    target: Path,
+    purpose: str,
+    identity: dict[str, Any],
+    say: Callable[[str], None],
+    *,
+    waits: Callable[[], None] | None = None,
+) -> Iterator[WorkFolder]:
+    """Make or take over the hidden folder ``.NAME.PURPOSE`` beside ``target``.
+
+    Work of an earlier run with the same identity stays in it. The folder is removed at the end and
+    on a RecdError. It stays if the process is killed or interrupted, or if the target cannot be put
+    in its place.
+
+    Args:
+        target: what the run makes; for a link, the place that it leads to.
+        purpose: of the run.
+        identity: JSON values by name; a run with other values starts anew.
+        say: called with a line that says how the run begins.
+        waits: called before waiting for another process in the folder, which may make the target
+            meanwhile; without it that process is an error.
+
+    Raises:
+        DataError: the place cannot be written, is a mount point, or is in use.
+    """
+    place = _place_of(target)
+    path = place.with_name(f".{place.name}.{purpose}")
+    try:
+        with _locked(path, waits):
+            _put_back(place, path)
+            work = WorkFolder(path, _take_over(path, identity, say))
+            try:
+                yield work
+            except RecdError:
+                if not work.is_whole:
+                    shutil.rmtree(path, ignore_errors=True)
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror or error})") from error
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """Yield a new hidden folder beside ``folder``, which is removed at the end.
+
+    Remains of killed processes are removed first; a folder that one was replacing is put back.
+
+    Raises:
+        DataError: the place cannot be written, is a mount point, or is in use.
+    """
+    identity = {"token": secrets.token_hex(8)}
+    with work_folder(folder, "new", identity, lambda _: None) as work:
+        try:
+            yield work.path
+        finally:
+            shutil.rmtree(work.path, ignore_errors=True)
+
+
+def machine_start() -> str:
+    """Return an id of this boot of the machine; files that were not synced may not survive it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def put(new: Path, target: Path, scratch: Path) -> None:
+    """Move ``new`` to ``target``, or to where that link leads, by way of ``scratch``.
+
+    Raises:
+        DataError: it failed; ``target`` is as it was.
+    """
+    old, target = scratch / _OLD, Path(os.path.realpath(target))
+    try:
+        if target.is_dir():
+            target.rename(old)
+        try:
+            os.replace(new, target)
+        except BaseException:
+            _put_back(target, scratch)
+            raise
+    except OSError as error:
+        raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error
+
+
+def _put_back(target: Path, scratch: Path) -> None:
+    """Undo a ``put`` that failed or was killed."""
+    old = scratch / _OLD
+    if old.exists() and not target.exists():
+        old.rename(target)
+
+
+def _place_of(target: Path) -> Path:
+    place = Path(os.path.realpath(target))
+    if os.path.ismount(place):
+        raise DataError(
+            f"{target}: is a mount point, which cannot be replaced as a whole; name a new folder "
+            "inside it"
+        )
+    return place
+
+
+def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None]) -> bool:
+    """Return whether there is work to resume; remove the work of other runs."""
+    found = read_note(path / _IDENTITY)
+    if found == json.loads(json.dumps(identity)):
+        say("going on from a run that broke off")
+        return True
+    if found is not None:
+        differing = sorted(key for key in identity if found.get(key) != identity[key])
+        say(f"starting anew: {', '.join(differing)} changed since a run broke off")
+    for left in path.iterdir():
+        if left.name != LOCK:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    write_note(path / _IDENTITY, identity)
+    return False
+
+
+@contextmanager
+def _locked(path: Path, waits: Callable[[], None] | None) -> Iterator[None]:
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        try:
+            opened = (path / LOCK).open("ab")
+        except FileNotFoundError:  # another process has just removed the folder, at its end
+            continue
+        with opened as lock:
+            try:
+                try_lock(lock.fileno())
+            except BlockingIOError as error:
+                if waits is None:
+                    raise DataError(
+                        f"{path}: another process is at work for this target"
+                    ) from error
+                waits()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock.fileno()).st_nlink:
+                yield
+                return

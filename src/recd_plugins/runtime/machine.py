@@ -1,0 +1,61 @@
+"""Cores of this machine, and clocks of its host and of a CUDA device."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def threads_of_a_rank(ranks: int) -> int:
+    """Return OMP_NUM_THREADS if it is a number, else this process's cores shared out."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdecimal() and len(wanted) < 5 and int(wanted):
+        return int(wanted)
+    return max(1, available_cores() // ranks)
+
+
+class Clock:
+    """Wall time of work that is done when a call returns."""
+
+    def mark(self) -> Any:
+        """Return the present moment."""
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the seconds between two moments."""
+        return float(end - start)
+
+
+class CudaClock(Clock):
+    """Time on the device, which goes on working after a call returned.
+
+    A mark is an event on the default stream, the one that trains; a train pipeline copies batches
+    on another.
+    """
+
+    def mark(self) -> Any:
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.default_stream())
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+
+def clock_of(device: torch.device | None) -> Clock:
+    """Return the clock of a device, or the host's without one."""
+    return CudaClock() if device is not None and device.type == "cuda" else Clock()

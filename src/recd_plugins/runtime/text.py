@@ -1,0 +1,67 @@
+"""Words of messages: suggestions for misspelt names, short lists, and sizes in bytes."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+# Shorter words are not completed to a name.
+_BEGINNING = 3
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+}
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean known?"``, or nothing if nothing is close."""
+    meant = closest(word, known)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return the name that ``word`` starts with, begins or resembles; empty without one."""
+    known = list(known)
+    if (first := word.partition(" ")[0]) in known:
+        return first
+    begun = [name for name in known if name.lower().startswith(word.lower())]
+    if len(word) >= _BEGINNING and len(begun) == 1:
+        return begun[0]
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.63)), "")
+
+
+def shortened(names: Sequence[str]) -> str:
+    """Return the first eight of ``names``, and how many more there are."""
+    more = len(names) - 8
+    return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
+
+
+def read_bytes(words: str | int) -> int:
+    """Parse a number of bytes with an optional unit, such as 256MB or 2GiB.
+
+    Raises:
+        ValueError: it is not a positive number of bytes.
+    """
+    match = _FORM.fullmatch(str(words).strip())
+    unit = _UNITS.get(match[2].lower()) if match else None
+    amount = float(match[1]) * unit if match and unit else 0.0
+    num_bytes = round(amount) if math.isfinite(amount) else 0
+    if not num_bytes:
+        raise ValueError(f"{words!r} is no number of bytes; write 256MB, 2GiB or a whole number")
+    return num_bytes
+
+
+def bytes_text(value: float | None) -> str:
+    """Return bytes with a fitting unit, in powers of 1000."""
+    if value is None:
+        return "-"
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
