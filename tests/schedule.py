@@ -55,7 +55,7 @@ SLOW = (
     "recd_plugin_recd/tests/cluster/test_restart.py",
     "recd_plugin_recd/tests/models/test_training.py",
     "recd_plugin_flexshard/tests/test_prediction.py",
-    "recd_plugin_recd/tests/layout/test_convert_layout.py::test_torch_is_not",
+    "recd_plugin_recd/tests/test_convert_layout.py::test_torch_is_not",
     "recd_plugin_recd/tests/logs/test_commands.py::test_torch_is_not",
     "recd_plugin_recd/tests/test_generate.py::test_memory_does_not_grow",
     "recd_plugin_scars/tests/runtime/test_mover.py::test_no_process_hangs",

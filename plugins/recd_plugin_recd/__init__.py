@@ -56,8 +56,8 @@ def register_poolings() -> Sequence[type[Pooling]]:
 def register_commands(cli: click.Group) -> None:
     from recd_plugin_recd.analyze.command import analyze
     from recd_plugin_recd.cluster.command import cluster
+    from recd_plugin_recd.convert_layout import convert_layout
     from recd_plugin_recd.generate import generate
-    from recd_plugin_recd.layout.command import convert_layout
     from recd_plugin_recd.logs.commands import logs
 
     cli.add_command(analyze)

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from recd_plugins.api import DataError, Dataset, ParquetTable, Piece, Rows, SessionKeys, id_features
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    ParquetTable,
+    Piece,
+    Rows,
+    SessionKeys,
+    id_features,
+    real_path,
+)
 
 _DEFAULTS = {"session": "session_id", "timestamp": "ts"}
 
@@ -170,3 +179,19 @@ def _partition_name(file: Path, root: Path) -> str:
     if file == root:
         return ""
     return "/".join(part for part in file.relative_to(root).parent.parts if "=" in part)
+
+
+def check_target(source: Path, target: Path, force: bool) -> None:
+    """Refuse a target inside of the source or around it, and one that is not to be replaced."""
+    new, old = real_path(target), real_path(source)
+    if new == old or old in new.parents or new in old.parents:
+        raise DataError(f"{target} and {source} lie in each other; name another")
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not force:
+        raise DataError(f"{target} exists already; name another, or replace it by --force")
+    # What is replaced must be a table: a mistyped name costs no other data.
+    for file in [target, *target.rglob("*")]:
+        hidden = file.name.startswith(("_", "."))
+        if file.is_file() and file.suffix != ".parquet" and not hidden:
+            raise DataError(f"{target} is no table, it holds {file.name}; remove it yourself")

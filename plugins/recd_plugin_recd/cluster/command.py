@@ -12,7 +12,7 @@ from recd_plugin_recd import command_options
 from recd_plugins.api import OUTPUT_FOLDER, new_place, progress_bars, read_bytes, write_json
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.options import Progress
+    from recd_plugin_recd.cluster.sort import Progress
 
 
 class Size(click.ParamType[int]):
@@ -27,18 +27,6 @@ class Size(click.ParamType[int]):
             return value if isinstance(value, int) else read_bytes(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
-
-
-def _refuse_what_is_about_writing() -> None:
-    context = click.get_current_context()
-    names = ("memory", "layout", "row_group_rows", "nulls", "share", "seed", "engine", "force")
-    for parameter in context.command.params:
-        given = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and given is click.core.ParameterSource.COMMANDLINE:
-            flag = parameter.opts[0]
-            raise click.UsageError(
-                f"--check writes nothing: leave out {flag}, about what is written"
-            )
 
 
 @click.command()
@@ -111,24 +99,20 @@ def cluster(
     (dt=.../hour=...) stay folders, and each is sorted by itself. Started again after it was killed,
     the same command goes on where it was.
     """
+    # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from recd_plugin_recd.cluster import job
+
     if check:
         if target is not None:
             raise click.UsageError("--check reads SRC and writes nothing: leave out DST")
-        _refuse_what_is_about_writing()
-        from recd_plugin_recd.cluster.check import check_clustered
-
-        result = check_clustered(source, session, timestamp, plugins_dir)
+        result = job.check_clustered(source, session, timestamp, plugins_dir)
         click.echo(f"{source}: {result['rows']:,} rows in order, {result['sessions']:,} sessions")
         if json_path is not None:
             write_json(json_path, result)
         return
     if target is None:
         raise click.UsageError("Missing argument 'DST'.")
-    # Imported here: `recd --help` reads this module and has no use for Arrow.
-    from recd_plugin_recd.cluster.job import cluster as run
-    from recd_plugin_recd.cluster.options import ClusterOptions
-
-    options = ClusterOptions(
+    options = job.ClusterOptions(
         source=source,
         target=target,
         session=session,
@@ -144,16 +128,15 @@ def cluster(
     with progress_bars() as add_bar:
 
         def start(num_rows: int | None) -> Progress:
-            bars = [add_bar(verb, num_rows) for verb in ("reading", "writing")]
+            read_bar, write_bar = (add_bar(verb, num_rows) for verb in ("reading", "writing"))
 
             def advance(read: int, written: int) -> None:
-                for bar, rows in zip(bars, (read, written), strict=True):
-                    if rows:
-                        bar(rows)
+                read_bar(read)
+                write_bar(written)
 
             return advance
 
-        report = run(
+        report = job.cluster(
             options,
             force=force,
             plugins_dir=plugins_dir,

@@ -1,40 +1,70 @@
-"""One run of ``recd cluster``: from a source to a whole table, or to none."""
+"""``recd cluster``: from a source to a whole table, or to none; and ``--check``."""
 
 from __future__ import annotations
 
-import os
+import re
 import resource
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from recd_plugin_recd.cluster.options import ClusterOptions, Progress
-from recd_plugin_recd.cluster.sort import Layouts, sort_partition
-from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
-from recd_plugin_recd.sessions import plain_sessions
-from recd_plugin_recd.source import ParquetSource, SessionTable, open_source
+from recd_plugin_recd.cluster.sort import Layouts, Progress, sort_partition
+from recd_plugin_recd.cluster.spark import sort_with_spark
+from recd_plugin_recd.sessions import Nulls, check_keys, plain_sessions, row_place, session_hashes
+from recd_plugin_recd.source import (
+    ParquetSource,
+    Partition,
+    SessionTable,
+    check_target,
+    open_source,
+)
 from recd_plugins.api import (
     DataError,
+    Layout,
     bytes_text,
     machine_start,
     read_footers,
     read_note,
-    real_path,
     work_folder,
     write_note,
 )
 
-#: Raised when unfinished work of another version cannot be gone on from.
-_VERSION = 2
+#: Unfinished work of another version is not gone on from.
+_VERSION = 3
 _HEAVIEST = 5
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Options of ``recd cluster``.
+
+    Attributes:
+        session, timestamp: their columns; None takes what ``open_source`` takes.
+        memory: bytes that the whole process may take.
+        keep_share: share of the sessions that stay, more than 0, at most 1.
+        seed: of the choice of these sessions.
+        row_group_rows: most rows of a row group of the output.
+    """
+
+    source: Path
+    target: Path
+    session: str | None = None
+    timestamp: str | None = None
+    memory: int = 2_000_000_000
+    layout: Layout = "list"
+    row_group_rows: int = 8192
+    nulls: Nulls = "error"
+    keep_share: float = 1.0
+    seed: int = 0
+    engine: Literal["embedded", "spark"] = "embedded"
 
 
 @dataclass(frozen=True)
@@ -66,16 +96,14 @@ class ClusteringReport:
     def lines(self) -> list[str]:
         """Return the report as text."""
         before = "" if self.bytes_in is None else f"{bytes_text(self.bytes_in)} -> "
-        lines = [
+        factors = (f"{name} {factor:.2f}" for name, factor in self.dedupe_factors.items())
+        return [
             f"{self.target}: {self.rows:,} rows, {self.sessions:,} sessions, "
             f"{self.samples_per_session:.2f} rows a session",
             f"{before}{bytes_text(self.bytes_out)} in {self.files} files, {self.seconds:.1f} s, "
             f"peak memory {bytes_text(self.peak_memory)} of {bytes_text(self.memory)}",
+            f"DedupeFactor: {', '.join(factors)}",
         ]
-        if self.dedupe_factors:
-            factors = (f"{name} {factor:.2f}" for name, factor in self.dedupe_factors.items())
-            lines.append(f"DedupeFactor: {', '.join(factors)}")
-        return lines
 
 
 def cluster(
@@ -89,12 +117,14 @@ def cluster(
     """Sort ``options.source`` into the new folder ``options.target``.
 
     Args:
+        options: of the command.
         force: replace the target if it is a table.
+        plugins_dir: a folder of plugin files that a registry file may need.
         start: called with the number of rows, if that is known; returns the progress callback.
         say: called with a line about how the run begins.
     """
     began = time.monotonic()
-    _check_target(options, force)
+    check_target(options.source, options.target, force)
     source = open_source(
         options.source,
         session=options.session,
@@ -105,6 +135,7 @@ def cluster(
     with work_folder(options.target, "recd-cluster", _identity(source, options), say) as work:
         progress = start(source.num_rows)
         layouts: Layouts | None = read_note(work.path / "layouts.json")
+        sort = sort_with_spark if options.engine == "spark" else sort_partition
         # Files outside of Hive folders come first: the others are folders inside of theirs.
         for partition in sorted(source.partitions, key=lambda one: one.name):
             folder = work.table / partition.name
@@ -113,23 +144,14 @@ def cluster(
                 continue
             scratch = work.path / "partition"
             shutil.rmtree(scratch, ignore_errors=True)
-            if options.engine == "spark":
-                engine = SparkEngine(source, partition, options, scratch)
-                parts, layouts = engine.run(layouts, progress)
-            else:
-                parts, layouts = sort_partition(
-                    source, partition, options, scratch, layouts, progress
-                )
+            parts, layouts = sort(source, partition, options, scratch, layouts, progress)
             write_note(work.path / "layouts.json", layouts)
             if any(parts.iterdir()):
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 parts.rename(folder)
         if not work.table.exists():
-            advice = "give --downsample-sessions more" if source.num_rows else "it has none"
-            raise DataError(f"{options.source}: no row to write; {advice}")
+            raise DataError(f"{options.source}: no row to write")
         report = _report(source, options, work.table, time.monotonic() - began)
-        if options.engine == "spark":
-            stop_session()
         work.publish(options.target)
     return report
 
@@ -168,24 +190,6 @@ def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
     }
 
 
-def _check_target(options: ClusterOptions, force: bool) -> None:
-    source, target = real_path(options.source), real_path(options.target)
-    if target == source or source in target.parents or target in source.parents:
-        raise DataError(f"{options.target} and {options.source} lie in each other; name another")
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
-    if not force:
-        raise DataError(f"{options.target} exists already; name another, or replace it by --force")
-    strange = [
-        file
-        for file in [target, *target.rglob("*")]
-        if file.is_file() and file.suffix != ".parquet" and not file.name.startswith(("_", "."))
-    ]
-    if target.is_file() or strange:
-        name = target.name if target.is_file() else strange[0].name
-        raise DataError(f"{options.target} is no table, it holds {name}; remove it yourself")
-
-
 def _report(
     source: SessionTable, options: ClusterOptions, table: Path, seconds: float
 ) -> ClusteringReport:
@@ -207,25 +211,60 @@ def _report(
         bytes_out=sum(file.stat().st_size for file in files),
         dedupe_factors={name: feature.dedupe_factor for name, feature in heaviest},
         memory=options.memory,
-        peak_memory=_peak_resident(),
+        peak_memory=_peak_memory(),
         seconds=seconds,
     )
 
 
-def _peak_resident() -> int:
-    """Return the most memory of this process and its children, such as Spark's."""
-    import psutil
-
-    processes = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+def _peak_memory() -> int:
     try:
-        return sum(map(_high_water, processes))
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        found = None
+    # Unlike VmHWM this counts the process that started this one, too.
+    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def _high_water(process: int) -> int:
-    """Unlike ru_maxrss this leaves out the process that started this one."""
-    with open(f"/proc/{process}/status", encoding="ascii") as lines:
-        found = next((line for line in lines if line.startswith("VmHWM:")), "VmHWM: 0 kB")
-    return int(found.split()[1]) * 1024
+def check_clustered(
+    path: Path, session: str | None, timestamp: str | None, plugins_dir: Path | None
+) -> dict[str, int]:
+    """Check that sessions are in one piece with their rows in the order of time.
+
+    Memory grows with the sessions of a partition.
+
+    Returns:
+        ``rows`` and ``sessions``, each session counted once in each partition.
+    """
+    source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
+    check_columns(source)
+    counts = [_check(source, partition) for partition in source.partitions]
+    rows, sessions = (sum(each) for each in zip(*counts, strict=True))
+    return {"rows": rows, "sessions": sessions}
+
+
+def _check(source: SessionTable, partition: Partition) -> tuple[int, int]:
+    keys = source.keys
+    seen: set[int] = set()
+    last: int | None = None
+    last_time: Any = None
+    num_rows = 0
+    for rows in source.read(partition, [keys.session, keys.timestamp]):
+        check_keys(rows, keys)
+        if not len(rows):
+            continue
+        hashes = session_hashes(rows.data.column(keys.session))
+        times = rows.data.column(keys.timestamp).to_numpy(zero_copy_only=False)
+        starts = np.r_[int(hashes[0]) != last, hashes[1:] != hashes[:-1]]
+        backwards = np.r_[last_time is not None and times[0] < last_time, times[1:] < times[:-1]]
+        for row in np.flatnonzero(starts | backwards).tolist():
+            wrong = ""
+            if not starts[row]:
+                wrong = "the time is before that of the row above, of the same session"
+            elif int(hashes[row]) in seen:
+                wrong = "its session was there before, and other sessions between"
+            if wrong:
+                raise DataError(f"{row_place(rows, row)}: {wrong}; sort the table by recd cluster")
+            seen.add(int(hashes[row]))
+        last, last_time = int(hashes[-1]), times[-1]
+        num_rows += len(rows)
+    return num_rows, len(seen)

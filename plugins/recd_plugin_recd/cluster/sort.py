@@ -25,7 +25,6 @@ from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import (
     DataError,
     Layout,
-    Rows,
     SessionKeys,
     TableWriter,
     bytes_text,
@@ -35,9 +34,11 @@ from recd_plugins.api import (
 )
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.options import ClusterOptions, Progress
+    from recd_plugin_recd.cluster.job import ClusterOptions
 
 Layouts = dict[str, Layout]
+#: Called with the rows read and the rows written since the last call.
+Progress = Callable[[int, int], None]
 
 #: Python, Arrow and numba, what allocators keep, and what a dataset plugin may import besides.
 _LIBRARIES, _TORCH = 400_000_000, 200_000_000
@@ -64,6 +65,11 @@ class Range:
     rows: int = 0
     bytes: int = 0
 
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the spilled rows."""
+        with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as stream:
+            yield from stream
+
 
 def sort_partition(
     source: SessionTable,
@@ -76,8 +82,12 @@ def sort_partition(
     """Sort a partition into files ``part-*.parquet``.
 
     Args:
+        source: the table.
+        partition: of it.
+        options: of the run.
         scratch: an empty folder for spill files and the result.
         layouts: of the features; None if the first rows decide.
+        progress: of the run.
 
     Returns:
         The folder of the files, and the layouts.
@@ -173,23 +183,14 @@ class _Sorter:
         name: str,
         goes_on: bool = False,
     ) -> list[Range]:
-        """Spill rows to ranges that fit into memory; too large ones are dealt again.
-
-        Args:
-            keys: sessions and times of the rows.
-            row_bytes: of a row, about.
-            goes_on: whether the first range does.
-        """
+        """Spill rows to ranges that fit into memory; too large ones are dealt again."""
         cuts = _cuts(keys, lambda count: 1 + int(1.25 * count * row_bytes / self._plan.range_bytes))
         starts = [goes_on, *(number >= 0 for number in cuts["number"].to_pylist())]
         ranges = [
             Range(self._scratch / f"{name}-{number:02d}.arrow", start)
             for number, start in enumerate(starts)
         ]
-        try:
-            self._spill(rows, cuts, ranges)
-        except OSError as error:
-            raise DataError(f"{self._scratch}: rows cannot be spilled here ({error})") from error
+        self._spill(rows, cuts, ranges)
         for each in ranges:
             if not each.rows:
                 each.path.unlink()
@@ -200,11 +201,11 @@ class _Sorter:
 
     def sorted_rows(self, part: Range, at_once: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a range in order."""
-        with pa.OSFile(str(part.path)) as file, pa.ipc.open_stream(file) as stream:
-            (batch,) = stream.read_all().combine_chunks().to_batches()
-        order = _order(keys_of(batch, self._keys), np.arange(batch.num_rows))
+        batch = pa.concat_batches(list(part.batches()))
+        numbered = _numbered(keys_of(batch, self._keys), np.arange(batch.num_rows))
+        order = pc.sort_indices(numbered, _ORDER)
         for start in range(0, batch.num_rows, at_once):
-            yield batch.take(pa.array(order[start : start + at_once]))
+            yield batch.take(order.slice(start, at_once))
 
     def _spill(self, rows: Iterator[pa.RecordBatch], cuts: pa.Table, ranges: list[Range]) -> None:
         first = 0
@@ -215,12 +216,8 @@ class _Sorter:
                 writers.append(stack.enter_context(pa.ipc.new_stream(sink, self._schema)))
             for batch in rows:
                 count = batch.num_rows
-                keys = pa.concat_tables(
-                    [
-                        _numbered(keys_of(batch, self._keys), 2 * np.arange(first, first + count)),
-                        cuts,
-                    ]
-                )
+                numbers = 2 * np.arange(first, first + count)
+                keys = pa.concat_tables([_numbered(keys_of(batch, self._keys), numbers), cuts])
                 order = pc.sort_indices(keys, _ORDER).to_numpy()
                 is_cut = order >= count
                 ends = np.flatnonzero(is_cut) - np.arange(len(cuts))
@@ -236,19 +233,13 @@ class _Sorter:
     def _fit(self, whole: Range) -> list[Range]:
         if whole.bytes <= self._plan.range_bytes or whole.rows == 1:
             return [whole]
-        keys = (keys_of(batch, self._keys) for batch in _stored(whole))
+        keys = (keys_of(batch, self._keys) for batch in whole.batches())
         # Three parts at least: the first cut may be the start of the range's first session.
         row_bytes = max(whole.bytes, 1.7 * self._plan.range_bytes) / whole.rows
-        parts = self.deal(
-            keys, _together(_stored(whole)), row_bytes, whole.path.stem, whole.goes_on
-        )
+        rows = _together(whole.batches())
+        parts = self.deal(keys, rows, row_bytes, whole.path.stem, whole.goes_on)
         whole.path.unlink()
         return parts
-
-
-def _stored(part: Range) -> Iterator[pa.RecordBatch]:
-    with pa.OSFile(str(part.path)) as file, pa.ipc.open_stream(file) as stream:
-        yield from stream
 
 
 def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Table:
@@ -258,6 +249,7 @@ def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Tabl
     one fills a range. Numbers are odd: a cut is before the row of the next even number.
 
     Args:
+        keys: sessions and times of all rows.
         num_ranges: from the number of rows.
     """
     count, step = 0, 1
@@ -269,8 +261,6 @@ def _cuts(keys: Iterable[pa.Table], num_ranges: Callable[[int], int]) -> pa.Tabl
         while sum(map(len, sample)) > 2 * _SAMPLED_ROWS:
             step *= 2
             sample = [_every(pa.concat_tables(sample).combine_chunks(), step)]
-    if not sample:
-        raise DataError("there are no rows")  # never: the first rows were seen
     chosen = pa.concat_tables(sample).combine_chunks()
     chosen = chosen.take(pc.sort_indices(chosen, _ORDER))
     wanted = min(_MOST_RANGES, num_ranges(count))
@@ -302,11 +292,6 @@ def _numbered(keys: pa.Table, numbers: np.ndarray) -> pa.Table:
     return keys.append_column("number", pa.array(numbers, pa.int64()))
 
 
-def _order(keys: pa.Table, numbers: np.ndarray) -> np.ndarray:
-    order: np.ndarray = pc.sort_indices(_numbered(keys, numbers), _ORDER).to_numpy()
-    return order
-
-
 def _together(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join batches to some of ``_BATCH_BYTES`` at least."""
     waiting: list[pa.RecordBatch] = []
@@ -329,23 +314,16 @@ def _plain_rows(
     """Yield the rows of sessions that stay, features as lists without nulls."""
     for rows in source.read(partition):
         read(len(rows))
-        batch = plain_batch(rows, source, options, schema)
+        data = without_nulls(rows, source.features, options.nulls).data
+        columns = []
+        for field in schema:
+            column = data.column(field.name)
+            if is_list_dict(source.schema.field(field.name)) and not pa.types.is_list(column.type):
+                column = to_lists(column)
+            columns.append(column.cast(field.type))
+        batch = kept_rows(pa.record_batch(columns, schema=schema), source.keys, options)
         if batch.num_rows:
             yield batch
-
-
-def plain_batch(
-    rows: Rows, source: SessionTable, options: ClusterOptions, schema: pa.Schema
-) -> pa.RecordBatch:
-    """Return rows with the columns of ``plain_schema``, without dropped sessions."""
-    data = without_nulls(rows, source.features, options.nulls).data
-    columns = []
-    for field in schema:
-        column = data.column(field.name)
-        if is_list_dict(source.schema.field(field.name)) and not pa.types.is_list(column.type):
-            column = to_lists(column)
-        columns.append(column.cast(field.type))
-    return kept_rows(pa.record_batch(columns, schema=schema), source.keys, options)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

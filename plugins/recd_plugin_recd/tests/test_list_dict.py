@@ -4,8 +4,8 @@ import pyarrow as pa
 import pytest
 import torch
 
+from recd_plugin_recd.convert_layout import Conversion, convert
 from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
-from recd_plugin_recd.layout.convert import Conversion, convert_layout
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.list_dict import concat_batches, list_dict_field, to_list_dict
@@ -108,7 +108,7 @@ def tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layouts")
     write_table(folder / "list", TableOptions(rows=3000, seed=3))
     conversion = Conversion(folder / "list", folder / "list_dict", "list_dict", row_group_rows=1000)
-    convert_layout(conversion, force=False, start=lambda rows: lambda written: None)
+    convert(conversion, force=False, start=lambda rows: lambda written: None)
     return folder
 
 

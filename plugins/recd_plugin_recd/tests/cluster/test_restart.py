@@ -15,8 +15,7 @@ import pytest
 from tests import forked
 
 from recd_plugin_recd.cluster import job
-from recd_plugin_recd.cluster.job import cluster
-from recd_plugin_recd.cluster.options import ClusterOptions
+from recd_plugin_recd.cluster.job import ClusterOptions, cluster
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugins.runtime.errors import DataError
 

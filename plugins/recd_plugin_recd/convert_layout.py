@@ -1,0 +1,201 @@
+"""``recd convert-layout``: a table anew in another layout, with the same rows in the same order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recd_plugin_recd import command_options
+from recd_plugins.api import (
+    OUTPUT_PATH,
+    DataError,
+    did_you_mean,
+    new_place,
+    progress_bars,
+    write_json,
+)
+
+if TYPE_CHECKING:
+    from recd_plugins.api import Layout, Nulls
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What to make of which table.
+
+    Attributes:
+        source: a Parquet file or a folder of them.
+        target: of the same kind; a folder keeps the names of files and of folders below it.
+        layout: of the features.
+        session, timestamp: columns of the source.
+        row_group_rows: most rows of a row group.
+        compression_level: of zstd.
+        nulls: what becomes of a null in place of a list.
+        popularity: JSON object of how often each feature is read, for the order of columns.
+    """
+
+    source: Path
+    target: Path
+    layout: Layout
+    session: str = "session_id"
+    timestamp: str = "ts"
+    row_group_rows: int = 8192
+    compression_level: int = 3
+    nulls: Nulls = "error"
+    popularity: Path | None = None
+
+
+@dataclass(frozen=True)
+class ConvertedTable:
+    """What was written: rows, the layout of each feature, and bytes before and after."""
+
+    rows: int
+    layouts: dict[str, Layout]
+    source_bytes: int
+    target_bytes: int
+
+
+def convert(
+    conversion: Conversion, *, force: bool, start: Callable[[int], Callable[[int], None]]
+) -> ConvertedTable:
+    """Write ``target``, which appears when it is complete.
+
+    Args:
+        conversion: from where to where.
+        force: replace a target that is a table.
+        start: gets the number of rows, and returns what gets how many more are written.
+    """
+    from recd_plugin_recd.source import ParquetSource, check_target
+    from recd_plugins.api import Piece, TableWriter, put, read_metadata, scratch_folder
+
+    source, target = conversion.source, conversion.target
+    check_target(source, target, force)
+    source_table = ParquetSource(source, conversion.session, conversion.timestamp)
+    table = source_table.table
+    popularity: Sequence[str] = ()
+    if conversion.popularity is not None:
+        popularity = read_popularity(conversion.popularity, source_table.features)
+    progress = start(source_table.num_rows or 0)
+    with scratch_folder(target) as scratch:
+        new = scratch / "table" / target.name
+        layouts: Layout | dict[str, Layout] = conversion.layout
+        # A file with rows is first, because it decides on the layouts of all.
+        with_rows = {unit.file for unit in table.units}
+        for number in sorted(range(len(table.files)), key=lambda number: number not in with_rows):
+            file = table.files[number]
+            metadata = read_metadata(file).metadata or {}
+            with TableWriter(
+                new if source.is_file() else new / file.relative_to(source),
+                table.schema,
+                keys=source_table.keys,
+                layout=layouts,
+                row_group_rows=conversion.row_group_rows,
+                popularity=popularity,
+                metadata={key: each for key, each in metadata.items() if key != b"ARROW:schema"},
+                nulls=conversion.nulls,
+                compression_level=conversion.compression_level,
+                source=file,
+            ) as writer:
+                units = (unit for unit in table.units if unit.file == number)
+                pieces = (Piece(unit, 0, unit.num_rows) for unit in units)
+                for rows in table.read(pieces, table.schema):
+                    writer.write(rows.data)
+                    progress(len(rows))
+            layouts = writer.layouts
+        files = [new] if source.is_file() else new.rglob("*.parquet")
+        written = sum(file.stat().st_size for file in files)
+        put(new, target, scratch)
+    assert not isinstance(layouts, str), "there is at least one file"
+    before = sum(file.stat().st_size for file in table.files)
+    return ConvertedTable(source_table.num_rows or 0, layouts, before, written)
+
+
+def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
+    """Return the features that a JSON object ``{"feature": count}`` names, by falling counts."""
+    try:
+        counts = json.loads(path.read_text(encoding="utf-8"))
+        order = sorted(counts, key=lambda name: -counts[name])
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: no JSON object of features and counts: {error}") from error
+    for name in order:
+        if name not in features:
+            raise DataError(
+                f"{path}: the table has no feature {name}{did_you_mean(name, features)}"
+            )
+    return tuple(order)
+
+
+@click.command("convert-layout")
+@click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
+@click.argument("target", type=OUTPUT_PATH, metavar="DST", callback=new_place)
+@click.option(
+    "--layout",
+    type=click.Choice(["list", "list_dict"]),
+    required=True,
+    help="How lists of ids are stored: each row's, or each distinct one once in a row group.",
+)
+@click.option("--session", default="session_id", show_default=True, help="Column of the session.")
+@click.option("--timestamp", default="ts", show_default=True, help="Column of the time.")
+@command_options.row_group_rows
+@click.option(
+    "--compression-level",
+    type=click.IntRange(1, 19),
+    default=3,
+    show_default=True,
+    help="Of zstd; 9 saves some percent and takes several times longer.",
+)
+@click.option(
+    "--popularity",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="How often each feature is read, as a JSON object: the order of columns.",
+)
+@command_options.nulls
+@command_options.force
+@command_options.figures
+def convert_layout(
+    source: Path,
+    target: Path,
+    layout: Layout,
+    session: str,
+    timestamp: str,
+    row_group_rows: int,
+    compression_level: int,
+    popularity: Path | None,
+    nulls: Nulls,
+    force: bool,
+    json_path: Path | None,
+) -> None:
+    """Write the table SRC with its lists in another layout as DST.
+
+    SRC is a Parquet file or a folder of them; DST becomes the same. Rows keep their order, files
+    their names and metadata. With list_dict, features that hardly repeat stay lists.
+    """
+    conversion = Conversion(
+        source,
+        target,
+        layout,
+        session,
+        timestamp,
+        row_group_rows,
+        compression_level,
+        nulls,
+        popularity,
+    )
+    with progress_bars() as add_bar:
+        start = partial(add_bar, f"writing {target.name}")
+        done = convert(conversion, force=force, start=start)
+    click.echo(
+        f"{target}: {done.rows:,} rows, {layout}, {done.target_bytes / 1e6:.1f} MB "
+        f"(from {done.source_bytes / 1e6:.1f} MB)"
+    )
+    lists = [name for name, chosen in done.layouts.items() if chosen != layout]
+    if lists:
+        click.echo(f"lists as before, because they repeat too little: {', '.join(lists)}")
+    if json_path is not None:
+        write_json(json_path, asdict(done))

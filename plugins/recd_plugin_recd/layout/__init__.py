@@ -1,1 +1,0 @@
-"""``recd convert-layout``: the layouts of a table, one into the other."""
