@@ -12,7 +12,15 @@ import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError, Rows, SessionKeys, is_list_dict, place, to_lists
+from recd_plugins.api import (
+    DataError,
+    Rows,
+    SessionKeys,
+    broken_list,
+    is_list_dict,
+    place,
+    to_lists,
+)
 
 Nulls = Literal["error", "empty"]
 
@@ -77,22 +85,17 @@ def check_keys(rows: Rows, keys: SessionKeys) -> None:
     if pt.is_floating(times.type) and np.isnan(times.to_numpy()).any():
         row = int(np.isnan(times.to_numpy()).argmax())
         raise DataError(f"{row_place(rows, row)}, column {keys.timestamp!r}: NaN is no time")
-    check_sessions(rows, keys.session)
-
-
-def check_sessions(rows: Rows, name: str) -> None:
-    """Refuse sessions that are numbers and not whole."""
     try:
-        plain_sessions(rows.data.column(name))
+        plain_sessions(rows.data.column(keys.session))
     except DataError as error:
-        raise DataError(f"{row_place(rows, 0)} and after, column {name!r}: {error}") from error
+        where = f"{row_place(rows, 0)} and after, column {keys.session!r}"
+        raise DataError(f"{where}: {error}") from error
 
 
 def check_no_nulls(rows: Rows, name: str) -> None:
     """Refuse a null in a column of sessions or times."""
-    column = rows.data.column(name)
-    if column.null_count:
-        row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+    row = rows.data.column(name).is_null().index(True).as_py()
+    if row >= 0:
         raise DataError(
             f"{row_place(rows, row)}, column {name!r}: null; every row needs a session and a time"
         )
@@ -107,12 +110,11 @@ def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
         if not stored and not (pt.is_list(field.type) or pt.is_large_list(field.type)):
             continue
         if column.null_count and nulls == "error":
-            row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
             raise DataError(
-                f"{place(rows, name, row)}: the list is null; write an empty one, or let "
-                "--nulls empty make it one"
+                f"{place(rows, name, column.is_null().index(True).as_py())}: the list is null; "
+                "write an empty one, or let --nulls empty make it one"
             )
-        if not stored and column.values.null_count and column.flatten().null_count:
+        if not stored and column.flatten().null_count:
             row = next(
                 row for row, each in enumerate(column) if each.values and each.values.null_count
             )
@@ -124,6 +126,28 @@ def without_nulls(rows: Rows, features: Sequence[str], nulls: Nulls) -> Rows:
             filled = lists.fill_null(pa.scalar([], lists.type))
             data = data.set_column(data.schema.get_field_index(name), name, filled)
     return replace(rows, data=data)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with features as lists."""
+    lists = pa.list_(pa.int64())
+    return pa.schema(
+        [pa.field(each.name, lists) if is_list_dict(each) else each for each in schema]
+    )
+
+
+def plain_rows(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows with the columns of ``plain_schema``."""
+    columns = []
+    for field in schema:
+        column = rows.data.column(field.name)
+        if is_list_dict(rows.data.schema.field(field.name)):
+            try:
+                column = to_lists(column)
+            except ValueError as error:
+                raise broken_list(rows, field.name) from error
+        columns.append(column.cast(field.type))
+    return pa.record_batch(columns, schema=schema)
 
 
 def row_place(rows: Rows, row: int) -> str:

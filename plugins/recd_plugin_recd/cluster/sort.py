@@ -20,7 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from recd_plugin_recd.sessions import check_keys, plain_sessions, session_hashes, without_nulls
+from recd_plugin_recd.sessions import (
+    check_keys,
+    plain_rows,
+    plain_schema,
+    plain_sessions,
+    session_hashes,
+    without_nulls,
+)
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import (
     DataError,
@@ -28,9 +35,7 @@ from recd_plugins.api import (
     SessionKeys,
     TableWriter,
     bytes_text,
-    is_list_dict,
     prefetch,
-    to_lists,
 )
 
 if TYPE_CHECKING:
@@ -314,24 +319,10 @@ def _plain_rows(
     """Yield the rows of sessions that stay, features as lists without nulls."""
     for rows in source.read(partition):
         read(len(rows))
-        data = without_nulls(rows, source.features, options.nulls).data
-        columns = []
-        for field in schema:
-            column = data.column(field.name)
-            if is_list_dict(source.schema.field(field.name)) and not pa.types.is_list(column.type):
-                column = to_lists(column)
-            columns.append(column.cast(field.type))
-        batch = kept_rows(pa.record_batch(columns, schema=schema), source.keys, options)
+        plain = plain_rows(without_nulls(rows, source.features, options.nulls), schema)
+        batch = kept_rows(plain, source.keys, options)
         if batch.num_rows:
             yield batch
-
-
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with features as lists."""
-    lists = pa.list_(pa.int64())
-    return pa.schema(
-        [pa.field(each.name, lists) if is_list_dict(each) else each for each in schema]
-    )
 
 
 def kept_rows(batch: pa.RecordBatch, keys: SessionKeys, options: ClusterOptions) -> pa.RecordBatch:

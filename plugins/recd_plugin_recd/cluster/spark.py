@@ -17,10 +17,9 @@ from recd_plugin_recd.cluster.sort import (
     Progress,
     kept_rows,
     part_name,
-    plain_schema,
     table_writer,
 )
-from recd_plugin_recd.sessions import check_keys
+from recd_plugin_recd.sessions import check_keys, plain_schema
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError, is_list_dict, optional_library, to_lists
 

@@ -45,13 +45,9 @@ def logs() -> None:
     """Rows in a log: sharded by session, compressed in blocks, with checksums."""
 
 
-def _log_folder(ctx: click.Context, parameter: click.Parameter, value: Path) -> Path | None:
-    return value if ctx.params["append"] else new_place(ctx, parameter, value)
-
-
 @logs.command()
 @click.argument("source", type=_path)
-@click.argument("folder", type=OUTPUT_FOLDER, callback=_log_folder)
+@click.argument("folder", type=OUTPUT_FOLDER, callback=new_place)
 @command_options.session
 @click.option("--shards", type=click.IntRange(1, 99_999), help="Shards of the log.  [default: 16]")
 @click.option(
@@ -73,12 +69,7 @@ def _log_folder(ctx: click.Context, parameter: click.Parameter, value: Path) -> 
     help="Bring the rows of a session together inside a block.",
 )
 @click.option("--level", type=click.IntRange(1, 22), default=1, show_default=True, help="zstd's.")
-@click.option(
-    "--append",
-    is_flag=True,
-    is_eager=True,  # before FOLDER is looked at
-    help="Add to the log in FOLDER, sharded as it is.",
-)
+@click.option("--append", is_flag=True, help="Add to the log in FOLDER, sharded as it is.")
 @click.pass_obj
 def write(
     plugins_dir: Path | None,
@@ -97,6 +88,7 @@ def write(
     SOURCE is a Parquet file, a folder of them, or a registry file, whose dataset is read.
     """
     from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
+    from recd_plugin_recd.sessions import plain_schema
     from recd_plugins.api import put, scratch_folder
 
     usual: Any = LogSettings()
@@ -104,7 +96,7 @@ def write(
         usual = read_index(folder)
     elif not append and folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder} exists already; --append adds to it")
-    rows = _open_rows(source, session or usual.session, plugins_dir, given=session)
+    rows = _open_rows(source, session, usual.session, plugins_dir)
     settings = LogSettings(
         session=rows.keys.session,
         num_shards=shards or usual.num_shards,
@@ -113,15 +105,14 @@ def write(
         sort=sort,
         level=level,
     )
-    schema = _log_schema(rows)
     with ExitStack() as stack:
         place = folder
         if not append:
             scratch = stack.enter_context(scratch_folder(folder))
             place = scratch / folder.name
         advance = stack.enter_context(progress_bars())(f"writing {folder.name}", rows.num_rows)
-        with LogWriter(place, schema, settings) as log:
-            written = _each_batch(rows, schema, log.write, advance)
+        with LogWriter(place, plain_schema(rows.schema), settings) as log:
+            written = _each_batch(rows, log.write, advance)
         if not append:
             put(place, folder, scratch)
     ratio = log.raw_bytes / max(1, log.stored_bytes)
@@ -131,56 +122,30 @@ def write(
     )
 
 
-def _open_rows(
-    path: Path, session: str, plugins_dir: Path | None, given: str | None
-) -> SessionTable:
+def _open_rows(path: Path, given: str | None, usual: str, plugins_dir: Path | None) -> SessionTable:
     """Open a table with a column of the session, or a registry's dataset, which knows its own."""
     from recd_plugin_recd.source import open_source
 
     if path.suffix in (".yaml", ".yml"):
         return open_source(path, session=given, plugins_dir=plugins_dir)
     # A log needs no time: its rows stay in the order in which they come.
+    session = given or usual
     return open_source(path, session=session, timestamp=session, plugins_dir=plugins_dir)
-
-
-def _log_schema(source: SessionTable) -> pa.Schema:
-    """Return a source's columns with features as lists."""
-    import pyarrow as pa
-
-    from recd_plugins.api import is_list_dict
-
-    lists = pa.list_(pa.int64())
-    return pa.schema(
-        [
-            pa.field(field.name, lists, field.nullable) if is_list_dict(field) else field
-            for field in source.schema
-        ]
-    )
 
 
 def _each_batch(
     source: SessionTable,
-    schema: pa.Schema,
     write: Callable[[pa.RecordBatch], None],
     progress: Callable[[int], None],
 ) -> int:
-    """Hand all rows of a source to ``write``; return their number."""
-    import pyarrow as pa
+    """Hand all rows of a source to ``write``, features as lists; return their number."""
+    from recd_plugin_recd.sessions import check_no_nulls, plain_rows, plain_schema
 
-    from recd_plugin_recd.sessions import check_no_nulls
-    from recd_plugins.api import broken_list, is_list_dict, to_lists
-
-    written = 0
+    written, schema = 0, plain_schema(source.schema)
     for partition in source.partitions:
         for rows in source.read(partition):
             check_no_nulls(rows, source.keys.session)
-            columns = []
-            for field, column in zip(rows.data.schema, rows.data.columns, strict=True):
-                try:
-                    columns.append(to_lists(column) if is_list_dict(field) else column)
-                except ValueError as error:
-                    raise broken_list(rows, field.name) from error
-            write(pa.record_batch(columns, schema=schema))
+            write(plain_rows(rows, schema))
             written += len(rows)
             progress(len(rows))
     return written
@@ -204,8 +169,7 @@ def read(
     Damaged blocks are reported on stderr and left out; all other rows are written. The exit status
     is then 1, with --skip-damaged 0.
     """
-    from recd_plugin_recd.logs.log import Consumer
-    from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
+    from recd_plugin_recd.logs.log import Consumer, ParquetFile, provenance
     from recd_plugins.api import check_writable, real_path
 
     damages: list[Damage] = []
@@ -215,7 +179,6 @@ def read(
     if offsets is not None:
         check_writable(offsets)
     start = consumer.state()
-    done = None
     if destination.exists():
         done = provenance(destination)
         # A run that was killed before it wrote its offsets has written this file.
@@ -227,18 +190,12 @@ def read(
         if not force:
             raise DataError(f"{destination} exists already; --force replaces it")
         if done is None:
-            raise DataError(
-                f"{destination} was not exported from a log, so --force does not replace it; name "
-                "another file"
-            )
-    with (
-        progress_bars() as add_bar,
-        ParquetFile(destination, consumer.schema()) as file,
-    ):
+            raise DataError(f"{destination} was not exported from a log; name another file")
+    with progress_bars() as add_bar, ParquetFile(destination, consumer.schema()) as file:
         advance = add_bar(f"reading {source.name}", None)
-        for found in consumer:
-            file.write(found.rows)
-            advance(found.rows.num_rows)
+        for rows in consumer:
+            file.write(rows)
+            advance(rows.num_rows)
         if written := bool(file.num_rows or offsets is None):
             file.close({"from": start, "to": consumer.state(), "rows": file.num_rows})
     if offsets is not None:
@@ -249,11 +206,15 @@ def read(
         click.echo(f"{source}: nothing new; no file written")
     _show(damages)
     if damages and not skip_damaged:
-        rest = f"{destination} has all that could be read" if written else "nothing more was read"
         raise DataError(
-            f"{source} is damaged in {len(damages)} places, shown above; {rest}. "
+            f"{source} is damaged in {len(damages)} places, shown above; all else was read. "
             "--skip-damaged takes that for success"
         )
+
+
+def _show(damages: list[Damage]) -> None:
+    for damage in damages:
+        click.secho(str(damage), fg="yellow", err=True)
 
 
 @logs.command()
@@ -288,7 +249,6 @@ def stat(path: Path, json_path: Path | None) -> None:
         for name in ("records", "bytes", "raw_bytes")
     }
     totals["ratio"] = totals["raw_bytes"] / max(1, totals["bytes"])
-    damages = [damage for shard in shards for damage in shard.damage]
     output_console().print(table)
     click.echo(
         f"{path}: {totals['records']:,} records, {totals['bytes'] / 1e6:.1f} MB, "
@@ -299,14 +259,10 @@ def stat(path: Path, json_path: Path | None) -> None:
         for damage in (damage for shard in each for damage in shard["damage"]):
             damage["segment"] = damage["segment"].name
         write_json(json_path, {**totals, "shards": each})
+    damages = [damage for shard in shards for damage in shard.damage]
     _show(damages)
     if damages:
         raise DataError(f"{path} is damaged in {len(damages)} places, shown above")
-
-
-def _show(damages: list[Damage]) -> None:
-    for damage in damages:
-        click.secho(str(damage), fg="yellow", err=True)
 
 
 @logs.command()
@@ -331,11 +287,10 @@ def produce(
     """
     from recd_plugin_recd.logs.kafka import KafkaProducer
 
-    rows = _open_rows(source, session or "session_id", plugins_dir, given=session)
+    rows = _open_rows(source, session, "session_id", plugins_dir)
     producer = KafkaProducer(servers, topic, rows.keys.session, _settings(config))
     with progress_bars() as add_bar:
-        advance = add_bar(f"sending to {topic}", rows.num_rows)
-        _each_batch(rows, _log_schema(rows), producer.write, advance)
+        _each_batch(rows, producer.write, add_bar(f"sending to {topic}", rows.num_rows))
         producer.flush()
     click.echo(f"{topic}: {producer.delivered:,} rows delivered")
 
@@ -373,21 +328,21 @@ def consume(
         rows_per_file=rows_per_file,
         config=_settings(config),
     )
-    written: list[int] = []
+    written = 0
     with progress_bars() as add_bar:
         advance = add_bar(f"reading {topic}", None)
 
         def count(num_rows: int) -> None:
-            written.append(num_rows)
+            nonlocal written
+            written += num_rows
             advance(num_rows)
 
         files = consumer.run(count)
-    click.echo(f"{folder}: {sum(written):,} rows in {len(files)} new files")
+    click.echo(f"{folder}: {written:,} rows in {len(files)} new files")
 
 
 def _settings(config: tuple[str, ...]) -> dict[str, str]:
-    pairs = [setting.partition("=") for setting in config]
-    for setting, (_, equals, _) in zip(config, pairs, strict=True):
-        if not equals:
+    for setting in config:
+        if "=" not in setting:
             raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--config")
-    return {name: value for name, _, value in pairs}
+    return {name: value for name, _, value in (each.partition("=") for each in config)}

@@ -9,13 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from recd_plugin_recd.logs.parquet_file import ParquetFile
+from recd_plugin_recd.logs.log import ParquetFile
 from recd_plugins.api import DataError, locked_folder, optional_library
 
 _SECONDS = 30.0
@@ -27,8 +26,7 @@ class _Topic:
     def __init__(self, servers: str, topic: str) -> None:
         self.client = optional_library("confluent_kafka", "kafka", "Kafka")
         self.servers, self.topic = servers, topic
-        self.fatal: object = None
-        self._last: object = None
+        self.last_error: Any = None
 
     def options(self, more: dict[str, str]) -> dict[str, Any]:
         """Return configuration of any client; ``more`` wins."""
@@ -36,19 +34,14 @@ class _Topic:
             "bootstrap.servers": self.servers,
             "client.id": "recd",
             "log_level": 2,  # errors are raised; the log would repeat them
-            "error_cb": self._on_error,
+            "error_cb": lambda error: setattr(self, "last_error", error),
             **more,
         }
 
-    def failed(self, error: object, note: str = "") -> DataError:
+    def failed(self, error: object) -> DataError:
         """Return an error for the user."""
-        last = f" (last: {_text(self._last)})" if self._last and self._last is not error else ""
-        return DataError(f"Kafka {self.servers}, topic {self.topic}: {_text(error)}{last}{note}")
-
-    def _on_error(self, error: Any) -> None:
-        self._last = error
-        if error.fatal():
-            self.fatal = error
+        last = f" (last: {_text(self.last_error)})" if self.last_error else ""
+        return DataError(f"Kafka {self.servers}, topic {self.topic}: {_text(error)}{last}")
 
 
 def _text(error: Any) -> str:
@@ -64,7 +57,13 @@ class KafkaProducer:
     a session goes to the partition to which Java clients would send it.
 
     Args:
+        servers: Kafka's bootstrap servers.
+        topic: to write to.
+        session: column of the session.
         config: more configuration of librdkafka, such as credentials or ``batch.size``.
+
+    Attributes:
+        delivered: rows that Kafka has.
     """
 
     def __init__(self, servers: str, topic: str, session: str, config: dict[str, str]) -> None:
@@ -94,20 +93,18 @@ class KafkaProducer:
                 writer.write_batch(batch.slice(number, 1))
             key = session if isinstance(session, bytes) else str(session).encode()
             self._send(key, sink.getvalue().to_pybytes())
-        self._producer.poll(0)
-        self._check()
+        self._poll(0)
 
     def flush(self) -> None:
         """Wait until every row is delivered."""
-        while True:
+        left = 1
+        while left:
             before = self.delivered
             left = self._producer.flush(_SECONDS)
-            self._check()
-            if not left:
-                return
-            if self.delivered == before:
+            self._poll(0)
+            if left and self.delivered == before:
                 raise self._place.failed(
-                    f"no answer for {_SECONDS:.0f} s, {left} rows are not delivered"
+                    f"no answer for {_SECONDS:.0f} s, {left} rows are not sent"
                 )
 
     def _send(self, key: bytes, value: bytes) -> None:
@@ -118,21 +115,20 @@ class KafkaProducer:
                 )
                 return
             except BufferError:
-                self._producer.poll(0.1)
-                self._check()
+                self._poll(0.1)
             except self._place.client.KafkaException as error:
                 raise self._place.failed(error) from error
 
     def _on_delivery(self, error: Any, _message: object) -> None:
-        if error is None:
-            self.delivered += 1
-        else:
-            self._failure = self._failure or error
+        self.delivered += error is None
+        self._failure = self._failure or error
 
-    def _check(self) -> None:
-        failure = self._failure or self._place.fatal
+    def _poll(self, seconds: float) -> None:
+        self._producer.poll(seconds)
+        last = self._place.last_error
+        failure = self._failure or (last if last is not None and last.fatal() else None)
         if failure is not None:
-            raise self._place.failed(failure, f"; {self.delivered} rows were delivered")
+            raise self._place.failed(f"{_text(failure)}; {self.delivered} rows were delivered")
 
 
 class KafkaConsumer:
@@ -144,7 +140,10 @@ class KafkaConsumer:
     file once.
 
     Args:
+        servers: Kafka's bootstrap servers.
+        topic: to read.
         group: under whose name offsets are committed.
+        folder: of the files.
         partitions: all of the topic's if empty.
         rows_per_file: most rows of a file.
         config: more configuration of librdkafka.
@@ -185,43 +184,40 @@ class KafkaConsumer:
             try:
                 consumer = client.Consumer(self._options)
                 opened.callback(consumer.close)
+                topic = consumer.list_topics(self._topic, timeout=_SECONDS).topics[self._topic]
+                if topic.error is not None:
+                    raise self._place.failed(topic.error)
                 written = written_until(self._folder, self._topic)
                 return [
                     path
-                    for number in self._numbers(consumer)
+                    for number in self._partitions or sorted(topic.partitions)
                     for path in self._copy(consumer, number, written.get(number, 0), progress)
                 ]
             except client.KafkaException as error:
                 raise self._place.failed(error) from error
 
-    def _numbers(self, consumer: Any) -> tuple[int, ...]:
-        """Return the partitions to read."""
-        known = consumer.list_topics(self._topic, timeout=_SECONDS).topics[self._topic]
-        if known.error is not None:
-            raise self._place.failed(known.error)
-        for number in self._partitions:
-            if number not in known.partitions:
-                count = len(known.partitions)
-                raise self._place.failed(f"no partition {number}; there are {count}")
-        return self._partitions or tuple(sorted(known.partitions))
-
     def _copy(
         self, consumer: Any, number: int, in_folder: int, progress: Callable[[int], None]
     ) -> Iterator[Path]:
-        """Write what is new in a partition."""
+        """Write what is new in a partition, a file for each run of rows with the same columns."""
         start, end = self._range(consumer, number, in_folder)
         rows = self._rows(consumer, number, start, end)
-        for _, of_file in groupby(rows, _FileNumber(self._rows_per_file)):
-            last, first_row = next(of_file)
+        following = next(rows, None)
+        while following is not None:
+            (last, row), count = following, 0
+            schema = row.schema
             path = self._folder / f"{self._topic}.{number:05d}.{last:019d}"
-            with ParquetFile(path, first_row.schema) as file:
-                file.write(first_row)
-                for offset, row in of_file:  # noqa: B031
+            with ParquetFile(path, schema) as file:
+                while following is not None:
+                    offset, row = following
+                    if count == self._rows_per_file or row.schema != schema:
+                        break
                     file.write(row)
-                    last = offset
+                    last, count = offset, count + 1
+                    following = next(rows, None)
                 file.path = path.with_name(f"{path.name}-{last:019d}.parquet")
                 file.close({"topic": self._topic, "partition": number, "last": last})
-            progress(file.num_rows)
+            progress(count)
             done = self._place.client.TopicPartition(self._topic, number, last + 1)
             consumer.commit(offsets=[done], asynchronous=False)
             yield file.path
@@ -232,16 +228,11 @@ class KafkaConsumer:
         (committed,) = consumer.committed([asked], timeout=_SECONDS)
         low, high = consumer.get_watermark_offsets(asked, timeout=_SECONDS)
         start = max(committed.offset, in_folder)
-        advice = "use another group and another folder"
-        if start > high:
+        read_before = max(in_folder, committed.offset + 1) > 0
+        if start > high or (read_before and start < low):
             raise self._place.failed(
-                f"partition {number} ends at offset {high}, but {start} offsets were read before: "
-                f"the topic was made anew; {advice}"
-            )
-        if max(in_folder, committed.offset + 1) > 0 and start < low:
-            raise self._place.failed(
-                f"partition {number} begins at offset {low} and was read up to {start}: what was "
-                f"between has been deleted; to go on, {advice}"
+                f"partition {number} has offsets {low} to {high} and was read up to {start}: rows "
+                "were deleted, or the topic was made anew; use another group and another folder"
             )
         return max(start, low), high
 
@@ -264,7 +255,6 @@ class KafkaConsumer:
                 raise self._place.failed(error)
             try:
                 row = pa.ipc.open_stream(message.value() or b"").read_next_batch()
-                row.validate(full=True)
             except (pa.ArrowException, OSError, StopIteration) as error:
                 where = f"partition {number}, offset {message.offset()}"
                 raise self._place.failed(f"{where}: no row of recd: {error}") from error
@@ -273,32 +263,8 @@ class KafkaConsumer:
                 return
 
 
-class _FileNumber:
-    """Numbers files: another one begins when one is full, or when columns change."""
-
-    def __init__(self, rows_per_file: int) -> None:
-        self._most, self._rows, self._file = rows_per_file, 0, 0
-        self._schema: pa.Schema | None = None
-
-    def __call__(self, row: tuple[int, pa.RecordBatch]) -> int:
-        schema = row[1].schema
-        if self._rows == self._most or schema != self._schema:
-            self._rows, self._schema = 0, schema
-            self._file += 1
-        self._rows += 1
-        return self._file
-
-
 def written_until(folder: Path, topic: str) -> dict[int, int]:
     """Return the offset behind the last one in the files of ``folder``, by partition."""
-    name = re.compile(rf"{re.escape(topic)}\.(\d{{5,}})\.(\d{{19}})-(\d{{19}})\.parquet")
+    name = re.compile(rf"{re.escape(topic)}\.(\d{{5,}})\.\d{{19}}-(\d{{19}})\.parquet")
     matches = [match for path in folder.iterdir() if (match := name.fullmatch(path.name))]
-    ends: dict[int, int] = {}
-    for number, first, last in sorted(tuple(map(int, match.groups())) for match in matches):
-        if first < ends.get(number, 0):
-            raise DataError(
-                f"{folder}: another file has the rows of partition {number} from offset {first} "
-                "on, too; remove one of them"
-            )
-        ends[number] = last + 1
-    return ends
+    return {int(each[1]): int(each[2]) + 1 for each in sorted(matches, key=lambda each: each[0])}

@@ -1,11 +1,13 @@
-"""Logs: a folder of Parquet segments, and ``log.json``, which lists them.
+"""Logs of rows in Parquet segments, sharded by session (RecD, section 4.1, O1).
 
-A row group of a segment is a block. A segment counts from the moment ``log.json`` lists it, so the
-rows of a ``flush`` appear together or not at all.
+A log is a folder of segments and ``log.json``, which lists them. A row group of a segment is a
+block. A segment counts from the moment ``log.json`` lists it, so the rows of a ``flush`` appear
+together or not at all.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import zlib
@@ -17,16 +19,124 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from recd_plugin_recd.logs.parquet_file import ParquetFile, fsync
 from recd_plugin_recd.sessions import plain_sessions, session_shards
-from recd_plugins.api import DataError, check_regular, locked_folder, read_note, write_note
+from recd_plugins.api import (
+    DataError,
+    check_regular,
+    locked_folder,
+    parse_json,
+    read_note,
+    write_note,
+)
 
 Key = Literal["session", "message"]
 
 #: Lists the segments of a log.
 INDEX = "log.json"
+#: Footer key that says, as JSON, which records of a log a file holds.
+PROVENANCE = b"recd.log"
+_MOST_BATCHES = 512
+
+
+class ParquetFile:
+    """Gathers rows into row groups of about ``block_size`` bytes, with zstd and page checksums.
+
+    Use as a context manager, then ``close``; without that nothing is left behind. ``path`` may
+    change until then, within its folder.
+
+    Args:
+        path: the file to make or to replace.
+        schema: of the rows.
+        block_size: bytes of rows in memory that make a row group.
+        level: zstd's compression level.
+        sort: a column of sessions whose rows are brought together inside a row group, in the order
+            they came; None keeps the order.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        *,
+        block_size: int = 64 << 20,
+        level: int = 3,
+        sort: str | None = None,
+    ) -> None:
+        self.path = path
+        self.num_rows = 0
+        self._block_size, self._sort = block_size, sort
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._scratch = path.with_name(f".{path.name}.partial")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A dictionary makes lists of ids larger: zstd finds the repeats by itself.
+        self._writer = pq.ParquetWriter(
+            self._scratch,
+            schema,
+            compression="zstd",
+            compression_level=level,
+            use_dictionary=False,
+            write_page_checksum=True,
+        )
+
+    def __enter__(self) -> ParquetFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer.is_open:
+            self._writer.close()
+        self._scratch.unlink(missing_ok=True)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Add rows."""
+        self._waiting.append(rows)
+        self._bytes += rows.nbytes
+        self.num_rows += rows.num_rows
+        while self._bytes >= self._block_size:
+            table = pa.Table.from_batches(self._waiting)
+            count = max(1, table.num_rows * self._block_size // self._bytes)
+            self._write_block(table.slice(0, count))
+            self._waiting = table.slice(count).to_batches()
+            self._bytes = sum(each.nbytes for each in self._waiting)
+        if len(self._waiting) > _MOST_BATCHES:
+            self._waiting = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
+
+    def close(self, provenance: dict[str, Any]) -> None:
+        """Put the file in its place, synced to disk, in place of what was there."""
+        if self._waiting:
+            self._write_block(pa.Table.from_batches(self._waiting))
+        self._writer.add_key_value_metadata({PROVENANCE: json.dumps(provenance).encode()})
+        self._writer.close()
+        _fsync(self._scratch)
+        os.replace(self._scratch, self.path)
+        _fsync(self.path.parent)
+
+    def _write_block(self, block: pa.Table) -> None:
+        if self._sort is not None:
+            block = block.take(pc.sort_indices(plain_sessions(block[self._sort])))  # stable
+        self._writer.write_table(block, row_group_size=block.num_rows)
+
+
+def provenance(path: Path) -> dict[str, Any] | None:
+    """Return what ``close`` was told of the file at ``path``; None for another file."""
+    try:
+        check_regular(path)
+        metadata = pq.read_metadata(path).metadata or {}
+        found = parse_json(metadata.get(PROVENANCE, b"null"))
+    except (ValueError, OSError):  # Arrow's errors of damage are ValueErrors
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True)
@@ -113,8 +223,7 @@ class LogWriter:
     has one writer at a time.
 
     Raises:
-        DataError: the folder has a log with other settings or columns, or cannot be written; a
-            column cannot be stored.
+        DataError: the folder has a log with other settings or columns.
         RecdError: another writer is at work.
 
     Attributes:
@@ -129,10 +238,7 @@ class LogWriter:
         self._files: dict[int, ParquetFile] = {}
         self.raw_bytes = self.stored_bytes = 0
         with ExitStack() as opened:
-            try:
-                opened.enter_context(locked_folder(folder))
-            except OSError as error:
-                raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
+            opened.enter_context(locked_folder(folder))
             self._index = self._begin()
             for left in folder.glob(".shard-*.partial"):  # of a killed writer
                 left.unlink()
@@ -175,8 +281,8 @@ class LogWriter:
             segments=(*self._index.segments, *segments),
         )
         write_note(self._folder / INDEX, asdict(self._index))
-        fsync(self._folder / INDEX)
-        fsync(self._folder)
+        _fsync(self._folder / INDEX)
+        _fsync(self._folder)
 
     def close(self) -> None:
         """``flush``, and leave the log to other writers."""
@@ -213,23 +319,9 @@ class LogWriter:
 def _segment(path: Path, shard: int) -> Segment:
     metadata = pq.read_metadata(path)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    return Segment(
-        path.name,
-        shard,
-        metadata.num_rows,
-        len(groups),
-        path.stat().st_size,
-        sum(group.total_byte_size for group in groups),
-        _footer_checksum(path),
-    )
-
-
-@dataclass(frozen=True)
-class LogRows:
-    """Rows of one block of a shard."""
-
-    shard: int
-    rows: pa.RecordBatch
+    raw_bytes = sum(group.total_byte_size for group in groups)
+    size, footer = path.stat().st_size, _footer_checksum(path)
+    return Segment(path.name, shard, metadata.num_rows, len(groups), size, raw_bytes, footer)
 
 
 class Consumer:
@@ -267,15 +359,15 @@ class Consumer:
                     return opened.schema_arrow.remove_metadata()
         raise DataError(f"{self._folder}: no segment can be read")
 
-    def __iter__(self) -> Iterator[LogRows]:
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
         for shard in range(self.index.num_shards):
             start = 0
             for segment in self.index.segments:
                 if segment.shard == shard:
                     skip = max(0, self._blocks[shard] - start)
-                    for block, rows in read_blocks(self._folder, segment, skip, self._report):
+                    for block, rows in _read_blocks(self._folder, segment, skip, self._report):
                         self._blocks[shard] = start + block + 1
-                        yield LogRows(shard, rows)
+                        yield rows
                     start += segment.blocks
                     self._blocks[shard] = max(start, self._blocks[shard])
 
@@ -298,12 +390,11 @@ class Consumer:
 
     def commit(self) -> None:
         """Write the position to the offsets file."""
-        if self._offsets is None:
-            raise ValueError("a consumer without an offsets file commits nothing")
+        assert self._offsets is not None, "a consumer without an offsets file commits nothing"
         write_note(self._offsets, self.state())
 
 
-def read_blocks(
+def _read_blocks(
     folder: Path, segment: Segment, first: int, report: Report
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the blocks of a segment from number ``first`` on, and report those that are damaged."""
@@ -331,10 +422,9 @@ def _open(folder: Path, segment: Segment) -> pq.ParquetFile | Damage:
     path = folder / segment.name
     try:
         check_regular(path)
-        if path.stat().st_size != segment.bytes or _footer_checksum(path) != segment.footer:
-            cause = f"the file is not the one that was written, as {INDEX} says"
-        else:
+        if path.stat().st_size == segment.bytes and _footer_checksum(path) == segment.footer:
             return pq.ParquetFile(path, page_checksum_verification=True)
+        cause = f"the file is not the one that was written, as {INDEX} says"
     except FileNotFoundError:
         cause = "the segment is missing"
     except (pa.ArrowException, OSError) as error:
@@ -374,7 +464,7 @@ def log_statistics(folder: Path) -> list[ShardStatistics]:
         shard = shards[segment.shard]
         shard.bytes += segment.bytes
         shard.raw_bytes += segment.raw_bytes
-        for _, rows in read_blocks(folder, segment, 0, shard.damage.append):
+        for _, rows in _read_blocks(folder, segment, 0, shard.damage.append):
             shard.blocks += 1
             shard.records += rows.num_rows
     return shards

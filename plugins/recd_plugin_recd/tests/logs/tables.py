@@ -49,7 +49,7 @@ def read(folder: Path, offsets: Path | None = None) -> tuple[list[pa.RecordBatch
     """What is new in a log, and what is damaged."""
     found: list[Damage] = []
     consumer = Consumer(folder, offsets, found.append)
-    batches = [each.rows for each in consumer]
+    batches = list(consumer)
     if offsets is not None:
         consumer.commit()
     return batches, found

@@ -115,8 +115,6 @@ def test_partitions_are_shared_by_name(servers, topic, tmp_path):
     consume(servers, topic, tmp_path / "b", partitions=[1, 3])
     together = [pq.read_table(tmp_path / name) for name in ("a", "b")]
     assert by_row(pa.concat_tables(together).to_batches()).equals(by_row([rows(200)]))
-    with pytest.raises(DataError, match=f"topic {topic}: no partition 4; there are 4"):
-        consume(servers, topic, tmp_path / "c", partitions=[4])
 
 
 def test_columns_that_change_begin_another_file(servers, topic, tmp_path):
@@ -138,15 +136,6 @@ def test_a_foreign_message_is_named(servers, topic, tmp_path):
     with pytest.raises(DataError, match=r"partition 1, offset \d+: no row of recd"):
         consume(servers, topic, tmp_path / "t")
     assert all(pq.read_metadata(file) for file in (tmp_path / "t").glob("*.parquet"))
-
-
-def test_two_files_with_the_same_rows_are_refused(servers, topic, tmp_path):
-    produce(servers, topic, rows(20))
-    (first, *_) = consume(servers, topic, tmp_path / "t")
-    head, _, last = first.stem.rpartition("-")
-    first.with_name(f"{head}-{int(last) + 5:019d}.parquet").write_bytes(first.read_bytes())
-    with pytest.raises(DataError, match="another file has the rows"):
-        consume(servers, topic, tmp_path / "t")
 
 
 def test_one_consumer_a_folder(servers, topic, tmp_path):
@@ -173,7 +162,7 @@ def test_rows_that_were_deleted_before_they_were_read(servers, topic, tmp_path):
     producer = KafkaProducer(servers, topic, "session_id", config)
     producer.write(large)
     producer.flush()
-    with pytest.raises(DataError, match=r"begins at offset .* and was read up to 1"):
+    with pytest.raises(DataError, match="and was read up to 1: rows were deleted"):
         consume(servers, topic, tmp_path / "t")
 
 
@@ -194,18 +183,13 @@ def test_the_commands(servers, topic, tmp_path, monkeypatch):
                                       "--config", "linger"])  # fmt: skip
     assert wrong.exit_code == 2
     assert "'linger' is not KEY=VALUE" in wrong.output
-    for setting in ("no.such=1", "queued.min.messages=many"):
-        wrong = CliRunner().invoke(main, ["logs", "consume", "t", *place, "--group", "g",
-                                          "--config", setting])  # fmt: skip
-        assert wrong.exit_code == 1
-        assert setting.partition("=")[0] in wrong.output
 
 
 def test_servers_that_do_not_answer(monkeypatch, tmp_path):
     monkeypatch.setattr("recd_plugin_recd.logs.kafka._SECONDS", 0.5)
     with pytest.raises(DataError, match=r"Kafka 127\.0\.0\.1:1, topic t: .*etadata"):
         consume("127.0.0.1:1", "t", tmp_path / "t")
-    with pytest.raises(DataError, match=r"no answer .* 5 rows are not delivered \(last: .*refused"):
+    with pytest.raises(DataError, match=r"no answer .* 5 rows not sent \(last: .*refused"):
         produce("127.0.0.1:1", "t", rows(5))
 
 
