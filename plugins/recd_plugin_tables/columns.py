@@ -1,4 +1,4 @@
-"""How the columns of a table are used: one entry a column, none left out silently."""
+"""Options of columns: how each column of a table is used."""
 
 from __future__ import annotations
 
@@ -14,25 +14,17 @@ from recd_plugins.api import PluginOptions
 Role = Literal[
     "id", "ids", "number", "numbers", "session", "time", "request", "key", "label", "unused"
 ]
-"""What a column is: one id or a list of them, one number or a list of them (all of one length);
-what rows belong together by (session, request), and when they were (time); what is carried to
-predictions (key); what is to be predicted (label); or nothing (unused)."""
-
+#: Roles of features; a column has at most one of them.
 FEATURES: tuple[Role, ...] = ("id", "ids", "number", "numbers")
-"""The roles of what a model is fed; a column has one of them at most."""
-
+#: Roles of columns that predictions carry.
 KEYS: tuple[Role, ...] = ("session", "time", "request", "key")
-"""The roles of columns that predictions carry."""
-
-_ALONE: tuple[Role, ...] = ("label", "unused")
+#: What ``missing`` can be besides a value.
+RULES = ("error", "drop", "empty")
 
 Missing = Literal["error", "empty", "drop"] | float | int | str
-"""What becomes of a null: an error, no id at all, a row that is left out, or this value."""
-
 Unit = Literal[
     "s", "ms", "us", "ns", "YYYYMMDD", "YYMMDDHH", "YYYYMMDDHH", "YYYYMMDDHHMM", "YYYYMMDDHHMMSS"
 ]
-"""The unit of times stored as numbers: since 1970, or the digits of a date, as in 20240501."""
 
 
 class ColumnOptions(PluginOptions):
@@ -105,56 +97,42 @@ class ColumnOptions(PluginOptions):
 
     @model_validator(mode="after")
     def _fit_together(self) -> ColumnOptions:
-        if problems := list(self._problems()):
-            raise ValueError(". ".join(problems))
+        if problems := ". ".join(self._problems()):
+            raise ValueError(problems)
         return self
 
     def _problems(self) -> Iterator[str]:
-        alone = [role for role in self.roles if role in _ALONE]
-        if alone and len(set(self.roles)) > 1:
+        roles = set(self.roles)
+        alone = [role for role in self.roles if role in ("label", "unused")]
+        if alone and len(roles) > 1:
             yield f"a column that is {alone[0]} is nothing else"
         features = dict.fromkeys(role for role in self.roles if role in FEATURES)
         if len(features) > 1:
             yield f"as: {' and '.join(features)} are two features; choose one"
-        for option, roles in _ONLY_FOR.items():
-            if getattr(self, option) is not None and not set(roles) & set(self.roles):
-                yield f"{option} is for columns that are {' or '.join(roles)}"
-        if self.positive is not None and self.positive_from is not None:
-            yield "positive and positive_from are two rules for one label; choose one"
-        if self.integers and self.separator is None:
-            yield "integers is for the ids of a text, which have a separator"
-        if self.integers and self.texts:
-            yield "texts keeps the text of ids that are hashed, and integers are not; choose one"
-        if self.integers and isinstance(self.missing, str) and self.missing not in RULES:
-            yield f"missing: {self.missing} is no whole number, and integers is true"
-        if self.unit is not None and "time" not in self.roles and self.by is None:
-            yield "unit is for times: say by: hour, weekday or day too"
-        numeric = {"number", "numbers", "label", "time"} & set(self.roles)
+        for option, needed in _ONLY_FOR.items():
+            if getattr(self, option) is not None and not roles & set(needed):
+                yield f"{option} is for columns that are {' or '.join(needed)}"
+        numeric = {"number", "numbers", "label", "time"} & roles
         if numeric and isinstance(self.missing, str) and self.missing not in ("error", "drop"):
             yield f"missing: {self.missing} is no value of {' and '.join(numeric)}"
-        elif self.missing == "empty" and not {"id", "ids"} & set(self.roles):
-            yield "missing: empty is for ids; give a value, drop or error"
-        elif "time" in self.roles and isinstance(self.missing, int | float):
+        elif "time" in roles and isinstance(self.missing, int | float):
             yield f"missing: {self.missing} would be the time of such rows; say drop or error"
 
     @model_serializer
     def _as_written(self) -> dict[str, Any]:
-        """What differs from the defaults, by the names that a registry has."""
         given = {name: getattr(self, name) for name in type(self).model_fields if name != "roles"}
         # 0 is a value, though it equals False.
-        said = {
+        return {"as": [*self.roles]} | {
             name: each for name, each in given.items() if each is not None and each is not False
         }
-        return {"as": list(self.roles), **said}
 
     @property
     def feature(self) -> Role | None:
-        """The role by which a model is fed it."""
+        """Role that makes the column a feature of the model."""
         return next((role for role in self.roles if role in FEATURES), None)
 
 
 Columns = Annotated[dict[str, ColumnOptions], Field(min_length=1)]
-"""Uses by the name of the column; a field of a struct by its path, as ``user.age``."""
 
 _ONLY_FOR: dict[str, tuple[Role, ...]] = {
     "name": FEATURES,
@@ -167,20 +145,13 @@ _ONLY_FOR: dict[str, tuple[Role, ...]] = {
 }
 
 
-#: What ``missing`` can be besides a value.
-RULES = ("error", "drop", "empty")
-
-
 def unescaped(separator: Any) -> Any:
-    r"""Decode a separator written as ``\t`` or ``\x01``.
-
-    Shells and YAML's single quotes keep the backslash. Other values are returned unchanged.
-    """
+    r"""Decode a separator that is written as ``\t`` or ``\x01``."""
     if isinstance(separator, str) and re.fullmatch(r"\\(t|x[0-9a-fA-F]{2})", separator):
         return codecs.decode(separator, "unicode_escape")
     return separator
 
 
 def feature_name(column: str) -> str:
-    """The name of a feature: that of the column with underscores for what names cannot hold."""
+    """Return the column's name with underscores in place of other characters."""
     return re.sub(r"\W", "_", column)

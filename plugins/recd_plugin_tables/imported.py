@@ -1,35 +1,29 @@
-"""The import of a table: found where it was made before, made where it was not."""
+"""The import of a table: its options, place and note."""
 
 from __future__ import annotations
 
 import re
-import sys
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from recd_plugin_tables.columns import Columns, feature_name
-from recd_plugin_tables.imports.converter import OnNan
-from recd_plugin_tables.imports.note import ImportNote
-from recd_plugin_tables.imports.spill import HistoryOptions, SplitOptions
+from recd_plugin_tables.columns import Columns
+from recd_plugin_tables.converter import OnNan
 from recd_plugin_tables.kinds import is_text
-from recd_plugin_tables.plan import OF_IMPORT, ColumnPlan, Others, key_name, plan_columns
-from recd_plugin_tables.sources import (
-    AsTrained,
-    Source,
-    SourceOptions,
-    TrainedColumns,
-    open_source,
-)
-from recd_plugins.api import PluginOptions, digest
+from recd_plugin_tables.plan import CANDIDATE, ROW, ColumnPlan, Others, plan_columns
+from recd_plugin_tables.sources import Source, SourceOptions, open_source
+from recd_plugin_tables.spill import HistoryOptions, SplitOptions
+from recd_plugins.api import PluginOptions, digest, read_note, write_note
 
-#: Of what an import is made, besides the table and the options: another number makes it anew.
-VERSION = 7
-
-_WAITS = "another process imports it, which this one waits for"
+# An import of another version is made anew.
+_VERSION = 7
+_NOTE = "import.json"
 
 
 class ImportOptions(PluginOptions):
@@ -74,29 +68,19 @@ class ImportOptions(PluginOptions):
     )
 
     @model_validator(mode="after")
-    def _split_by_what_there_is(self) -> Self:
+    def _fit_together(self) -> Self:
         roles = {role for use in self.columns.values() for role in use.roles}
-        grouped = bool(roles & {"session", "request"} or self.explode)
+        grouped = bool(roles & {"session", "request"})
         by = self.split.by if self.split else None
-        if (by == "time" and "time" not in roles) or (by == "session" and not grouped):
+        if (by == "time" and "time" not in roles) or (
+            by == "session" and not (grouped or self.explode)
+        ):
             raise ValueError(
                 f"split by: {by} needs a column that is {by}, and columns has none; mark one, or "
                 "choose by: row"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _histories_suit(self) -> Self:
-        roles = {role for use in self.columns.values() for role in use.roles}
-        taken = {"label", *OF_IMPORT}
-        for column, use in self.columns.items():
-            taken |= {use.name or feature_name(column), key_name(column, use)}
         for name, history in self.histories.items():
             where = f"histories.{name}"
-            if not re.fullmatch(r"\w+", name) or name in taken:
-                raise ValueError(
-                    f"{where}: choose a name of letters, digits and _ that no column has"
-                )
             items = self.columns.get(history.of)
             if items is None or items.feature != "id":
                 raise ValueError(
@@ -104,9 +88,9 @@ class ImportOptions(PluginOptions):
                 )
             if not self.implicit:
                 raise ValueError(f"{where} works only for logs without a label; set implicit: true")
-            if not roles & {"session", "request"}:
+            if not grouped:
                 raise ValueError(f"{where} needs a session or request column; mark one")
-            if self.split is not None and self.split.by == "row":
+            if by == "row":
                 raise ValueError(
                     f"{where}: split by: row puts test rows into training histories; choose by: "
                     "time or session"
@@ -115,27 +99,98 @@ class ImportOptions(PluginOptions):
 
 
 @dataclass(frozen=True)
-class Imported:
-    """An import that is there.
+class ImportNote:
+    """Note beside an import.
 
     Attributes:
-        location: the table, as messages name it.
-        folder: where its splits are, ``train`` and maybe ``test``.
-        note: what became of the rows.
-        new: whether it was made just now.
+        rows: rows of the table.
+        train, test: rows of the splits.
+        positives, train_positives: rows with label 1, of both splits and of training.
+        scoring: whether the table is to be scored, so that every row stays.
+        without_candidates: rows of the table without candidates, which left no row.
+        dropped: rows left out for a value, by column.
+        filled: missing or infinite values that were replaced, by column.
+        widths: list lengths by feature.
+        files: files of the table in order, and their rows.
+        times: first and last time by split, in microseconds since 1970, if there is a time column.
     """
 
-    location: str
+    rows: int
+    train: int
+    test: int
+    positives: int
+    train_positives: int
+    scoring: bool
+    without_candidates: int
+    dropped: Mapping[str, int]
+    filled: Mapping[str, int]
+    widths: Mapping[str, int]
+    files: Sequence[tuple[str, int]]
+    times: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of the import."""
+        write_note(folder / _NOTE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> ImportNote | None:
+        """Read the note of an import, None if there is no finished import."""
+        found = read_note(folder / _NOTE)
+        return cls(**found) if found is not None else None
+
+    def time_leak(self, test_times: tuple[int, int] | None) -> list[str]:
+        """Return a warning, as a list of lines, if training rows are later than test rows."""
+        train_times = self.times.get("train")
+        if train_times is None or test_times is None or train_times[1] <= test_times[0]:
+            return []
+        return [
+            "  training rows are later than test rows, so the figures may be too good; split: {by: "
+            "time} tests on the last rows"
+        ]
+
+    def lines(self, name: str) -> list[str]:
+        """Return what to print about a new import."""
+        kept = f"{self.train:,} {'to score' if self.scoring else 'for training'}"
+        test = f" and {self.test:,} for the test" if self.test else ""
+        became = ":" if self.train + self.test == self.rows else ", which became"
+        what = "scored that training leaves out" if self.scoring else "left out"
+        lines = [f"{name}: {self.rows:,} rows{became} {kept}{test}"]
+        lines += [f"  {count:,} rows {what}: column {c}" for c, count in self.dropped.items()]
+        if self.without_candidates:
+            lines.append(f"  {self.without_candidates:,} rows have no candidate, and left none")
+        lines += [
+            f"  {count:,} values of column {c} were missing or not finite"
+            for c, count in self.filled.items()
+        ]
+        return lines + self.time_leak(self.times.get("test"))
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Names a row of an import's file by the file and row that it came from."""
+
+    files: Sequence[tuple[str, int]]
+    exploded: bool
+
+    def __call__(self, path: str, row: int) -> str:
+        """Return the file and row (from 0), and the candidate if lists were exploded."""
+        table = pq.ParquetFile(pa.OSFile(path)).read([ROW, CANDIDATE]).slice(row, 1)
+        ((in_file, number),) = zip(*table.to_pydict().values(), strict=True)
+        candidate = f", candidate {number}" if self.exploded else ""
+        for file, num_rows in self.files:
+            if in_file < num_rows:
+                return f"{file}: row {in_file} (from 0){candidate}"
+            in_file -= num_rows
+        raise IndexError(row)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An import: ``folder`` has its splits; ``new`` says whether it was made just now."""
+
     folder: Path
     note: ImportNote
     new: bool = field(compare=False)
-
-    def say(self) -> None:
-        """Tell what became of the rows, where it was made just now."""
-        from click import echo
-
-        if self.new:
-            echo("\n".join(self.note.in_words(self.location)), err=True)
 
 
 @dataclass(frozen=True)
@@ -145,10 +200,10 @@ class ImportPlace:
     Args:
         path: of the table.
         options: what it is made by.
-        label: name of the column of the label.
-        widths: of features that are lists of numbers, where another table says it.
-        scoring: every row is kept as stored, and the label is not looked at.
-        trained: columns of the table that is trained on, where this is another and they are known.
+        label: name of the label column.
+        widths: known list lengths by feature.
+        scoring: whether to keep every row as stored, without looking at labels.
+        trained: types of the leaves of the table that is trained on, if this is another one.
     """
 
     path: Path | str
@@ -156,24 +211,18 @@ class ImportPlace:
     label: str
     widths: dict[str, int] | None = None
     scoring: bool = False
-    trained: TrainedColumns | None = None
+    trained: Mapping[str, pa.DataType] | None = None
 
     @cached_property
     def source(self) -> Source:
         """The table."""
-        source = open_source(
-            self.path, options=self.options.source, of_another=self.scoring, texts=self._texts
+        return open_source(
+            self.path, self.options.source, of_another=self.scoring, trained=self.trained or {}
         )
-        return source if self.trained is None else AsTrained(source, self.trained)
-
-    @property
-    def _texts(self) -> tuple[str, ...]:
-        types = {} if self.trained is None else self.trained.types
-        return tuple(name for name, kind in types.items() if is_text(kind))
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What the import is made of; JSON values."""
+        """What the import is made of, as JSON values."""
         location = self.source.location
         options = set(ImportOptions.model_fields) - {"cache"}
         return {
@@ -182,8 +231,8 @@ class ImportPlace:
             "options": self.options.model_dump(mode="json", by_alias=True, include=options),
             "widths": self.widths,
             "scoring": self.scoring,
-            "texts": self._texts,
-            "version": VERSION,
+            "texts": [name for name, kind in (self.trained or {}).items() if is_text(kind)],
+            "version": _VERSION,
         }
 
     @cached_property
@@ -194,12 +243,12 @@ class ImportPlace:
         return self.options.cache / f"{stem}-{digest(self.identity)}"
 
     def find(self) -> Imported | None:
-        """The import, None where it is not there."""
+        """Return the import, None if it was not made."""
         note = ImportNote.read(self.folder)
-        return None if note is None else Imported(self.source.location, self.folder, note, False)
+        return None if note is None else Imported(self.folder, note, False)
 
     def plan(self) -> ColumnPlan:
-        """Which column is what, by the table's schema."""
+        """Assign roles to the columns of the table's schema."""
         options = self.options
         return plan_columns(
             self.source.location,
@@ -210,36 +259,4 @@ class ImportPlace:
             implicit=options.implicit,
             labelled=not self.scoring,
             needed=("session", "request", "time") if options.histories else (),
-            folder_keys=self.trained.folder_keys if self.trained is not None else (),
         )
-
-    def make(self) -> Imported:
-        """The import, made where it is not there, with a bar on stderr."""
-        if (found := self.find()) is not None:
-            return found
-        # What writes needs numba.
-        from recd_plugin_tables.imports.make import Importer
-        from recd_plugins.api import progress_bars
-
-        source, options, plan = self.source, self.options, self.plan()
-        grouped = plan.session or plan.request or plan.explode
-        importer = Importer(
-            source,
-            plan,
-            label=self.label,
-            on_nan=options.on_nan,
-            split=options.split,
-            clustered=options.order == "session" and bool(grouped),
-            widths=self.widths,
-            scoring=self.scoring,
-            histories=options.histories,
-        )
-        with progress_bars() as add_bar:
-            bar = add_bar(f"importing {source.location}", source.num_rows)
-            note = importer.make(
-                self.folder,
-                self.identity,
-                bar,
-                lambda: print(f"{source.location}: {_WAITS}", file=sys.stderr),
-            )
-        return Imported(source.location, self.folder, note, new=True)

@@ -1,4 +1,4 @@
-"""Leaves: what a table's columns hold once structs are taken apart, by dotted name."""
+"""Leaves: columns and struct fields of a table, by dotted name, and their types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugin_tables.columns import RULES, ColumnOptions, Role
+from recd_plugin_tables.columns import ColumnOptions, Role
 
 # Few of Arrow's functions take views, which Polars writes.
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -19,13 +19,9 @@ _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary
 
 @dataclass(frozen=True)
 class Leaf:
-    """A column without fields, or a field of one.
+    """A column without fields, or a field of a struct column, as ``user.age``.
 
-    Attributes:
-        name: of the column, and the fields below it: ``user.age``.
-        type: of a row: of lists of structs each field is a list.
-        path: the column and the fields.
-        exploded: whether each element of its column's lists is a row.
+    Fields of lists of structs are lists. If ``exploded``, each element of the column is a row.
     """
 
     name: str
@@ -35,7 +31,7 @@ class Leaf:
 
 
 def leaves(schema: pa.Schema, explode: Collection[str] = ()) -> list[Leaf]:
-    """The leaves of all columns in order; those of ``explode`` by what an element of theirs is."""
+    """Return the leaves of all columns in order; of exploded ones, those of an element."""
     found = []
     for field in schema:
         kind, exploded = plain(field.type), field.name in explode
@@ -48,7 +44,6 @@ def leaves(schema: pa.Schema, explode: Collection[str] = ()) -> list[Leaf]:
 
 
 def _below(kind: pa.DataType) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
-    """Paths below a value, and what is there."""
     if pt.is_struct(kind):
         for field in kind:
             for path, of in _below(plain(field.type)):
@@ -61,7 +56,7 @@ def _below(kind: pa.DataType) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
 
 
 def leaf_array(column: pa.Array, leaf: Leaf) -> pa.Array:
-    """A leaf of its column, whose lists were taken apart where it is exploded."""
+    """Return the values of a leaf, given its column (or the elements of an exploded column)."""
     return _at(normal(column), leaf.path[1:])
 
 
@@ -76,7 +71,7 @@ def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
 
 
 def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.BooleanArray]:
-    """Offsets of lists of any sort from 0, the elements of all of them, and which are null."""
+    """Return int32 offsets from 0, the elements, and which lists are null; for any list type."""
     values = normal(values)
     lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -84,9 +79,9 @@ def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.Boolea
 
 
 def normal(values: pa.Array) -> pa.Array:
-    """The same values without an extension type and without runs, none as views.
+    """Return the values without extension types, run-end encoding and views.
 
-    A dictionary stays one where its values are as plain as that.
+    Dictionaries of plain values stay dictionaries.
     """
     kind = values.type
     if isinstance(values, pa.ExtensionArray):
@@ -100,7 +95,7 @@ def normal(values: pa.Array) -> pa.Array:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """What a type stores, without how: no extension, no dictionary, no runs, no view."""
+    """Return the type of the values, without extension, dictionary, run-end encoding or view."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
     if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind):
@@ -109,7 +104,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values are lists, of any sort."""
+    """Return whether values are lists of any list type."""
     return bool(
         pt.is_list(kind)
         or pt.is_large_list(kind)
@@ -120,7 +115,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
-    """What a leaf of this type can be; of a time as an id, ``by`` has to say more."""
+    """Return the roles that a leaf of this type can have; a time as an id also needs ``by``."""
     kind = plain(kind)
     if is_list(kind):
         of = plain(kind.value_type)
@@ -145,7 +140,7 @@ def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
 
 
 def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None:
-    """Why a leaf of this type cannot be that, and what to do; None where it can."""
+    """Return why a leaf of this type cannot have a role, None if it can."""
     kind = plain(kind)
     if role == "unused":
         return None
@@ -156,80 +151,40 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         return f"it cannot be {role}; it can be {', '.join(possible)}"
     if role == "ids" and is_text(kind) and options.separator is None:
         return "ids of a text need a separator, as in separator: '|'; a text that is one id is id"
-    if role == "ids" and is_list(kind) and options.separator is not None:
-        return "separator is for text, and these are lists"
-    stored = options.unit is not None and _is_amount(kind)
-    timed = _is_time(kind) or is_text(kind) or stored
-    if role in ("id", "number") and options.by is not None and not timed:
-        return f"by: {options.by} is for times since 1970; of one that is a number, set unit"
     if role == "id" and pt.is_timestamp(kind) and options.by is None:
         return "a time is no id; set by: hour, weekday or day, or make it number"
     if role == "label" and is_text(kind) and options.positive is None:
         return "a label that is text needs positive: [the values that are 1]"
-    if role == "label" and is_text(kind) and _has_others(options.positive):
-        return (
-            "a label that is text is compared with texts; in positive: write what is no text, as "
-            "1 or true, in quotes: '1' is the text 1"
-        )
-    if role in ("id", "ids") and options.texts and not holds_text(kind):
-        return "texts: true is for ids that are text"
-    if isinstance(options.missing, str) and options.missing not in RULES:
-        return None if holds_text(kind) else f"missing: {options.missing} is none of its values"
-    if role == "time" and options.unit is not None and (_is_time(kind) or is_text(kind)):
-        return "unit is for times that are stored as numbers"
     return None
 
 
-def _has_others(positive: tuple[object, ...] | None) -> bool:
-    return any(not isinstance(each, str) for each in positive or ())
-
-
 def is_text(kind: pa.DataType) -> bool:
-    """Whether values are text."""
+    """Return whether values are text."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values are bytes, as of UUIDs."""
+    """Return whether values are bytes, as of UUIDs."""
     return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
 
 
 def is_span(kind: pa.DataType) -> bool:
-    """Whether values are times of day or durations."""
+    """Return whether values are times of day or durations."""
     return bool(pt.is_time(kind) or pt.is_duration(kind))
 
 
 def holds_nothing(kind: pa.DataType) -> bool:
-    """Whether there is nothing but nulls in it."""
+    """Return whether there are only nulls, or lists of them."""
     return pt.is_null(kind) or (is_list(kind) and holds_nothing(plain(kind.value_type)))
 
 
 def holds_text(kind: pa.DataType) -> bool:
-    """Whether values are text, or lists of it."""
+    """Return whether values are text, or lists of it."""
     kind = plain(kind)
     return is_text(kind) or (is_list(kind) and is_text(plain(kind.value_type)))
 
 
-def values_of(kind: pa.DataType) -> str:
-    """What values are, in a word: those of another one are never the same ids or numbers."""
-    kind = plain(kind)
-    if is_list(kind):
-        return values_of(kind.value_type)
-    sorts = {
-        "text": is_text(kind),
-        "bytes": is_bytes(kind),
-        "times": _is_time(kind),
-        "times of day": pt.is_time(kind),
-        "durations": pt.is_duration(kind),
-    }
-    return next((name for name, fits in sorts.items() if fits), "numbers")
-
-
-def type_of_values(what: str) -> pa.DataType:
-    """A type whose ``values_of`` say that; null where no type's do."""
-    return _TYPES.get(what, pa.null())
-
-
+_LISTS = "lists of "
 _TYPES = {
     "text": pa.string(),
     "bytes": pa.binary(),
@@ -238,6 +193,24 @@ _TYPES = {
     "durations": pa.duration("us"),
     "numbers": pa.int64(),
 }
+
+
+def sort_of(kind: pa.DataType) -> str:
+    """Return the sort of values: text, bytes, times, times of day, durations or numbers.
+
+    Values of two sorts are never equal ids. Lists are ``lists of`` a sort.
+    """
+    kind = plain(kind)
+    if is_list(kind):
+        return _LISTS + sort_of(kind.value_type).removeprefix(_LISTS)
+    fits = (is_text, is_bytes, _is_time, pt.is_time, pt.is_duration)
+    return next((name for name, fit in zip(_TYPES, fits, strict=False) if fit(kind)), "numbers")
+
+
+def type_of_sort(sort: str) -> pa.DataType:
+    """Return a type of this sort."""
+    kind = _TYPES[sort.removeprefix(_LISTS)]
+    return pa.list_(kind) if sort.startswith(_LISTS) else kind
 
 
 def _is_time(kind: pa.DataType) -> bool:
@@ -253,6 +226,5 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _is_id(kind: pa.DataType) -> bool:
-    return (
-        _is_amount(kind) or pt.is_boolean(kind) or is_text(kind) or is_bytes(kind) or _is_time(kind)
-    )
+    texts = is_text(kind) or is_bytes(kind)
+    return texts or _is_amount(kind) or pt.is_boolean(kind) or _is_time(kind)

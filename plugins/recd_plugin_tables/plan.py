@@ -1,4 +1,4 @@
-"""A plan of the columns: which leaf of the table is what, every one of them named."""
+"""Column plans: which leaf of a table has which role."""
 
 from __future__ import annotations
 
@@ -15,23 +15,17 @@ from recd_plugins.api import DataError
 
 Others = Literal["error", "unused"]
 
-#: Columns of an import besides the user's: whose rows belong together, when they were, where in the
-#: table they stand, and which candidate of it they are.
+#: Columns that an import adds: group, time and place in the table of each row.
 SESSION, TIME, REQUEST = "_session", "_time", "_request"
 ROW, CANDIDATE = "_row", "_candidate"
 OF_IMPORT = frozenset({SESSION, TIME, REQUEST, ROW, CANDIDATE})
 
-
-#: An option, by the keys that lead to it, and what is wrong with it.
+#: The keys that lead to an option, and what is wrong with it.
 Problem = tuple[tuple[str, ...], str]
 
 
 class PlanError(DataError):
-    """Options that a table's columns do not suit.
-
-    Attributes:
-        problems: all of them.
-    """
+    """Options that do not suit a table's columns; ``problems`` has all of them."""
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(f"{where}: {problem}" for _, problem in problems))
@@ -53,16 +47,7 @@ class Use:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """Which leaves of a table are what.
-
-    Attributes:
-        features: what a model is fed, in the order that the user gives.
-        label: None where every row is a positive.
-        session, request, time: None where no leaf says it.
-        keys: what predictions carry.
-        unused: leaves that nothing reads.
-        explode: columns of which every element is a row.
-    """
+    """Leaves of a table by role; ``explode`` names columns whose elements are rows."""
 
     features: tuple[Use, ...]
     label: Use | None
@@ -70,12 +55,11 @@ class ColumnPlan:
     request: Use | None
     time: Use | None
     keys: tuple[Use, ...]
-    unused: tuple[Leaf, ...]
     explode: tuple[str, ...]
 
     @property
     def columns(self) -> list[str]:
-        """The columns of the table that are read."""
+        """Columns of the table to read."""
         uses = [*self.features, *self.keys, self.label, self.session, self.request, self.time]
         read = {use.leaf.path[0] for use in uses if use is not None}
         return sorted(read | set(self.explode))
@@ -91,88 +75,69 @@ def plan_columns(
     implicit: bool = False,
     labelled: bool = True,
     needed: Collection[Role] = (),
-    folder_keys: Collection[str] = (),
 ) -> ColumnPlan:
-    """Which leaf is what.
+    """Assign a role to each leaf.
 
     Args:
-        where: the table, for errors.
-        schema: of the table, as it is written.
-        columns: what the user says of them.
-        others: what becomes of leaves that ``columns`` does not name.
-        explode: columns of lists, of which every element is a row.
-        implicit: every row is a positive; there is no label.
-        labelled: False where all but the features may be missing, and no label is looked at, as
-            in a table to score.
-        needed: roles whose columns have to be there even so.
-        folder_keys: columns that names of folders say in the table that is trained on.
+        where: name of the table for errors.
+        schema: schema of the table.
+        columns: options by leaf name.
+        others: rule for leaves that ``columns`` does not name.
+        explode: list columns whose elements are rows.
+        implicit: whether every row is a positive, without a label.
+        labelled: False for a table to score, which needs only the features.
+        needed: roles whose columns a table to score needs, too.
     """
     problems: list[Problem] = [(("explode",), each) for each in explode_problems(schema, explode)]
-
-    def wrong(problem: str, *option: str) -> None:
-        problems.append((option, problem))
-
-    found = leaves(schema, explode)
-    by_name: dict[str, Leaf] = {}
-    for leaf in found:
-        if leaf.name in by_name:
-            wrong(f"two columns are called {leaf.name}, once structs are taken apart")
-        by_name[leaf.name] = leaf
-    groups = {".".join(leaf.path[:n]) for leaf in found for n in range(1, len(leaf.path))}
+    found = {leaf.name: leaf for leaf in leaves(schema, explode)}
+    groups = {".".join(leaf.path[:n]) for leaf in found.values() for n in range(1, len(leaf.path))}
     uses: list[Use] = []
     for name, options in columns.items():
-        roles = set(options.roles)
-        if name in by_name:
-            leaf = by_name[name]
-            uses.append(
-                Use(leaf, options, options.name or feature_name(name), key_name(name, options))
-            )
+        roles, option = set(options.roles), ("columns", name)
+        if leaf := found.get(name):
+            feature = options.name or feature_name(name)
+            uses.append(Use(leaf, options, feature, key_name(name, options)))
             for role in options.roles:
                 why = why_not(role, leaf.type, options) if labelled or role != "label" else None
                 if why:
-                    wrong(f"column {name} is {leaf.type}: {why}", "columns", name)
+                    problems.append((option, f"column {name} is {leaf.type}: {why}"))
         elif name in groups:
             if roles != {"unused"}:
-                fields = ", ".join(each for each in by_name if each.startswith(f"{name}."))
-                wrong(f"column {name} is a struct: name its fields: {fields}", "columns", name)
+                fields = ", ".join(each for each in found if each.startswith(f"{name}."))
+                problems.append((option, f"column {name} is a struct: name its fields: {fields}"))
         elif labelled or options.feature is not None or roles & set(needed):
-            near = get_close_matches(name, by_name, n=1)
-            meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(by_name)}"
-            if name in folder_keys:
-                meant += (
-                    f"; in training the names of folders said it ({name}=.../): put this table "
-                    f"into such a folder, or train with `{name}: unused`"
-                )
-            wrong(f"no column {name}; {meant}", "columns", name)
-    named = {use.leaf.name for use in uses} | {
-        name
-        for name in by_name
-        if any(name[:end] in columns for end, letter in enumerate(name) if letter == ".")
-    }
-    left = [name for name in by_name if name not in named]
+            near = get_close_matches(name, found, n=1)
+            meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(found)}"
+            problems.append((option, f"no column {name}; {meant}"))
+    left = [name for name in found if not _is_named(name, columns)]
     if left and others == "error":
-        wrong(
-            f"no word on what to do with {', '.join(left)}: name each under columns, as "
-            f"`{left[0]}: unused`, or set others: unused",
-            "columns",
+        problems.append(
+            (
+                ("columns",),
+                f"no word on what to do with {', '.join(left)}: name each under columns, as "
+                f"`{left[0]}: unused`, or set others: unused",
+            )
         )
     label = _the(uses, "label")
     if label is None and labelled and not implicit:
-        wrong(
-            "no column is the label; mark one `label`, or set implicit: true where every row is a "
-            "positive",
-            "columns",
+        problems.append(
+            (
+                ("columns",),
+                "no column is the label; mark one `label`, or set implicit: true where every row "
+                "is a positive",
+            )
         )
     if label is not None and implicit:
-        wrong(
-            f"implicit: true takes every row for a positive, and {label.leaf.name} is the label; "
-            "choose one",
-            "implicit",
+        problems.append(
+            (
+                ("implicit",),
+                f"implicit: true takes every row for a positive, and {label.leaf.name} is the "
+                "label; choose one",
+            )
         )
     problems += [(("columns",), each) for each in _clashes(uses)]
     if problems:
         raise PlanError(where, problems)
-    used = {use.leaf.name for use in uses if "unused" not in use.options.roles}
     return ColumnPlan(
         features=tuple(use for use in uses if use.options.feature),
         label=label if labelled else None,
@@ -180,20 +145,24 @@ def plan_columns(
         request=_the(uses, "request"),
         time=_the(uses, "time"),
         keys=tuple(use for use in uses if use.key),
-        unused=tuple(leaf for leaf in found if leaf.name not in used),
         explode=tuple(explode),
     )
 
 
 def key_name(column: str, options: ColumnOptions) -> str:
-    """The name under which predictions carry a column; nothing where they do not.
+    """Return the name of a column in predictions, "" if they do not carry it.
 
-    That of the column, with ``_key`` behind it where a feature has it already.
+    A key of the name of its feature ends in ``_key``.
     """
     if not set(KEYS) & set(options.roles):
         return ""
     name = feature_name(column)
     return f"{name}_key" if options.feature and (options.name or name) == name else name
+
+
+def _is_named(leaf: str, columns: Collection[str]) -> bool:
+    parts = leaf.split(".")
+    return any(".".join(parts[:n]) in columns for n in range(1, len(parts) + 1))
 
 
 def _the(uses: Sequence[Use], role: Role) -> Use | None:
@@ -205,22 +174,19 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
         twice = [use.leaf.name for use in uses if role in use.options.roles]
         if len(twice) > 1:
             yield f"{' and '.join(twice)} are both the {role}; keep one"
-    seen: dict[str, str] = {}
+    seen = dict.fromkeys(OF_IMPORT, "of the import")
     for use in uses:
         made = [use.name] if use.options.feature or "label" in use.options.roles else []
         for name in [*made, *([use.key] if use.key else [])]:
-            if name in OF_IMPORT:
-                yield f"column {use.leaf.name} would be called {name}, as one of an import's own"
-            if name in seen and seen[name] != use.leaf.name:
+            if seen.setdefault(name, use.leaf.name) != use.leaf.name:
                 yield (
                     f"columns {seen[name]} and {use.leaf.name} would both be called {name}; set "
                     "name: of one"
                 )
-            seen[name] = use.leaf.name
 
 
 def explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]:
-    """What is wrong with columns whose elements shall be rows, in words."""
+    """Yield what is wrong with the columns to explode."""
     for name in explode:
         if name not in schema.names:
             near = get_close_matches(name, schema.names, n=1)

@@ -15,18 +15,10 @@ import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, model_validator
 
 from recd_plugin_tables.columns import ColumnOptions, feature_name
-from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
-from recd_plugin_tables.imports.note import SourceRows
-from recd_plugin_tables.kinds import (
-    Leaf,
-    is_list,
-    leaves,
-    plain,
-    type_of_values,
-    values_of,
-)
+from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace, SourceRows
+from recd_plugin_tables.kinds import Leaf, leaves, sort_of, type_of_sort
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
-from recd_plugin_tables.sources import Source, TrainedColumns, has_local_files
+from recd_plugin_tables.sources import Source, has_local_files
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -50,16 +42,12 @@ from recd_plugins.api import (
 
 # Columns that files of scores have anyway.
 _OF_SCORES = frozenset({"row", "candidate", "score"})
-#: The column of the label where every row is a positive.
-_LABEL = "label"
-_LISTS = "lists of "
 
 
 class Table(Dataset):
-    """Any table: its columns, of any type, by what each is used for; imported once."""
+    """Any table, by the use of each column; imported into Parquet once."""
 
     name = "tables.table"
-    # What rows they give, identity says.
     free_options = frozenset({"path", "test_path", "source", "cache", "read", "prefetch"})
     row_options = frozenset({"split", "order", "shuffle", "seed"})
 
@@ -90,26 +78,28 @@ class Table(Dataset):
             return self
 
     options: Options
-    #: The dataset whose model scores this table; None where this one is trained on.
+    #: The dataset whose model scores this table; None if this one is trained on.
     _trained: Table | None = None
-    #: Whether what became of the rows was said.
     _told = False
 
     def prepare(self) -> None:
-        imports = [self._train, *([self._test] if self.options.test_path is not None else [])]
-        if not self._told:
-            for each in imports:
-                each.say()
-            if len(imports) > 1 and any(each.new for each in imports):
-                leak = self._train.note.time_leak(self._test.note.times.get("train"))
-                print(*leak, sep="\n", end="\n" * bool(leak), file=sys.stderr)
+        places = [(self._train, self._place)]
+        if self.options.test_path is not None:
+            places.append((self._test, self._place_of_test()))
+        lines = [
+            line
+            for each, place in places
+            if each.new
+            for line in each.note.lines(place.source.location)
+        ]
+        if lines and len(places) > 1:
+            lines += self._train.note.time_leak(self._test.note.times.get("train"))
+        if not self._told and lines:
+            print(*lines, sep="\n", file=sys.stderr)
         self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """What of ``columns``, ``explode`` and ``implicit`` a table's schema does not suit.
-
-        Looks at local files only: `recd validate` reaches no store and runs no query.
-        """
+        """Check ``columns``, ``explode`` and ``implicit`` against schemas of local files."""
         path, test_path, source = self.options.path, self.options.test_path, self.options.source
         try:
             if not has_local_files(path, source):
@@ -128,22 +118,24 @@ class Table(Dataset):
         return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
-        """Features in the order of ``columns``, and then histories."""
+        """Return features in the order of ``columns``, then histories."""
         sparse, dense = [], []
-        for column, use in self.options.columns.items():
-            name = use.name or feature_name(column)
+        for name, use in self._features():
             if use.feature in ("id", "ids"):
                 sparse.append(name)
             elif use.feature == "number":
                 dense.append(name)
-            elif use.feature == "numbers":
+            else:
                 width = use.width or self.widths[name]
                 dense += [f"{name}_{index}" for index in range(width)]
         sparse += self.options.histories
         return FeatureSchema(tuple(sparse), tuple(dense), self._label)
 
+    def _features(self) -> list[tuple[str, ColumnOptions]]:
+        columns = self.options.columns.items()
+        return [(use.name or feature_name(c), use) for c, use in columns if use.feature]
+
     def left_out(self) -> dict[str, str]:
-        """What ``columns`` says is unused; that ``others`` are is said where they are imported."""
         columns = self.options.columns.items()
         return {name: "is said to be unused" for name, use in columns if use.roles == ("unused",)}
 
@@ -175,24 +167,22 @@ class Table(Dataset):
         return None if found is None else found.note.train_positives / found.note.train
 
     def session_keys(self) -> SessionKeys | None:
-        """None where no column is the session or the request, and no row has candidates."""
         roles = {role for use in self.options.columns.values() for role in use.roles}
         grouped = self.options.explode or roles & {"session", "request"}
         return SessionKeys(SESSION, TIME) if grouped else None
 
     def keys(self) -> dict[str, str]:
-        """The user's own; of candidates also the row of the table, from 0, and which one of it."""
+        """Return columns that predictions carry; with ``explode`` also row and candidate number."""
         own = {key_name(column, use): column for column, use in self.options.columns.items()}
         if self._trained is not None:  # a table to score may lack some
             there = self._table_of("train").schema.names
             own = {name: column for name, column in own.items() if name in there}
         candidate = {ROW: "row", CANDIDATE: "candidate"} if self.options.explode else {}
-        named = {
+        return candidate | {
             name: f"{column}_key" if column in _OF_SCORES else column
             for name, column in own.items()
             if name
         }
-        return {**candidate, **named}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         table = self._table_of(split)
@@ -205,17 +195,10 @@ class Table(Dataset):
         return self.options.source.storage
 
     def to_score(self, location: str) -> Table:
-        """The same columns of another table, of which every row is handed out in stored order."""
-        options = type(self.options).model_validate(
-            {
-                **self.options.model_dump(by_alias=True),
-                "path": location,
-                "test_path": None,
-                "split": None,
-                "order": "stored",
-            }
-        )
-        scored = type(self)(options)
+        """Return the dataset of another table, with every row in stored order."""
+        changed = {"path": location, "test_path": None, "split": None, "order": "stored"}
+        given = self.options.model_dump(by_alias=True) | changed
+        scored = type(self)(type(self.options).model_validate(given))
         scored._trained = self
         return scored
 
@@ -227,9 +210,8 @@ class Table(Dataset):
         }
 
     def texts(self, feature: str) -> dict[int, str]:
-        """The text of each id; empty where its column does not say ``texts: true``."""
-        columns = self.options.columns.items()
-        if feature not in {use.name or feature_name(name) for name, use in columns if use.texts}:
+        """Return the text of each id; empty unless its column has ``texts: true``."""
+        if not any(name == feature and use.texts for name, use in self._features()):
             return {}
         path = self._train.folder / "texts" / f"{feature}.parquet"
         if not path.is_file():
@@ -239,49 +221,36 @@ class Table(Dataset):
 
     @property
     def widths(self) -> dict[str, int]:
-        """How many numbers the lists of each feature hold."""
+        """The list length of each feature that is a list of numbers."""
         if self._trained is not None:
             return self._trained.widths
         if self.trained_schema is not None:
-            parts = [name for name in self.trained_schema.dense if name not in self._numbers]
+            numbers = {name for name, use in self._features() if use.feature == "number"}
+            parts = [name for name in self.trained_schema.dense if name not in numbers]
             return dict(Counter(name.rpartition("_")[0] for name in parts))
         return dict(self._train.note.widths)
 
     @property
-    def _numbers(self) -> set[str]:
-        columns = self.options.columns.items()
-        return {u.name or feature_name(column) for column, u in columns if u.feature == "number"}
-
-    @property
     def _label(self) -> str:
         labels = [name for name, use in self.options.columns.items() if "label" in use.roles]
-        return feature_name(labels[0]) if labels else _LABEL
+        return feature_name(labels[0]) if labels else "label"
 
     @cached_property
     def _train(self) -> Imported:
-        place = self._place
         if self._trained is not None:
             known = self._trained.kinds() or self._trained.trained_kinds
-            self._check_kinds(place.source, known, self._trained.options.path)
-        return place.make()
+            self._check_kinds(self._place.source, known, self._trained.options.path)
+        return self._made(self._place)
 
     @cached_property
     def _test(self) -> Imported:
-        return self._place_of_test(dict(self._train.note.widths)).make()
+        return self._made(self._place_of_test(dict(self._train.note.widths)))
 
-    def _place_of_test(self, widths: dict[str, int] | None = None) -> ImportPlace:
-        """Where the import of ``test_path`` is; its ids are of the types that are trained on."""
-        assert self.options.test_path is not None
-        trained = self._place.source
-        place = ImportPlace(
-            self.options.test_path,
-            self.options,
-            self._label,
-            widths,
-            trained=TrainedColumns.of(trained),
-        )
-        self._check_kinds(place.source, self.kinds(), trained.location)
-        return place
+    @staticmethod
+    def _made(place: ImportPlace) -> Imported:
+        from recd_plugin_tables.importer import make_import
+
+        return place.find() or make_import(place)
 
     @cached_property
     def _place(self) -> ImportPlace:
@@ -291,57 +260,59 @@ class Table(Dataset):
         # The trained table is not needed where options say it all.
         unsaid = any(u.feature == "numbers" and u.width is None for u in options.columns.values())
         widths = self.widths if unsaid else None
-        return ImportPlace(
-            path, options, self._label, widths, scoring=True, trained=self._trained._columns_known()
-        )
+        trained = self._trained._types_known()
+        return ImportPlace(path, options, self._label, widths, scoring=True, trained=trained)
 
-    def _columns_known(self) -> TrainedColumns | None:
-        """Those of the table where it is there, or what a checkpoint says of them."""
-        try:
-            if self._place.source.schema:
-                return TrainedColumns.of(self._place.source)
-        except RecdError:
-            pass
+    def _place_of_test(self, widths: dict[str, int] | None = None) -> ImportPlace:
+        """Return the place of the import of ``test_path``, with the types of the trained table."""
+        assert self.options.test_path is not None
+        place = ImportPlace(
+            self.options.test_path, self.options, self._label, widths, trained=self._types_known()
+        )
+        self._check_kinds(place.source, self.kinds(), self._place.source.location)
+        return place
+
+    def _types_known(self) -> dict[str, pa.DataType] | None:
+        """Return types of leaves, by the table or by what a checkpoint says of it."""
+        if found := self._leaves():
+            return {leaf.name: leaf.type for leaf in found if not leaf.exploded}
         if not self.trained_kinds:
             return None
-        used = {name: use for name, use in self.options.columns.items() if use.roles != ("unused",)}
-        return TrainedColumns(
-            {
-                name: self._type_known(name, use)
-                for name, use in used.items()
-                if name not in self.options.explode
-            }
-        )
+        return {
+            name: type_of_sort(
+                self.trained_kinds.get(name)
+                or ("times" if use.by or "time" in use.roles else "numbers")
+            )
+            for name, use in self.options.columns.items()
+            if use.roles != ("unused",) and name not in self.options.explode
+        }
 
-    def _type_known(self, name: str, use: ColumnOptions) -> pa.DataType:
-        if (kind := self.trained_kinds.get(name)) is None:
-            return type_of_values("times" if use.by or "time" in use.roles else "numbers")
-        of_one = type_of_values(kind.removeprefix(_LISTS))
-        return pa.list_(of_one) if kind.startswith(_LISTS) else of_one
+    def _leaves(self) -> list[Leaf]:
+        """Return the leaves of the table; none if it is not there."""
+        try:
+            return leaves(self._place.source.schema, self.options.explode)
+        except RecdError:
+            return []
 
     def kinds(self) -> dict[str, str]:
-        """Of the columns that are features; empty where the table is not there."""
-        try:
-            found = leaves(self._place.source.schema or pa.schema([]), self.options.explode)
-        except RecdError:
-            return {}
-        return {leaf.name: _kind_of(leaf) for leaf in found if self._is_compared(leaf)}
+        """Return the sort of values of features; empty if the table is not there."""
+        compared = [leaf for leaf in self._leaves() if self._is_compared(leaf.name)]
+        return {leaf.name: sort_of(leaf.type) for leaf in compared}
 
-    def _is_compared(self, leaf: Leaf) -> bool:
-        use = self.options.columns.get(leaf.name)
+    def _is_compared(self, leaf: str) -> bool:
+        use = self.options.columns.get(leaf)
         # A part of a time is the same number, however the time is written.
         return use is not None and use.feature is not None and use.by is None
 
     def _check_kinds(self, mine: Source, known: Mapping[str, str], trained: object) -> None:
-        """Refuse values of another kind than in training: none would be equal."""
+        """Refuse values of another sort than in training: none would be equal."""
         for leaf in leaves(mine.schema, self.options.explode):
-            if not self._is_compared(leaf) or leaf.name not in known:
-                continue
-            here, there = values_of(leaf.type), known[leaf.name].removeprefix(_LISTS)
-            if here != there:
+            there = known.get(leaf.name, "")
+            here, wanted = (sort.removeprefix("lists of ") for sort in (sort_of(leaf.type), there))
+            if there and self._is_compared(leaf.name) and here != wanted:
                 problem = (
-                    f"column {leaf.name} is {here} here, and {known[leaf.name]} in {trained}, "
-                    f"which is trained on; write its values as {there}"
+                    f"column {leaf.name} is {here} here, and {there} in {trained}, which is "
+                    f"trained on; write its values as {wanted}"
                 )
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
@@ -393,8 +364,3 @@ class Table(Dataset):
             world_size=world_size,
             ahead=options.prefetch,
         )
-
-
-def _kind_of(leaf: Leaf) -> str:
-    lists = _LISTS if is_list(plain(leaf.type)) else ""
-    return lists + values_of(leaf.type)

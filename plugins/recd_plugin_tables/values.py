@@ -1,15 +1,18 @@
-"""Hashes of text and bytes: the same in every run, on every machine, and by ten lines elsewhere.
+"""Values of columns as ids, numbers, labels and times.
 
 The id of a text is the first 8 bytes of BLAKE2b (digest of 8 bytes) of its UTF-8, little-endian,
-without the lowest bit: 63 bits, from 0 on. Of 100 million texts two have one id with a chance of
-1 in 1,800.
+without the lowest bit: 63 bits, the same on every machine.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,22 +21,90 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugin_tables.columns import RULES, ColumnOptions
+from recd_plugin_tables.columns import RULES, ColumnOptions, Unit
 from recd_plugin_tables.kinds import is_bytes, is_list, is_span, is_text, list_parts, plain
-from recd_plugin_tables.times import Cells, as_numpy, microseconds, nulls, part
 from recd_plugins.api import DataError
 
 _U64 = np.uint64
+# Whole numbers up to here are exact in float64.
+_LARGEST_WHOLE = 2**53 - 1
+_FLOAT_BITS = {16: 11, 32: 24, 64: 53}
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+# Whole numbers whose digits are a date, as 20240501.
+_FORMATS: dict[Unit, str] = {
+    "YYYYMMDD": "%Y%m%d",
+    "YYMMDDHH": "%y%m%d%H",
+    "YYYYMMDDHH": "%Y%m%d%H",
+    "YYYYMMDDHHMM": "%Y%m%d%H%M",
+    "YYYYMMDDHHMMSS": "%Y%m%d%H%M%S",
+}
+# From 1973 to 2286.
+_EPOCH: dict[Unit, tuple[float, float]] = {
+    "s": (1e8, 1e10), "ms": (1e11, 1e13), "us": (1e14, 1e16), "ns": (1e17, 1e19),
+}  # fmt: skip
+# Seconds from 2000 to 2040.
+_PLAUSIBLE = (946_684_800, 2_208_988_800)
+# In microseconds; 1970-01-01 was a Thursday.
+_HOUR, _DAY = 3_600 * 10**6, 86_400 * 10**6
+_THURSDAY = 3 * _DAY
+# Seconds since 1970 reach this in the year 5138, milliseconds did in 1973.
+_LATEST_SECOND = 10**11
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Values of a column; ``place`` names file, row and column of the value at an index."""
+
+    values: pa.Array
+    place: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def wrong(self, index: int, why: str) -> DataError:
+        """Return an error that names a value, its place, and what to do."""
+        text = repr(python_value(self.values[index]))
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        return DataError(f"{self.place(index)}: the value is {shown}; {why}")
+
+    def items(self, values: pa.Array, offsets: NDArray[Any]) -> Cells:
+        """Return the elements of lists; their place is that of the list."""
+        return Cells(values, lambda at: self.place(int(np.searchsorted(offsets, at, "right")) - 1))
+
+    def decoded(self) -> Cells:
+        """Return the cells without dictionary encoding."""
+        if not pt.is_dictionary(self.values.type):
+            return self
+        return Cells(self.values.dictionary_decode(), self.place)
+
+
+def python_value(scalar: pa.Scalar) -> Any:
+    """Return a value as Python has it, or as it is stored if Python has none."""
+    try:
+        return scalar.as_py()
+    except (ValueError, OverflowError, LookupError):
+        return getattr(scalar, "value", scalar.type)
+
+
+def as_numpy(values: pa.Array, fill: Any) -> NDArray[Any]:
+    """Return values as an array, with ``fill`` for nulls."""
+    filled = values.fill_null(fill) if values.null_count else values
+    return filled.to_numpy(zero_copy_only=False)
+
+
+def nulls(values: pa.Array) -> NDArray[np.bool_]:
+    """Return which values are null."""
+    return values.is_null().to_numpy(zero_copy_only=False)
 
 
 def text_id(text: str | bytes) -> int:
-    """The id of a text."""
+    """Return the id of a text."""
     data = text.encode() if isinstance(text, str) else text
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def text_ids(values: pa.Array) -> pa.Int64Array:
-    """The ids of texts or bytes, null where they are; each distinct one is hashed once."""
+    """Return the ids of texts or bytes, null for nulls."""
     if not pa.types.is_dictionary(values.type):
         values = values.dictionary_encode()
     words = values.dictionary.to_pylist()
@@ -42,7 +113,7 @@ def text_ids(values: pa.Array) -> pa.Int64Array:
 
 
 def mixed(ids: NDArray[np.int64], salt: int = 0) -> NDArray[np.uint64]:
-    """Bits of ids spread evenly (the finaliser of SplitMix64), another way with each salt."""
+    """Hash ids by the finaliser of SplitMix64."""
     with np.errstate(over="ignore"):
         z = ids.view(_U64) + _U64(0x9E3779B97F4A7C15) * _U64(salt + 1)
         z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -50,14 +121,8 @@ def mixed(ids: NDArray[np.int64], salt: int = 0) -> NDArray[np.uint64]:
     return z ^ (z >> _U64(31))
 
 
-#: Every whole number up to here is a float64 that no other one is rounded to.
-LARGEST_WHOLE = 2**53 - 1
-# Bits of the whole numbers that a float of 16, 32 or 64 bits tells apart.
-_FLOAT_BITS = {16: 11, 32: 24, 64: 53}
-
-
 def largest_whole(kind: pa.DataType) -> int:
-    """Return the largest whole number below which a float of this type tells all apart."""
+    """Return the largest whole number below which a float type holds all of them."""
     return int(2 ** _FLOAT_BITS[kind.bit_width] - 1)
 
 
@@ -71,14 +136,14 @@ def number_type(kind: pa.DataType) -> pa.DataType:
 
 
 def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
-    """A number a value. Times are days since 1970 unless ``by`` says else, durations seconds."""
-    values = cells.values
-    if pt.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    kind = values.type
+    """Return a number per value, NaN for nulls.
+
+    Times are days since 1970 unless ``by`` is set; durations are seconds.
+    """
+    cells = cells.decoded()
+    values, kind = cells.values, cells.values.type
     if pt.is_timestamp(kind) or pt.is_date(kind) or options.by is not None:
-        times = microseconds(Cells(values, cells.place), options.unit)
-        return part(times, options.by or "day")
+        return part(microseconds(cells, options.unit), options.by or "day")
     if is_span(kind):
         return seconds(values)
     if pt.is_boolean(kind):
@@ -86,20 +151,19 @@ def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
     if pt.is_decimal(kind):
         # By their text, as Arrow's own cast rounds twice: 0.70 would be less than 0.7.
         values = values.cast(pa.string())
-    # Integers beyond 2^53 are rounded.
     return as_numpy(values.cast(pa.float64(), safe=False), np.nan)
 
 
 def seconds(values: pa.Array) -> NDArray[np.float64]:
-    """Times of day and durations in seconds, NaN where there is none."""
+    """Return times of day and durations in seconds, NaN for nulls."""
     kind = values.type
-    per_second = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit]
     whole = values.cast(pa.int32()) if pt.is_time32(kind) else values
-    return as_numpy(whole.cast(pa.int64()).cast(pa.float64(), safe=False), np.nan) / per_second
+    found = as_numpy(whole.cast(pa.int64()).cast(pa.float64(), safe=False), np.nan)
+    return found / float(_PER_SECOND[kind.unit])
 
 
 def number_rows(cells: Cells, options: ColumnOptions, width: int) -> NDArray[np.float64]:
-    """Lists of ``width`` numbers as ``[B, width]``, NaN where there is none."""
+    """Return lists of ``width`` numbers as ``[B, width]``, NaN for nulls and empty lists."""
     offsets, elements, empty = list_parts(cells.values)
     lost = empty.to_numpy(zero_copy_only=False) | (np.diff(offsets) == 0)
     wrong = ~lost & (np.diff(offsets) != width)
@@ -122,27 +186,24 @@ _LARGE = (
 # A text that is one pair of brackets and what they enclose.
 _BRACKETS = r"^\s*(?:\[([^\[\]]*)\]|\{([^{}]*)\})\s*$"
 _WHOLE = "ids are whole numbers of 64 bits or text; write it as text, or use it as number"
+_NULL = "give it a value, or set missing: to empty, drop or an id"
 
 
 def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
-    """An id a value, null where there is none.
+    """Return an id per value, null for nulls.
 
-    Whole numbers stay what they are, whatever type they have; those of uint64 from 2^63 on become
-    the negative int64 of the same bits, so that none meets another. Text and bytes are hashed
-    (``text_id``), false and true are 0 and 1, dates days since 1970. ``by`` makes times of all.
+    Whole numbers of any type are their own ids; uint64 from 2^63 on become the negative int64 of
+    the same bits. Text and bytes are hashed, dates are days since 1970. ``by`` takes part of times.
     """
-    values = cells.values
-    kind = values.type
+    kind = cells.values.type
     inner = kind.value_type if pt.is_dictionary(kind) else kind
     if options.by is None and (is_text(inner) or is_bytes(inner)):
-        return text_ids(values)
-    if pt.is_dictionary(kind):
-        values = values.dictionary_decode()
-        cells, kind = Cells(values, cells.place), values.type
+        return text_ids(cells.values)
+    cells = cells.decoded()
+    values, kind = cells.values, cells.values.type
     if options.by is not None:
-        return pc.floor(_floats(part(microseconds(cells, options.unit), options.by))).cast(
-            pa.int64()
-        )
+        numbers = part(microseconds(cells, options.unit), options.by)
+        return pc.floor(pa.array(numbers, mask=np.isnan(numbers))).cast(pa.int64())
     if pt.is_date(kind):
         return values.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
     if pt.is_uint64(kind):
@@ -158,16 +219,20 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
             raise cells.wrong(at, _LARGE if large else _WHOLE)
         return pa.array(np.where(empty, 0, numbers).astype(np.int64), mask=empty)
     if pt.is_decimal(kind):
-        return _whole_decimals(cells)
+        found = values.to_pylist()
+        for at, value in enumerate(found):
+            if value is not None and (value != int(value) or not -(2**63) <= value < 2**63):
+                raise cells.wrong(at, _WHOLE)
+        return pa.array([None if value is None else int(value) for value in found], pa.int64())
     return values.cast(pa.int64())
 
 
 def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.ndarray, int]:
-    """Lists of ids, one a row, without nulls.
+    """Return a list of ids per row, without nulls.
 
     Returns:
-        The lists; which rows ``missing`` says to drop, bool ``[B]``; how many nulls there were,
-        lists and elements.
+        The lists; the rows to drop by ``missing``, bool ``[B]``; the number of nulls, of lists and
+        of elements.
     """
     if options.feature == "id":
         ids = ids_of(cells, options)
@@ -192,7 +257,7 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
     dropped = np.zeros(len(cells), np.bool_)
     if options.missing == "drop":
         dropped = lost.copy()
-        dropped[_rows_of(offsets, gaps)] = True
+        dropped[np.searchsorted(offsets, np.flatnonzero(gaps), "right") - 1] = True
     if options.missing in (None, *RULES):
         before = np.concatenate([[0], np.cumsum(~gaps)])
         offsets, ids = before[offsets].astype(np.int32), ids.drop_null()
@@ -200,35 +265,18 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
         one = missing_id(options.missing)
         found = ids.fill_null(one).to_numpy()
         ids = pa.array(np.insert(found, offsets[:-1][lost], one))
-        lengths = np.diff(offsets) + lost
-        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(np.diff(offsets) + lost)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), ids), dropped, num_nulls
 
 
-def _whole_decimals(cells: Cells) -> pa.Int64Array:
-    found = cells.values.to_pylist()
-    for at, value in enumerate(found):
-        if value is not None and (value != int(value) or not -(2**63) <= value < 2**63):
-            raise cells.wrong(at, _WHOLE)
-    return pa.array([None if value is None else int(value) for value in found], pa.int64())
-
-
-_NULL = "give it a value, or set missing: to empty, drop or an id"
-
-
 def missing_id(missing: object) -> int:
-    """The id that stands for none, as option ``missing`` has it; 0 where it gives no value."""
+    """Return the id that option ``missing`` gives to nulls, 0 if it is a rule."""
     if isinstance(missing, str) and missing not in RULES:
         return text_id(missing)
     return int(missing) if isinstance(missing, int | float) else 0
 
 
-def _rows_of(offsets: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-    return np.searchsorted(offsets, np.flatnonzero(gaps), "right") - 1
-
-
 def _as_integers(items: Cells) -> Cells:
-    """Return texts as the integers that they write."""
     texts = items.values.cast(pa.string())
     for text in texts.unique().to_pylist():
         if text is not None and not (
@@ -240,10 +288,9 @@ def _as_integers(items: Cells) -> Cells:
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
-    """Split texts at a separator into lists of parts, without spaces around them.
+    """Split texts at a separator into lists of parts, without spaces around them and empty ones.
 
-    Empty parts are left out. Brackets around a list with commas or spaces, as Python, JSON and
-    PostgreSQL write it, are not part of its first and last element.
+    Brackets around a list with commas or spaces, as of Python and JSON, are left out.
     """
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -256,31 +303,27 @@ def split_text(values: pa.Array, separator: str) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(before), parts.filter(pa.array(kept)), mask=empty)
 
 
-def _floats(numbers: np.ndarray) -> pa.Array:
-    return pa.array(numbers, mask=np.isnan(numbers))
-
-
 def labels_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
-    """0 or 1 a value, NaN where there is none."""
+    """Return 0 or 1 per value, NaN for nulls."""
+    cells = cells.decoded()
     values = cells.values
-    if pt.is_dictionary(values.type):
-        values = values.dictionary_decode()
-        cells = Cells(values, cells.place)
     if is_text(values.type):
         chosen = pa.array(options.positive or (), pa.string())
         found = pc.is_in(values.cast(pa.string()), chosen).to_numpy(zero_copy_only=False)
-        empty = values.is_null().to_numpy(zero_copy_only=False)
-        return np.where(empty, np.nan, found.astype(np.float64))
+        return np.where(nulls(values), np.nan, found.astype(np.float64))
     numbers = numbers_of(cells, options)
     empty = np.isnan(numbers)
-    if options.positive_from is not None:
-        _check_told_apart(cells, numbers)
-        (start,) = _as_stored(values.type, [options.positive_from])
-        return np.where(empty, np.nan, numbers >= start)
-    if options.positive is not None:
-        _check_told_apart(cells, numbers)
-        chosen = _as_stored(values.type, [float(each) for each in options.positive])
-        return np.where(empty, np.nan, np.isin(numbers, chosen))
+    if options.positive_from is not None or options.positive is not None:
+        exact = pt.is_floating(values.type) or ~(np.abs(numbers) > _LARGEST_WHOLE)
+        if not np.all(exact):
+            raise cells.wrong(
+                int(np.argmin(exact)),
+                "numbers beyond 2^53 are not told from their neighbours; make the label 0 or 1",
+            )
+        given = options.positive if options.positive_from is None else [options.positive_from]
+        chosen = _as_stored(values.type, [float(each) for each in given or ()])
+        positive = np.isin(numbers, chosen) if options.positive_from is None else numbers >= chosen
+        return np.where(empty, np.nan, positive)
     wrong = ~empty & (numbers != 0) & (numbers != 1)
     if wrong.any():
         raise cells.wrong(
@@ -297,31 +340,15 @@ def _as_stored(kind: pa.DataType, chosen: list[float]) -> NDArray[np.float64]:
         return np.array(chosen).astype(stored).astype(np.float64)
 
 
-def _check_told_apart(cells: Cells, numbers: NDArray[np.float64]) -> None:
-    wrong = np.zeros(0) if pt.is_floating(cells.values.type) else np.abs(numbers) > LARGEST_WHOLE
-    if wrong.any():
-        raise cells.wrong(
-            int(wrong.argmax()),
-            "numbers beyond 2^53 are not told from their neighbours; make the label 0 or 1",
-        )
-
-
-_SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
-
-
 class Texts:
-    """Files of the id and the text of each id of some features, one a feature.
-
-    Args:
-        folder: where they are written, as ``FEATURE.parquet``.
-    """
+    """Writes the text of each id of some features, as ``FEATURE.parquet`` in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, dict[int, str]] = {}
 
     def add(self, feature: str, cells: Cells, options: ColumnOptions) -> None:
-        """The texts of some rows."""
+        """Add the texts of some rows."""
         values = cells.values
         if options.separator is not None:
             values = split_text(values, options.separator)
@@ -330,17 +357,128 @@ class Texts:
         texts = values.unique().drop_null().cast(pa.string())
         ids = text_ids(texts).to_pylist()
         known = self._known.setdefault(feature, {})
-        for number, text in zip(ids, texts.to_pylist(), strict=True):
-            if known.setdefault(number, text) != text:
-                raise DataError(
-                    f"column of feature {feature}: {text!r} and {known[number]!r} have one id, "
-                    f"{number}; write other names"
-                )
+        known.update(zip(ids, texts.to_pylist(), strict=True))
 
     def close(self) -> None:
-        """Write them."""
+        """Write the files."""
         for feature, known in self._known.items():
             self._folder.mkdir(parents=True, exist_ok=True)
-            ids = pa.array(known.keys(), pa.int64())
-            table = pa.table([ids, pa.array(known.values())], schema=_SCHEMA)
-            pq.write_table(table, self._folder / f"{feature}.parquet", write_page_checksum=True)
+            ids, texts = pa.array(known.keys(), pa.int64()), pa.array(known.values(), pa.string())
+            path = self._folder / f"{feature}.parquet"
+            pq.write_table(pa.table({"id": ids, "text": texts}), path, write_page_checksum=True)
+
+
+def microseconds(cells: Cells, unit: Unit | None) -> pa.Int64Array:
+    """Return times of any type as int64 microseconds since 1970, null for nulls.
+
+    Args:
+        cells: times, dates, texts such as 2024-05-01 10:00:00, or numbers.
+        unit: of numbers; None for seconds since 1970.
+    """
+    cells = cells.decoded()
+    values = cells.values
+    if pt.is_timestamp(values.type) or pt.is_date(values.type):
+        if pt.is_timestamp(values.type):
+            values = values.cast(pa.timestamp(values.type.unit))  # with a zone, it is UTC
+        cut = values.type == pa.timestamp("ns")
+        return values.cast(pa.timestamp("us"), safe=not cut).cast(pa.int64())
+    if is_text(values.type):
+        return _parsed(cells)
+    if pt.is_decimal(values.type):
+        values = values.cast(pa.string()).cast(pa.float64())
+    numbers = as_numpy(values.cast(pa.float64()), np.nan) if pt.is_floating(values.type) else None
+    empty = nulls(values)
+    if numbers is not None:
+        empty |= np.isnan(numbers)
+    if unit in _FORMATS:
+        times = _of_digits(values, unit)
+        wrong = nulls(times) & ~empty
+        if wrong.any():
+            raise cells.wrong(int(wrong.argmax()), f"not a date of the form {unit}")
+        return times
+    per_second = _PER_SECOND[unit or "s"]
+    if numbers is not None:
+        found = np.where(empty, 0, numbers) / per_second
+        _check(cells, found, unit)
+        return pa.array(np.rint(found * 10**6).astype(np.int64), mask=empty)
+    whole = as_numpy(values if pt.is_uint64(values.type) else values.cast(pa.int64()), 0)
+    _check(cells, whole / per_second, unit)
+    if per_second <= 10**6:
+        micro = whole.astype(np.int64) * (10**6 // per_second)
+    else:
+        micro = (whole // (per_second // 10**6)).astype(np.int64)
+    return pa.array(micro, mask=empty)
+
+
+def _parsed(cells: Cells) -> pa.Int64Array:
+    # All with a zone, as 2024-05-01T10:00:00Z, or all without.
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        with suppress(pa.ArrowInvalid):
+            return cells.values.cast(kind).cast(pa.int64())
+    zoned = any("+" in str(v)[10:] or str(v).endswith("Z") for v in cells.values.slice(0, 1))
+    kind = pa.timestamp("us", "UTC") if zoned else pa.timestamp("us")
+    for index, value in enumerate(cells.values):
+        try:
+            value.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise cells.wrong(
+                index,
+                "write times as 2024-05-01 10:00:00, all with an offset or all without, or as "
+                "numbers",
+            ) from error
+    raise AssertionError
+
+
+def _check(cells: Cells, found: NDArray[np.float64], unit: Unit | None) -> None:
+    wrong = np.abs(found) > _LATEST_SECOND
+    if wrong.any():
+        raise cells.wrong(
+            int(wrong.argmax()),
+            f"this is no time since 1970 in {unit or 's'}; set its unit: ms, us or ns",
+        )
+
+
+def _of_digits(values: pa.Array, unit: Unit) -> pa.Int64Array:
+    """Read numbers such as 20240501 as microseconds since 1970, null if they are no dates."""
+    if pt.is_floating(values.type):
+        values = pa.array(np.nan_to_num(as_numpy(values.cast(pa.float64()), -1), nan=-1))
+    texts = values.cast(pa.int64(), safe=False).cast(pa.string())
+    times = pc.strptime(texts, format=_FORMATS[unit], unit="us", error_is_null=True)
+    whole = pc.equal(pc.utf8_length(texts), len(unit))  # strptime takes 2024501, too
+    return pc.if_else(whole, times, None).cast(pa.int64())
+
+
+def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray[np.float64]:
+    """Return hour of the day, day of the week (Monday is 0) or days since 1970, with fractions."""
+    micro: NDArray[Any] = as_numpy(times, 0)
+    if by == "hour":
+        found = (micro % _DAY) / _HOUR
+    elif by == "weekday":
+        found = ((micro + _THURSDAY) % (7 * _DAY)) / _DAY
+    else:
+        found = micro / _DAY
+    return np.where(nulls(times), np.nan, found)
+
+
+def possible_unit(numbers: NDArray[np.float64]) -> Unit | None:
+    """Return the unit in which all finite numbers are times, None if there is none.
+
+    Digits of dates must be of 2000 to 2040, numbers since 1970 of 1973 to 2286.
+    """
+    least, largest = numbers.min(), numbers.max()
+    for unit in _FORMATS:
+        if len(f"{least:.0f}") == len(unit) == len(f"{largest:.0f}"):
+            times = _of_digits(pa.array(np.unique(numbers)), unit)
+            first, last = pc.min_max(times).as_py().values()
+            if not times.null_count and is_plausible(first, last, "us"):
+                return unit
+    for epoch, (first, last) in _EPOCH.items():
+        if first <= least and largest <= last:
+            return epoch
+    return None
+
+
+def is_plausible(least: float, largest: float, unit: Unit) -> bool:
+    """Return whether Unix times in ``unit`` lie between 2000 and 2040."""
+    first, last = (each * _PER_SECOND[unit] for each in _PLAUSIBLE)
+    return bool(first <= least and largest < last)

@@ -1,11 +1,14 @@
-"""Sources: where the rows of a user's table are read from, in their stored form."""
+"""Sources of rows: files, tables that libraries read, and databases."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pyarrow as pa
+
+from recd_plugin_tables.kinds import is_text
 from recd_plugin_tables.sources import libraries
 from recd_plugin_tables.sources.files import (
     ArrowFormat,
@@ -14,18 +17,11 @@ from recd_plugin_tables.sources.files import (
     ParquetFormat,
     looks_like,
 )
-from recd_plugin_tables.sources.source import AsTrained, Source, SourceOptions, TrainedColumns
+from recd_plugin_tables.sources.source import AsTrained, Source, SourceOptions
 from recd_plugin_tables.sources.text import CsvFormat, JsonLinesFormat, TsvFormat
 from recd_plugins.api import DataError, Location
 
-__all__ = [
-    "AsTrained",
-    "Source",
-    "SourceOptions",
-    "TrainedColumns",
-    "has_local_files",
-    "open_source",
-]
+__all__ = ["Source", "SourceOptions", "has_local_files", "open_source"]
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://")
 _FORMATS: tuple[type[FileFormat], ...] = (
@@ -50,75 +46,53 @@ _LIBRARIES: dict[str, Callable[[str, SourceOptions], Source]] = {
     "lance": lambda place, _: libraries.LanceSource(place),
     "duckdb": lambda place, given: libraries.DuckDbSource(place, given.table, given.query),
 }
-# The options of each format. Libraries reach their stores by their own settings.
-_TAKES: dict[str, set[str]] = {
-    "parquet": {"storage"},
-    "arrow": {"storage"},
-    "csv": {"storage", "separator", "decimal", "header", "types"},
-    "tsv": {"storage", "separator", "decimal", "header", "types"},
-    "jsonl": {"storage", "types"},
-    "huggingface": {"table"},
-    "iceberg": set(),
-    "delta": set(),
-    "lance": set(),
-    "duckdb": {"table", "query"},
-}
 
 
 def open_source(
     location: str | Path,
-    format: str | None = None,
     options: SourceOptions | None = None,
     *,
     of_another: bool = False,
-    texts: Collection[str] = (),
+    trained: Mapping[str, pa.DataType] | None = None,
 ) -> Source:
     """Open a table: a file, a folder of files or of a table format, a database, or a URL.
 
     Args:
         location: a path or a URL.
-        format: its format; None takes that of ``options``, or goes by name and content.
         options: how to open it.
-        of_another: the options were written for another table; ignore those that do not fit.
-        texts: columns to read as text, even if they look like numbers.
+        of_another: whether the options were written for another table and may not fit.
+        trained: types of that table by leaf name. Columns without types, as of CSV, are text if
+            they are there, and columns of only nulls get these types.
     """
     options = options or SourceOptions()
     root = Location(location if _URL.match(str(location)) else Path(location), options.storage)
-    kind, files = _find_format(root, format or options.format, of_another=of_another)
-    wrong = sorted(options.said() - {"format"} - _TAKES[kind])
-    if wrong and not of_another:
-        takers = ", ".join(each for each, names in _TAKES.items() if wrong[0] in names)
-        raise DataError(
-            f"{root}: source.{wrong[0]} is for {takers}, and this is {kind}; leave it out"
-        )
+    kind, files = _find_format(root, options.format, of_another=of_another)
+    if options.query is not None and kind != "duckdb" and not of_another:
+        raise DataError(f"{root}: source.query is for duckdb, and this is {kind}; leave it out")
     if kind in _LIBRARIES:
-        return _LIBRARIES[kind](str(location), options)
-    needed = () if of_another else tuple(options.types)
-    return FileSource(root, files, _file_format(kind, options, needed, texts), texts)
+        source = _LIBRARIES[kind](str(location), options)
+    else:
+        texts = [name for name, each in (trained or {}).items() if is_text(each)]
+        needed = () if of_another else tuple(options.types)
+        types = {**dict.fromkeys(texts, "string"), **options.types}
+        form: FileFormat
+        if kind == "jsonl":
+            form = JsonLinesFormat(options.types, texts)
+        elif kind in ("csv", "tsv"):
+            form = (CsvFormat if kind == "csv" else TsvFormat)(
+                options.separator, options.header, types, decimal=options.decimal, needed=needed
+            )
+        else:
+            form = ParquetFormat() if kind == "parquet" else ArrowFormat()
+        source = FileSource(root, files, form, texts)
+    return source if trained is None else AsTrained(source, trained)
 
 
 def has_local_files(location: str | Path, options: SourceOptions) -> bool:
-    """Return whether a location holds local files in a format that Arrow reads.
-
-    Opens no file: only names are looked at.
-    """
+    """Return whether a location holds local files in a format that Arrow reads, by their names."""
     if _URL.match(str(location)):
         return False
     return _find_format(Location(Path(location)), options.format)[0] in _FILES
-
-
-def _file_format(
-    kind: str, options: SourceOptions, needed: Collection[str], texts: Collection[str]
-) -> FileFormat:
-    if kind == "jsonl":
-        return JsonLinesFormat(options.types, texts)
-    if kind in ("csv", "tsv"):
-        types = {**dict.fromkeys(texts, "string"), **options.types}
-        form = CsvFormat if kind == "csv" else TsvFormat
-        return form(
-            options.separator, options.header, types, decimal=options.decimal, needed=needed
-        )
-    return ParquetFormat() if kind == "parquet" else ArrowFormat()
 
 
 def _find_format(
@@ -143,17 +117,15 @@ def _find_format(
                 by_format.setdefault(each.name, []).append(file)
     if wanted is not None and (not of_another or not by_format or looks_like(files[0]) == wanted):
         return wanted, by_format.get(wanted, files)
-    if not by_format:
-        suffixes = ", ".join(each.suffixes[0] for each in _FORMATS)
-        raise DataError(
-            f"{root}: no name here shows a format ({files[0]}); set format: (recd init: "
-            f"--format) to one of {', '.join(_FILES)}, or end names with {suffixes}"
+    if len(by_format) != 1:
+        seen = [f"{name} ({of[0]})" for name, of in by_format.items()]
+        what = (
+            f"files of more than one format: {', '.join(seen)}"
+            if seen
+            else f"no name here shows a format ({files[0]})"
         )
-    if len(by_format) > 1:
-        seen = [f"{name} ({found[0]})" for name, found in by_format.items()]
         raise DataError(
-            f"{root}: files of more than one format: {', '.join(seen)}; set format: "
-            "(recd init: --format)"
+            f"{root}: {what}; set format: (recd init: --format) to one of {', '.join(_FILES)}"
         )
     ((kind, chosen),) = by_format.items()
     return kind, chosen

@@ -1,4 +1,4 @@
-"""What a format of files has: how to see the columns of one and how to read its rows."""
+"""Files of one format, and how Parquet and Arrow files are read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
 from recd_plugins.api import DataError, Location, Origin, Rows
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-# First bytes of a file that are looked at.
 _START = 4096
-# Those of formats.
+# First bytes of formats.
 _MAGIC = {
     b"PAR1": "parquet",
     b"ARROW1": "arrow",
@@ -30,14 +29,18 @@ _MAGIC = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PK\x03\x04": "a zip file or a spreadsheet",
 }
+# The folder of a Hive partition whose key is null.
+_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE = re.compile("-?[0-9]+")
+_BLOCK = 1 << 22
 
 
 class FileFormat(ABC):
-    """How files of one format are read.
+    """Reads files of one format; its errors are Arrow's.
 
     Attributes:
-        name: as option ``format`` has it.
-        suffixes: what names of such files end with, first the usual one.
+        name: name in option ``format``.
+        suffixes: suffixes of such files, the usual one first.
     """
 
     name: ClassVar[str]
@@ -45,28 +48,22 @@ class FileFormat(ABC):
 
     @abstractmethod
     def schema(self, file: Location) -> pa.Schema:
-        """The columns of a file. Errors are Arrow's."""
+        """Return the columns of a file."""
 
     @abstractmethod
     def read(
         self, file: Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a file in order, with ``columns`` of it; errors are Arrow's.
-
-        Args:
-            file: where it is.
-            schema: of the whole table, whose types this file may have to be read by.
-            columns: in which order they come is not said.
-        """
+        """Yield the rows of a file with at least ``columns``; ``schema`` is that of the table."""
 
     def num_rows(self, file: Location) -> int | None:  # noqa: ARG002
-        """How many rows a file has, None where reading shows it."""
+        """Return the rows of a file, None if only reading shows it."""
         return None
 
 
 @contextmanager
-def format_errors(file: Location, name: str) -> Iterator[None]:
-    """A context in which errors of Arrow become those that name the file, and what it is."""
+def _format_errors(file: Location, name: str) -> Iterator[None]:
+    """Name the file in errors of Arrow."""
     try:
         with file.told():
             yield
@@ -86,24 +83,24 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
 
 
 def open_stream(file: Location) -> pa.NativeFile:
-    """The bytes of a file of text from its start, decompressed where its name says so."""
+    """Open a file of text, decompressed if its name says so."""
     source = file.open()
     kind = _compression_of(file)
     return pa.CompressedInputStream(source, kind) if kind else source
 
 
 def _compression_of(file: Location) -> str | None:
-    name = str(file.path).lower()  # as formats are told by it
+    name = str(file.path).lower()
     return next((kind for suffix, kind in _COMPRESSED.items() if name.endswith(suffix)), None)
 
 
 def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
-    """The suffixes, and those of the same files compressed."""
+    """Return the suffixes, and those of compressed files."""
     return (*suffixes, *(suffix + packed for suffix in suffixes for packed in _COMPRESSED))
 
 
 def looks_like(file: Location) -> str | None:
-    """Return the format that the first bytes of a file show, decompressed if its name says so."""
+    """Return the format that the first bytes of a file show, None if they show none."""
     try:
         with open_stream(file) as source:
             start = source.read(_START)
@@ -111,12 +108,9 @@ def looks_like(file: Location) -> str | None:
         return None
     if start[8:12] == b"DUCK":
         return "duckdb"
-    found = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
-    return found or _text_format(start)
-
-
-def _text_format(start: bytes) -> str | None:
-    """What lines of text could be; None where there is none."""
+    for magic, name in _MAGIC.items():
+        if start.startswith(magic):
+            return name
     line = start.partition(b"\n")[0].strip()
     if not line or not line.decode("utf-8", "ignore").replace("\t", " ").isprintable():
         return None
@@ -126,13 +120,8 @@ def _text_format(start: bytes) -> str | None:
 
 
 def set_option(name: str, value: str) -> str:
-    """How a reader is told of an option, in a registry file and to `recd init`."""
+    """Say how to set an option, in a registry file and in `recd init`."""
     return f"set {name}: {value} (recd init: --{name} {value})"
-
-
-_FILE_MAGIC = b"ARROW1"
-#: End-of-stream mark of Arrow IPC. Before Arrow 0.15 it was only the last four bytes.
-STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class ParquetFormat(FileFormat):
@@ -159,28 +148,30 @@ class ParquetFormat(FileFormat):
         columns: Sequence[str],
     ) -> Iterator[pa.RecordBatch]:
         with file.open() as source, _open_parquet(source) as table:
-            # Top columns by their numbers: a name with a dot would be taken for a struct's field.
             yield from table.iter_batches(BATCH_ROWS, columns=list(columns), use_threads=True)
 
 
+def _open_parquet(source: pa.NativeFile) -> pq.ParquetFile:
+    # Nanoseconds, which Arrow makes of Spark's times, wrap around beyond the year 2262.
+    return pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
+
+
 class ArrowFormat(FileFormat):
-    """Arrow IPC files and streams, and Feather files, which are the former."""
+    """Arrow IPC files (Feather) and streams."""
 
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc", ".arrows")
 
     def schema(self, file: Location) -> pa.Schema:
         with file.open() as source:
-            return _open(source).schema
+            return _open_arrow(source).schema
 
     def num_rows(self, file: Location) -> int | None:
         with file.open() as source:
-            reader = _open(source)
+            reader = _open_arrow(source)
             if not isinstance(reader, ipc.RecordBatchFileReader):
                 return None
-            return sum(
-                reader.get_batch(number).num_rows for number in range(reader.num_record_batches)
-            )
+            return sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
 
     def read(
         self,
@@ -189,53 +180,19 @@ class ArrowFormat(FileFormat):
         columns: Sequence[str],
     ) -> Iterator[pa.RecordBatch]:
         with file.open() as source:
-            reader = _open(source)
-            batches: Iterator[pa.RecordBatch]
-            if isinstance(reader, ipc.RecordBatchFileReader):
-                batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
-            else:
-                batches = _whole_stream(file, source, reader)
+            reader = _open_arrow(source)
+            is_file = isinstance(reader, ipc.RecordBatchFileReader)
+            batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
             for batch in batches:
                 chosen = batch.select(list(columns))
                 for start in range(0, batch.num_rows, BATCH_ROWS):
                     yield chosen.slice(start, BATCH_ROWS)
 
 
-def _whole_stream(
-    file: Location, source: pa.NativeFile, reader: ipc.RecordBatchStreamReader
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream. A missing end mark is an error here, but not for Arrow."""
-    end, num_rows = source.tell(), 0
-    for batch in reader:
-        end, num_rows = source.tell(), num_rows + batch.num_rows
-        yield batch
-    source.seek(end)
-    rest = source.read(len(STREAM_END) + 1)
-    if rest not in (STREAM_END, STREAM_END[4:]):
-        longer = rest.startswith((STREAM_END, STREAM_END[4:]))
-        what = (
-            "has data after its end mark," if longer else "has no end mark, so it may be truncated,"
-        )
-        raise DataError(
-            f"{file}: the Arrow stream {what} after {num_rows:,} rows; write the file again"
-        )
-
-
-def _open_parquet(source: pa.NativeFile) -> pq.ParquetFile:
-    # Nanoseconds, which Arrow makes of Spark's times, wrap around beyond the year 2262.
-    return pq.ParquetFile(source, page_checksum_verification=True, coerce_int96_timestamp_unit="us")
-
-
-def _open(source: pa.NativeFile) -> ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader:
-    is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+def _open_arrow(source: pa.NativeFile) -> Any:
+    is_file = source.read(6) == b"ARROW1"
     source.seek(0)
     return ipc.open_file(source) if is_file else ipc.open_stream(source)
-
-
-# The folder of a Hive partition whose key is null.
-_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
-_WHOLE = re.compile("-?[0-9]+")
-_BLOCK = 1 << 22
 
 
 class FileSource(Source):
@@ -246,9 +203,9 @@ class FileSource(Source):
 
     Args:
         root: the location.
-        files: of it, all that are read.
-        form: of the files.
-        texts: keys that are text even where all are numbers.
+        files: its files.
+        form: their format.
+        texts: keys that are text even if all are numbers.
     """
 
     def __init__(
@@ -264,14 +221,8 @@ class FileSource(Source):
         keys = [_keys([*above, *file.below(root).split("/")[:-1]]) for file in files]
         self._keys = {
             name: _key_column([key.get(name) for key in keys], as_text=name in texts)
-            for name in keys[0]
+            for name in dict.fromkeys(name for key in keys for name in key)
         }
-        for file, key in zip(files, keys, strict=True):
-            if key.keys() != keys[0].keys():
-                raise DataError(
-                    f"files of one table differ: {files[0]} is in folders of the keys "
-                    f"{', '.join(keys[0]) or 'none'}, {file} of {', '.join(key) or 'none'}"
-                )
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -286,7 +237,7 @@ class FileSource(Source):
     def num_rows(self) -> int | None:
         total = 0
         for file in self._files:
-            with format_errors(file, self._format.name):
+            with _format_errors(file, self._format.name):
                 count = self._format.num_rows(file)
             if count is None:
                 return None
@@ -297,14 +248,14 @@ class FileSource(Source):
         names = self.schema.names if columns is None else list(columns)
         schema = pa.schema([self.schema.field(name) for name in names])
         inner = frozenset(self._inner.names)  # a schema makes its names anew each time
-        stored = [name for name in names if name in inner]
+        # A column at least, for the number of rows.
+        stored = [name for name in names if name in inner] or self._inner.names[:1]
         for number, file in enumerate(self._files):
             first_row = 0
-            with format_errors(file, self._format.name):
-                # A column at least, for the number of rows.
-                for batch in self._format.read(file, self._inner, stored or self._inner.names[:1]):
+            with _format_errors(file, self._format.name):
+                for batch in self._format.read(file, self._inner, stored):
                     arrays = [
-                        _cast(batch.column(field.name), field, file, first_row)
+                        _cast(batch.column(field.name), field.type)
                         if field.name in inner
                         else self._keys[field.name].take(pa.array([number] * batch.num_rows))
                         for field in schema
@@ -318,7 +269,7 @@ class FileSource(Source):
 
     @cached_property
     def _versions(self) -> list[list[str | int | None]]:
-        """Name, size and time of change of each; a digest where its store tells no times."""
+        """Name, size and time of change of each file; a digest if its store tells no times."""
         return [
             [
                 file.below(self._root),
@@ -330,7 +281,7 @@ class FileSource(Source):
 
     @cached_property
     def _inner(self) -> pa.Schema:
-        """The columns of all files, of the wider type where numbers differ in it."""
+        """The columns of all files, of the wider type if numbers differ in it."""
         first = known = self._schema(self._files[0])
         for file in self._files[1:]:
             schema = self._schema(file)
@@ -349,8 +300,12 @@ class FileSource(Source):
         return known
 
     def _schema(self, file: Location) -> pa.Schema:
-        with format_errors(file, self._format.name):
+        with _format_errors(file, self._format.name):
             return check_names(str(file), self._format.schema(file)).remove_metadata()
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
 
 
 def _digest(file: Location) -> str:
@@ -373,7 +328,7 @@ def _keys(folders: Sequence[str]) -> dict[str, str]:
 
 
 def _key_column(words: Sequence[str | None], *, as_text: bool) -> pa.Array:
-    """The keys of folders: integers if all are and stay distinct, else text."""
+    """Return keys of folders as integers if all are and stay distinct, else as text."""
     values = [None if word in (None, _NULL_KEY) else unquote(str(word)) for word in words]
     distinct = {value for value in values if value is not None}
     if not as_text and all(_WHOLE.fullmatch(value) for value in distinct):
@@ -383,14 +338,3 @@ def _key_column(words: Sequence[str | None], *, as_text: bool) -> pa.Array:
             found = [None if value is None else numbers[value] for value in values]
             return pa.array(found, pa.int64())
     return pa.array(values, pa.string())
-
-
-def _cast(column: pa.Array, field: pa.Field, file: Location, first_row: int) -> pa.Array:
-    if column.type == field.type:
-        return column
-    try:
-        return column.cast(field.type)
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{file}: column {field.name}, rows from {first_row} (from 0): {error}"
-        ) from error

@@ -1,9 +1,9 @@
-"""A table that a library hands out as record batches."""
+"""Tables that libraries read: DuckDB, Hugging Face, Iceberg, Delta and Lance."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from recd_plugin_tables.sources.files import STREAM_END
 from recd_plugin_tables.sources.source import BATCH_ROWS, Source, check_names
 from recd_plugins.api import DataError, Origin, RecdError, Rows, optional_library
 
 
 class BatchSource(Source):
-    """What the sources of libraries have in common: rows are numbered as they are read.
+    """A table of a library; its rows are numbered as they are read.
 
     Args:
-        location: of the table.
-        errors: what the library raises where the table is damaged.
+        location: the table.
+        errors: what the library raises if the table is damaged.
     """
 
     def __init__(self, location: str, errors: tuple[type[Exception], ...]) -> None:
@@ -30,11 +29,15 @@ class BatchSource(Source):
 
     @abstractmethod
     def read_schema(self) -> pa.Schema:
-        """The columns; errors are the library's."""
+        """Return the columns."""
 
     @abstractmethod
     def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
-        """All rows with these columns; errors are the library's."""
+        """Yield all rows with these columns."""
+
+    @property
+    def num_rows(self) -> int | None:
+        return None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -48,27 +51,23 @@ class BatchSource(Source):
         with self._told():
             for batch in self.read_batches(names):
                 for start in range(0, batch.num_rows, BATCH_ROWS):
-                    part = batch.slice(start, BATCH_ROWS)
-                    data = part.select(names).cast(schema)
+                    data = batch.slice(start, BATCH_ROWS).select(names).cast(schema)
                     yield Rows(data, (Origin(self.location, first_row, data.num_rows),))
                     first_row += data.num_rows
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn errors of the library into those that name the table."""
+        """Name the table in errors of the library."""
         try:
             yield
         except RecdError:
             raise
         except self._errors as error:
-            raise self._damaged(error) from error
-
-    def _damaged(self, error: Exception) -> Exception:
-        return DataError(f"{self.location}: cannot be read: {error}")
+            raise DataError(f"{self.location}: cannot be read: {error}") from error
 
 
 class DeltaSource(BatchSource):
-    """A Delta table as its last version has it."""
+    """The last version of a Delta table."""
 
     def __init__(self, location: str) -> None:
         deltalake = optional_library("deltalake", "delta", location)
@@ -81,14 +80,9 @@ class DeltaSource(BatchSource):
         if mapped != "none":
             raise DataError(
                 f"{location}: its columns have other names in its files "
-                f"(delta.columnMapping.mode: {mapped}), which deltalake's reader does not heed, so "
-                "that values of one could be taken for those of another: write a copy without the "
-                "mapping"
+                f"(delta.columnMapping.mode: {mapped}), which deltalake's reader does not heed; "
+                "write a copy without the mapping"
             )
-
-    @property
-    def num_rows(self) -> int | None:
-        return None
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -98,13 +92,11 @@ class DeltaSource(BatchSource):
         }
 
     def read_schema(self) -> pa.Schema:
-        return self._dataset().schema
+        return self._table.to_pyarrow_dataset().schema
 
     def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
-        return self._dataset().to_batches(columns=columns, batch_size=BATCH_ROWS)
-
-    def _dataset(self) -> Any:
-        return self._table.to_pyarrow_dataset()
+        dataset = self._table.to_pyarrow_dataset()
+        return dataset.to_batches(columns=columns, batch_size=BATCH_ROWS)
 
 
 #: A query, or a view in the file, can read this one file and nothing else, and cannot write.
@@ -121,9 +113,8 @@ class DuckDbSource(BatchSource):
 
     Args:
         location: the file of the database.
-        table: its name, maybe with the schema; None where there is one.
-        query: one SELECT, in place of a table (``SourceOptions`` checks that it is one). Without
-            ORDER BY its rows may come in any order.
+        table: name of the table, maybe with the schema; None if there is one.
+        query: one SELECT, in place of a table. Without ORDER BY its rows may come in any order.
     """
 
     def __init__(self, location: str, table: str | None, query: str | None) -> None:
@@ -131,25 +122,23 @@ class DuckDbSource(BatchSource):
         super().__init__(location, (duckdb.Error,))
         if table is not None and query is not None:
             raise DataError(f"{location}: source.table and source.query are two; choose one")
-        if not Path(location).is_file():
-            raise DataError(f"{location}: no such file")
         self._duckdb = duckdb
         with self._told():
-            self._query = (query or "").strip().rstrip(
-                ";"
-            ) or f"SELECT * FROM {self._chosen(table)}"
+            self._query = (query or "").strip().rstrip(";")
+            self._query = self._query or f"SELECT * FROM {self._chosen(table)}"
 
-    def _connect(self) -> Any:
-        return self._duckdb.connect(self.location, read_only=True, config=dict(_SETTINGS))
-
-    def _damaged(self, error: Exception) -> Exception:
-        if isinstance(error, self._duckdb.PermissionException):
+    @contextmanager
+    def _connect(self) -> Iterator[Any]:
+        try:
+            config = dict(_SETTINGS)
+            with self._duckdb.connect(self.location, read_only=True, config=config) as database:
+                yield database
+        except self._duckdb.PermissionException as error:
             what = str(error).partition("\n")[0]  # its place in the query follows
-            return DataError(
+            raise DataError(
                 f"{self.location}: the query or view reads other files ({what}), which is not "
                 "allowed; copy them with CREATE TABLE ... AS SELECT, or export to Parquet"
-            )
-        return super()._damaged(error)
+            ) from error
 
     @cached_property
     def num_rows(self) -> int | None:
@@ -185,15 +174,7 @@ class DuckDbSource(BatchSource):
             name if schema == "main" else f"{schema}.{name}": (schema, name)
             for schema, name in found
         }
-        if table is None and len(names) == 1:
-            (table,) = names
-        if table is None or table not in names:
-            asked = f"no table {table}" if table else "several tables" if names else "no table"
-            raise DataError(
-                f"{self.location}: {asked}; set source: {{table: NAME}} to one of "
-                f"{', '.join(names) or 'none'}, or source: {{query: SELECT ...}}"
-            )
-        return ".".join(map(_quoted, names[table]))
+        return ".".join(map(_quoted, names[_chosen(self.location, "table", names, table)]))
 
 
 def _quoted(name: str) -> str:
@@ -202,9 +183,22 @@ def _quoted(name: str) -> str:
 
 def _reader(database: Any, query: str) -> Any:
     relation = database.sql(query)
-    # As DuckDB 2 calls it, and as 1 does.
+    # DuckDB 2 and 1.
     read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
     return read(BATCH_ROWS)
+
+
+def _chosen(location: str, option: str, names: Collection[str], name: str | None) -> str:
+    """Return the table or split that option ``source.table`` names, or the only one."""
+    if name is None and len(names) == 1:
+        return next(iter(names))
+    if name is None or name not in names:
+        asked = f"no {option} {name}" if name else f"several {option}s" if names else f"no {option}"
+        raise DataError(
+            f"{location}: {asked}; set source: {{table: {option.upper()}}} to one of "
+            f"{', '.join(names) or 'none'}"
+        )
+    return name
 
 
 #: Names a dataset of the hub: hf://datasets/user/name or hf://user/name.
@@ -212,11 +206,11 @@ HUB = "hf://"
 
 
 class HuggingFaceSource(BatchSource):
-    """A dataset, or a split of one that has several.
+    """A Hugging Face dataset, or a split of one.
 
     Args:
-        location: the folder, or the name of one that ``load_dataset`` downloads.
-        split: which split; None where there is one.
+        location: a folder of ``save_to_disk``, or ``hf://`` and a name on the hub.
+        split: split to read, None if there is one.
     """
 
     def __init__(self, location: str, split: str | None) -> None:
@@ -229,9 +223,7 @@ class HuggingFaceSource(BatchSource):
             else:
                 found = datasets.load_from_disk(location)
         if isinstance(found, datasets.DatasetDict):
-            found = found[_chosen(location, list(found), split)]
-        elif split is not None:
-            raise DataError(f"{location}: has no splits; leave source.table out")
+            found = found[_chosen(location, "split", list(found), split)]
         self._dataset = found
 
     @property
@@ -247,28 +239,9 @@ class HuggingFaceSource(BatchSource):
         return self._dataset.features.arrow_schema
 
     def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
-        for file in self._dataset.cache_files:
-            with pa.memory_map(file["filename"]) as stored:
-                end = stored.read_at(len(STREAM_END), stored.size() - len(STREAM_END))
-            if end != STREAM_END:
-                raise DataError(
-                    f"{self.location}: {file['filename']} was cut, so rows would be missing; save "
-                    "or download the dataset anew"
-                )
         chosen = self._dataset.select_columns(columns).with_format("arrow")
         for table in chosen.iter(batch_size=BATCH_ROWS):
             yield from table.combine_chunks().to_batches()
-
-
-def _chosen(location: str, splits: list[str], split: str | None) -> str:
-    if split is None and len(splits) == 1:
-        return splits[0]
-    if split not in splits:
-        asked = f"no split {split}" if split else "several splits"
-        raise DataError(
-            f"{location}: {asked}; set source: {{table: SPLIT}} to one of {', '.join(splits)}"
-        )
-    return split
 
 
 #: Names a table of a catalog, which pyiceberg's own configuration knows: iceberg://catalog/ns.name.
@@ -276,7 +249,7 @@ CATALOG = "iceberg://"
 
 
 class IcebergSource(BatchSource):
-    """An Iceberg table as its current snapshot has it.
+    """The current snapshot of an Iceberg table.
 
     Args:
         location: the folder of a table, the file of its metadata, or ``iceberg://CATALOG/NAME``.
@@ -320,7 +293,7 @@ class IcebergSource(BatchSource):
 
 
 def _metadata_file(location: str) -> str:
-    """The newest metadata of a table's folder."""
+    """Return the newest metadata file of a table's folder."""
     if location.endswith(".metadata.json"):
         return location
     folder = Path(location) / "metadata"
@@ -340,7 +313,7 @@ def _version(name: str) -> int:
 
 
 class LanceSource(BatchSource):
-    """A Lance dataset as its last version has it."""
+    """The last version of a Lance dataset."""
 
     def __init__(self, location: str) -> None:
         super().__init__(location, (ValueError,))

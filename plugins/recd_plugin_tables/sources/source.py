@@ -1,11 +1,11 @@
-"""Tables to read: the interface of sources and the options that open them."""
+"""Sources: tables to read, and the options that open them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -29,7 +29,6 @@ Format = Literal[
     "lance",
     "duckdb",
 ]
-"""The formats of tables."""
 
 #: Rows of a batch, at most.
 BATCH_ROWS = 65_536
@@ -96,68 +95,46 @@ class SourceOptions(PluginOptions):
     @field_validator("types")
     @classmethod
     def _known(cls, types: dict[str, str]) -> dict[str, str]:
-        for name, kind in types.items():
-            try:
-                pa.type_for_alias(kind)
-            except ValueError as error:
-                raise ValueError(
-                    f"{name}: {kind} is no type; write string, int64, uint64, float64, bool, "
-                    "date32 or timestamp[s]"
-                ) from error
+        for kind in types.values():
+            pa.type_for_alias(kind)
         return types
-
-    def said(self) -> set[str]:
-        """The options that are not as they are by default."""
-        return {
-            name
-            for name, field in type(self).model_fields.items()
-            if getattr(self, name) != field.get_default(call_default_factory=True)
-        }
 
 
 class Source(ABC):
-    """A table of a user's, which can be read any number of times.
-
-    Attributes:
-        location: what it was opened by, as messages name it.
-    """
+    """A table, which can be read any number of times; ``location`` names it in messages."""
 
     location: str
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns as they are written."""
+        """The columns as they are stored."""
 
     @property
     @abstractmethod
     def num_rows(self) -> int | None:
-        """How many rows there are, None where reading shows it."""
+        """The number of rows, None if only reading shows it."""
 
     @property
     def folder_keys(self) -> tuple[str, ...]:
-        """The columns whose values are names of folders, as those of Hive partitions."""
+        """Columns whose values are names of folders, as of Hive partitions."""
         return ()
 
     @abstractmethod
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
-        """Every row once, in stored order, and where it stands.
-
-        Args:
-            columns: of those of ``schema``; None reads all.
-        """
+        """Yield every row once, in stored order, with these columns of ``schema`` or all."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What tells this content from other, by what is quick to know: JSON values."""
+        """Return what tells this content from other and is quick to know, as JSON values."""
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """As ``read``, without where rows stand."""
+        """Yield the rows without their places."""
         return (rows.data for rows in self.read(columns))
 
 
 def check_names(location: str, schema: pa.Schema) -> pa.Schema:
-    """The schema, unless two columns of it have one name."""
+    """Return the schema; refuse two columns of one name."""
     for name, count in Counter(schema.names).items():
         if count > 1:
             raise DataError(
@@ -167,34 +144,16 @@ def check_names(location: str, schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-@dataclass(frozen=True)
-class TrainedColumns:
-    """Columns of the table that is trained on, as far as they are known.
-
-    Attributes:
-        types: by name, of fields of structs by their path; some may be missing.
-        folder_keys: columns that names of folders say.
-    """
-
-    types: Mapping[str, pa.DataType]
-    folder_keys: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, source: Source) -> TrainedColumns:
-        """Those of a table that is there."""
-        return cls(dict(_types(source.schema, "")), source.folder_keys)
-
-
 class AsTrained(Source):
-    """A table, with the types of another one for columns that hold nothing but nulls.
+    """A table whose columns of only nulls get the types of another one.
 
     Args:
         source: the table.
-        trained: the columns of the other one.
+        trained: types by leaf name.
     """
 
-    def __init__(self, source: Source, trained: TrainedColumns) -> None:
-        self._source, self._trained = source, trained.types
+    def __init__(self, source: Source, trained: Mapping[str, pa.DataType]) -> None:
+        self._source, self._trained = source, trained
         self.location = source.location
 
     @cached_property
@@ -213,10 +172,6 @@ class AsTrained(Source):
     def num_rows(self) -> int | None:
         return self._source.num_rows
 
-    @property
-    def folder_keys(self) -> tuple[str, ...]:
-        return self._source.folder_keys
-
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         for rows in self._source.read(columns):
             schema = pa.schema([self.schema.field(name) for name in rows.data.schema.names])
@@ -224,11 +179,3 @@ class AsTrained(Source):
 
     def identity(self) -> dict[str, Any]:
         return self._source.identity()
-
-
-def _types(fields: Iterable[pa.Field], above: str) -> Iterator[tuple[str, pa.DataType]]:
-    for field in fields:
-        kind = plain(field.type)
-        yield above + field.name, kind
-        if pt.is_struct(kind):
-            yield from _types(kind, f"{above}{field.name}.")

@@ -1,12 +1,9 @@
-"""CSV, TSV and JSON lines, whose types are those of the first rows."""
+"""CSV, TSV and JSON lines; the first rows show the types of columns."""
 
 from __future__ import annotations
 
-import csv
-import io
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -22,19 +19,13 @@ from recd_plugin_tables.sources.files import (
 )
 from recd_plugins.api import DataError, Location
 
-#: Bytes of a block; the first one shows the types of columns.
+# Bytes of a block; the first one shows the types of columns.
 _BLOCK = 8 << 20
-# Bytes that names of columns are looked for in; the module csv takes no longer ones.
-_LINE = 1 << 17
 # What an integer would lose a zero of.
 _CODE = r"^-?0\d"
 # What a float would round, unless it is an amount, as others with fractions show.
 _LARGE = r"^-?\d{19,}$"
 _FRACTION = r"[.,]|\d[eE]"
-# Lists and objects inside one another. Arrow's inference of types crashes the process at 100,000,
-# and its files take no more than this.
-_DEEPEST = 64
-_JSON_STRING = rb'"(?:[^"\\]|\\.)*"'
 # At the end of a time: what zone it is of.
 _OFFSET = r":\d\d(Z|[+-]\d\d(:?\d\d)?)$"
 
@@ -42,9 +33,15 @@ _OFFSET = r":\d\d(Z|[+-]\d\d(:?\d\d)?)$"
 class CsvFormat(FileFormat):
     """Text in lines whose columns are separated by one character.
 
-    An empty place is null. ``NA`` and ``null`` are in columns of numbers, and words elsewhere.
-    Whole numbers are text where one has a zero in front, as codes have: 01234 is not 1234; and
-    where one has more than 64 bits, as a float would round it.
+    An empty place is null. Whole numbers are text if one has a zero in front, as 01234 is not 1234,
+    or more than 64 bits.
+
+    Args:
+        separator: character between columns, None for that of the format.
+        header: names of the columns, None if the first line has them.
+        types: types by column.
+        decimal: character before the fraction of numbers.
+        needed: columns of ``types`` that must be there.
     """
 
     name = "csv"
@@ -74,8 +71,8 @@ class CsvFormat(FileFormat):
                 f"{file}: no column {unknown[0]}, which option types names; there are: "
                 f"{', '.join(found.names)}"
             )
-        self._check_names(file, found)
-        # What is no UTF-8 pyarrow takes for bytes, whose ids are others than those of the text.
+        self._check_names(file, found.names)
+        # Text that is not UTF-8 would be bytes, whose ids are others than those of the text.
         for field in found:
             if pa.types.is_binary(field.type) and field.name not in self._types:
                 raise DataError(
@@ -87,52 +84,39 @@ class CsvFormat(FileFormat):
         return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
 
     def _codes(self, file: Location, found: pa.Schema) -> Iterator[str]:
-        """The columns of whole numbers of which the first block has one that no number keeps."""
-        kinds = {f.name: f.type for f in found if f.name not in self._types}
-        texts = {
-            name: pa.string()
-            for name, kind in kinds.items()
-            if pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        """Yield the columns of numbers whose first block has a value that no number keeps."""
+        kinds = {
+            field.name: field.type
+            for field in found
+            if field.name not in self._types
+            and (pa.types.is_integer(field.type) or pa.types.is_floating(field.type))
         }
-        if not texts:
+        if not kinds:
             return
+        texts = dict.fromkeys(kinds, pa.string())
         with open_stream(file) as source, self._open(source, texts, list(texts)) as reader:
             for batch in islice(reader, 1):
-                for name, column in zip(texts, batch.columns, strict=True):
-                    if pa.types.is_integer(kinds[name]):
-                        found_one = _any(column, _CODE)
-                    else:
-                        found_one = _any(column, _LARGE) and not _any(column, _FRACTION)
-                    if found_one:
+                for (name, kind), column in zip(kinds.items(), batch.columns, strict=True):
+                    if (
+                        _any(column, _CODE)
+                        if pa.types.is_integer(kind)
+                        else _any(column, _LARGE) and not _any(column, _FRACTION)
+                    ):
                         yield name
 
     def read(
         self, file: Location, schema: pa.Schema, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         types = {name: schema.field(name).type for name in columns}
-        # An empty row behind the last one. A quote that is never closed takes it into its value,
-        # with all rows in between, and Arrow says nothing.
-        empty = self._separator * (len(schema) - 1) or '""'
-        with (
-            open_stream(file) as source,
-            pa.PythonFile(_Extended(source, f"\n{empty}\n".encode()), mode="r") as extended,
-            self._open(extended, types, columns) as reader,
-        ):
-            num_rows = 0
-            last = reader.read_next_batch()
+        with open_stream(file) as source, self._open(source, types, columns) as reader:
             for batch in reader:
-                num_rows += last.num_rows
-                yield _with_nulls(last)
-                last = batch
-            num_rows += last.num_rows - 1
-            last = _with_nulls(last)
-            if any(column[-1].as_py() not in (None, b"", "") for column in last.columns):
-                raise DataError(
-                    f"{file}: row {num_rows} (from 0) has an unclosed quote; close it, or write "
-                    "the file again if it was truncated"
-                )
-            if last.num_rows > 1:
-                yield last.slice(0, last.num_rows - 1)
+                arrays = [
+                    pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+                    if pa.types.is_string(column.type)
+                    else column
+                    for column in batch.columns
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, batch.schema.names)
 
     def _open(
         self,
@@ -152,19 +136,8 @@ class CsvFormat(FileFormat):
             ),
         )
 
-    def _check_names(self, file: Location, schema: pa.Schema) -> None:
-        names = schema.names
-        if self._header is not None:
-            with open_stream(file) as source:
-                lines = source.read(_LINE).splitlines()  # Arrow also splits at a lone return
-            line = lines[0].decode("utf-8-sig", errors="replace") if lines else ""
-            if next(csv.reader([line], delimiter=self._separator), []) == self._header:
-                raise DataError(
-                    f"{file}: the first line names the columns, as option header does, and would "
-                    "be a row: leave header out (recd predict: "
-                    "dataset.options.source.header=null), or the line"
-                )
-        elif names and all(map(_is_number, names)):
+    def _check_names(self, file: Location, names: Sequence[str]) -> None:
+        if self._header is None and names and all(map(_is_number, names)):
             raise DataError(
                 f"{file}: the first line holds {', '.join(names[:4])}, which are no names of "
                 "columns; name them by option header (recd init: --header)"
@@ -178,7 +151,7 @@ class CsvFormat(FileFormat):
 
 
 class TsvFormat(CsvFormat):
-    """The same with tabs."""
+    """Text whose columns are separated by tabs."""
 
     name = "tsv"
     suffixes = with_compressed([".tsv", ".tab"])
@@ -186,7 +159,12 @@ class TsvFormat(CsvFormat):
 
 
 class JsonLinesFormat(FileFormat):
-    """A JSON object a line."""
+    """A JSON object a line.
+
+    Args:
+        types: types by column.
+        texts: columns, or fields of structs by path, that are text even if they look like times.
+    """
 
     name = "jsonl"
     suffixes = with_compressed([".jsonl", ".ndjson", ".json"])
@@ -197,22 +175,15 @@ class JsonLinesFormat(FileFormat):
 
     def schema(self, file: Location) -> pa.Schema:
         with open_stream(file) as source:
-            start = source.read(_BLOCK)
-        if start.startswith(b"["):
-            raise DataError(
-                f"{file}: this is one JSON array; write its objects one a line, without the "
-                "brackets and the commas between them"
-            )
-        for row, line in enumerate(start.splitlines()):
-            if (levels := _levels(line)) > _DEEPEST:
+            if source.read(1) == b"[":
                 raise DataError(
-                    f"{file}: row {row} (from 0) is nested {levels:,} levels deep; at most "
-                    f"{_DEEPEST} are supported; flatten it"
+                    f"{file}: this is one JSON array; write its objects one a line, without the "
+                    "brackets and the commas between them"
                 )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:
             found = _open_json(source, pa.schema(fields), "infer").schema
-        found = pa.schema([_no_time(field, "", self._texts) for field in found])
+        found = pa.schema([_as_named(field, "", self._texts) for field in found])
         times = pa.schema([each.with_type(_as_text(each.type)) for each in found])
         if times == found:
             return found
@@ -233,29 +204,6 @@ class JsonLinesFormat(FileFormat):
             yield from _open_json(source, schema, "error")
 
 
-class _Extended(io.RawIOBase):
-    """A readable file: the bytes of a stream, followed by ``more``."""
-
-    def __init__(self, source: pa.NativeFile, more: bytes) -> None:
-        self._source, self._more = source, more
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if found := self._source.read(None if size < 0 else size):
-            return bytes(found)
-        found, self._more = self._more, b""
-        return found
-
-
-def _levels(line: bytes) -> int:
-    if line.count(b"[") + line.count(b"{") <= _DEEPEST:
-        return 0
-    brackets = re.findall(rb"[][{}]", re.sub(_JSON_STRING, b"", line))
-    return max(accumulate(1 if each in b"[{" else -1 for each in brackets), default=0)
-
-
 def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
     return pa_json.open_json(
         source,
@@ -268,18 +216,18 @@ def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
     )
 
 
-def _no_time(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
-    """The same field, of which those that are named, by their path, are texts and no times."""
+def _as_named(field: pa.Field, above: str, texts: Collection[str]) -> pa.Field:
+    """Return the field with text in place of times in ``texts``."""
     path, kind = above + field.name, field.type
     if pa.types.is_timestamp(kind) and path in texts:
         return field.with_type(pa.string())
     if pa.types.is_struct(kind):
-        return field.with_type(pa.struct([_no_time(each, f"{path}.", texts) for each in kind]))
+        return field.with_type(pa.struct([_as_named(each, f"{path}.", texts) for each in kind]))
     return field
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
-    """The same type with texts in place of times without a zone."""
+    """Return the type with text in place of times without a zone."""
     if pa.types.is_timestamp(kind) and kind.tz is None:
         return pa.string()
     if pa.types.is_struct(kind):
@@ -288,10 +236,9 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_zone(kind: pa.DataType, values: pa.Array) -> pa.DataType:
-    """The same type with UTC for times of which a text has an offset."""
+    """Return the type with UTC for times whose text has an offset."""
     if pa.types.is_timestamp(kind) and pa.types.is_string(values.type):
-        offset = pc.any(pc.match_substring_regex(values, _OFFSET)).as_py()
-        return pa.timestamp(kind.unit, "UTC") if offset else kind
+        return pa.timestamp(kind.unit, "UTC") if _any(values, _OFFSET) else kind
     if pa.types.is_struct(kind):
         return pa.struct(
             [each.with_type(_with_zone(each.type, values.field(each.name))) for each in kind]
@@ -303,17 +250,6 @@ def _with_zone(kind: pa.DataType, values: pa.Array) -> pa.DataType:
 
 def _any(texts: pa.Array, pattern: str) -> bool:
     return bool(pc.any(pc.match_substring_regex(texts, pattern)).as_py())
-
-
-def _with_nulls(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with nulls in place of empty texts."""
-    columns = [
-        pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
-        if pa.types.is_string(column.type)
-        else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
 def _is_number(word: str) -> bool:

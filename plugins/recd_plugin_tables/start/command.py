@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,7 @@ import click
 from recd_plugins.api import OUTPUT_PATH, RecdError, check_output, write_text
 
 if TYPE_CHECKING:
-    from recd_plugin_tables.start.guess import Wanted
     from recd_plugin_tables.start.guesses import Guesses
-    from recd_plugin_tables.start.survey import Survey
 
 
 @click.command("TABLE")
@@ -103,7 +100,7 @@ def init(
     from pydantic import ValidationError
 
     from recd_plugin_tables.sources import SourceOptions, open_source
-    from recd_plugin_tables.start.guess import Wanted, label_stands_outside
+    from recd_plugin_tables.start.guess import Wanted, guess, label_stands_outside
     from recd_plugin_tables.start.registry_text import registry_text
     from recd_plugin_tables.start.survey import survey
 
@@ -126,7 +123,7 @@ def init(
     wanted = Wanted(label, session, time, request, implicit, unused, positive_from)
     if not explode and label_stands_outside(found, label):
         found = survey(source, ())
-    guesses = _guess(found, wanted)
+    guesses = guess(found, wanted)
     text = registry_text(guesses, location=table, file=file, source=how, test=test)
     if force is None:  # of `recd run`
         _check_same(file, text, table)
@@ -143,30 +140,6 @@ def _check_same(file: Path, text: str, table: str) -> None:
             f"recd run {name} trains it as it is; rm {name} has this command write it anew; "
             f"recd init {shlex.quote(table)} my.yaml writes one of another name"
         )
-
-
-def _guess(found: Survey, wanted: Wanted) -> Guesses:
-    """Asks on a terminal where nothing tells the label."""
-    from dataclasses import replace
-
-    from recd_plugin_tables.start.guess import LabelUnknown, guess
-
-    try:
-        return guess(found, wanted)
-    except LabelUnknown as error:
-        if not sys.stdin.isatty():
-            raise
-        names = [seen.leaf.name for seen in found.seen]
-        click.echo(f"columns: {', '.join(names)}")
-        label = click.prompt(
-            "Which column is to be predicted? (none: every row is something that a user did)",
-            default=error.candidates[0] if error.candidates else "none",
-            type=click.Choice([*names, "none"]),
-            show_choices=False,
-        )
-        if label == "none":
-            return guess(found, replace(wanted, implicit=True))
-        return guess(found, replace(wanted, label=label))
 
 
 def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:

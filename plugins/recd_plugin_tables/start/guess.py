@@ -1,4 +1,4 @@
-"""What each column of a table is, guessed from its name, its type and a sample, with the reason."""
+"""Guesses the use of each column from its name, type and sample, with the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ from recd_plugins.api import DataError
 # A list of at least so many ids on average is a history: it gets a pooling of its own.
 _HISTORY = 8
 # Numbers of a fixed list that are dense inputs; wider ones are left out.
-MOST_NUMBERS = 512
+_MOST_NUMBERS = 512
+# Texts of more characters are no ids.
+_LONG_TEXT = 80
 # Whole numbers with so few values, or such a share of values of their own, are ids.
 _FEW_VALUES = 50
 _MANY_VALUES = 0.2
@@ -47,14 +49,7 @@ _MANY_VALUES = 0.2
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the user says of a table.
-
-    Attributes:
-        label, session, time, request: a column each, None to find it.
-        implicit: every row is a positive.
-        unused: columns that are left out.
-        positive_from: a label from here on is 1.
-    """
+    """What the user says of a table: columns by role, None to find one."""
 
     label: str | None = None
     session: str | None = None
@@ -65,34 +60,13 @@ class Wanted:
     positive_from: float | None = None
 
 
-class LabelUnknown(DataError):
-    """Nothing tells which column is the label.
-
-    Attributes:
-        candidates: columns that could be it, the likeliest first.
-    """
-
-    def __init__(self, survey: Survey, candidates: list[str], named: Seen | None) -> None:
-        self.candidates = candidates
-        could = f"could be {', '.join(candidates)}" if candidates else "no column could be it"
-        if named is not None and named.distinct == 1:
-            could += f", and {named.leaf.name} is always {named.example}"
-        super().__init__(
-            f"{survey.location}: which column is the label? {could}; name it by --label COLUMN, or "
-            "say --implicit where every row is something that a user did"
-        )
-
-
 def label_stands_outside(survey: Survey, label: str | None) -> bool:
-    """Whether the label that a user names is none of candidates: rows stay rows then."""
-    if label is None or not survey.explode:
-        return False
-    seen = next((each for each in survey.seen if each.leaf.name == label), None)
-    return seen is not None and not seen.leaf.exploded
+    """Return whether the label is no candidates' column, so that rows stay rows."""
+    return any(seen.leaf.name == label and not seen.leaf.exploded for seen in survey.seen)
 
 
 def guess(survey: Survey, wanted: Wanted) -> Guesses:
-    """What each column is."""
+    """Guess the use of each column."""
     _check(survey, wanted)
     left_out = set(wanted.unused)
     free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
@@ -119,10 +93,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
         elif label is not None and name == label.name:
             columns.append(label)
         else:
-            found = _column(
-                seen, name == session, name == request, name == time, outcomes.get(name, "")
-            )
-            found = _with_dominant_value(found)
+            given = {"session": name == session, "request": name == request, "time": name == time}
+            found = _with_dominant_value(_column(seen, given, outcomes.get(name, "")))
             if name in suspicious and set(found.roles) & set(FEATURES):
                 found = replace(found, suspicious=suspicious[name])
             columns.append(_no_feature(found) if name in survey.folder_keys else found)
@@ -132,40 +104,33 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
         )
     _check_names(survey, columns)
-    columns = ids_of_lists(survey, columns)
-    columns = hashed_alike(survey, _with_key(survey, columns, request))
-    return Guesses(survey, tuple(columns), wanted.implicit)
+    columns = _with_key(survey, ids_of_lists(survey, columns), request)
+    return Guesses(survey, tuple(hashed_alike(survey, columns)), wanted.implicit)
 
 
 def _check_names(survey: Survey, columns: list[Guess]) -> None:
-    """Refuse two features of one name."""
     seen = dict.fromkeys(OF_IMPORT, "a column of the import")
     for each in columns:
         name = feature_name(each.name)
-        if each.unused:
-            continue
-        if name in seen:
+        if not each.unused and seen.setdefault(name, each.name) != each.name:
             raise DataError(
                 f"{survey.location}: {seen[name]} and {each.name} would both be called {name}; "
                 f"rename one, or leave it out by --unused '{each.name}'"
             )
-        seen[name] = each.name
 
 
 def _with_key(survey: Survey, columns: list[Guess], request: str | None) -> list[Guess]:
-    """The columns, where the one id that tells apart rows of a request is a key as well."""
+    """Make the one id that tells apart rows of a request a key as well."""
     telling = [
-        each.name
+        each
         for each in columns
         if request is not None and each.is_plain_id and survey.tells_apart(each.name, request)
     ]
     if len(telling) != 1:
         return columns
-    why = f"; with {request} it tells rows apart, so scores carry it"
-    return [
-        replace(each, roles=("key", "id"), why=each.why + why) if each.name in telling else each
-        for each in columns
-    ]
+    why = f"{telling[0].why}; with {request} it tells rows apart, so scores carry it"
+    key = replace(telling[0], roles=("key", "id"), why=why)
+    return [key if each is telling[0] else each for each in columns]
 
 
 def _check(survey: Survey, wanted: Wanted) -> None:
@@ -187,10 +152,9 @@ def _check(survey: Survey, wanted: Wanted) -> None:
         kind = survey[name].leaf.type
         if role not in possible_roles(kind):
             raise DataError(f"{survey.location}: column {name} is {kind}, no {role} (--{role})")
-    if wanted.label in wanted.unused:
-        raise DataError(f"{survey.location}: --label and --unused name one column; keep one")
-    if wanted.implicit and wanted.label is not None:
-        raise DataError("--implicit takes every row for a positive; leave out --label, or it")
+    if wanted.label is not None and (wanted.implicit or wanted.label in wanted.unused):
+        other = "--implicit" if wanted.implicit else "--unused"
+        raise DataError(f"{survey.location}: --label and {other} exclude each other; keep one")
 
 
 def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
@@ -214,9 +178,13 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     likely = [*binary, *texts, *([survey[rated]] if rated else [])]
     if len(likely) == 1 and binary:
         return _as_label(survey, binary[0], wanted, "the one column of two values, 0 and 1")
+    could = f"could be {', '.join(seen.leaf.name for seen in likely)}" if likely else "none fits"
     called = named_so(free, LABEL, "label")
-    raise LabelUnknown(
-        survey, [seen.leaf.name for seen in likely], survey[called] if called else None
+    if called and survey[called].distinct == 1:
+        could += f", and {called} is always {survey[called].example}"
+    raise DataError(
+        f"{survey.location}: which column is the label? {could}; name it by --label COLUMN, or "
+        "say --implicit where every row is something that a user did"
     )
 
 
@@ -230,13 +198,9 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
     name = seen.leaf.name
     if seen.largest is None:
         raise DataError(
-            f"{survey.location}: label {name} is text, as {seen.example!r}, and has "
-            f"{seen.distinct:,} values; write it as 0 and 1, or a file by hand, where a label that "
-            "is text has positive: [the values that are 1]"
+            f"{survey.location}: label {name} is text, as {seen.example!r}; write it as 0 and 1"
         )
-    start = wanted.positive_from
-    if start is None:
-        start = _upper_part(seen)
+    start = _upper_part(seen) if wanted.positive_from is None else wanted.positive_from
     return Guess(
         seen,
         ("label",),
@@ -255,14 +219,14 @@ def _upper_part(seen: Seen) -> float:
     return float(round(start)) if seen.whole else start
 
 
-def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) -> Guess:
-    given: dict[Role, bool] = {"session": session, "request": request, "time": time}
-    keys = [role for role, is_it in given.items() if is_it]
+def _column(seen: Seen, given: Mapping[str, bool], outcome: str) -> Guess:
+    order: tuple[Role, ...] = ("session", "request", "time")
+    keys = [role for role in order if given[role]]
     by = "weekday" if seen.daily else "hour"
     part = "day of the week" if seen.daily else "hour of the day in UTC"
-    if time and not (pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or seen.unit):
+    if given["time"] and not (pt.is_date(plain(seen.leaf.type)) or is_timestamp(seen) or seen.unit):
         return Guess(seen, tuple(keys), "which rows come first; of no known unit, so no feature")
-    if time:
+    if given["time"]:
         options = {"unit": seen.unit, "by": by} if seen.unit else {"by": by}
         return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)
     why_unused = _why_unused(seen)
@@ -276,12 +240,12 @@ def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) 
             return Guess(seen, tuple(keys), " and ".join(keys))
         return Guess(seen, ("unused",), why_unused)
     if keys:
-        if request and not session:
+        if given["request"] and not given["session"]:
             return Guess(seen, tuple(keys), "which rows were shown together")
         if seen.is_list or role not in ("id", "number"):
             return Guess(seen, tuple(keys), " and ".join(keys))
         why = "whose rows belong together"
-        if session and named_so([seen], SESSION, "session"):
+        if given["session"] and named_so([seen], SESSION, "session"):
             return Guess(seen, tuple(keys), why)
         return Guess(seen, (*keys, "id"), f"{why}, and a feature", feature.options)
     stored = {"unit": seen.unit} if is_stored_time(seen) else {}
@@ -292,7 +256,7 @@ def _column(seen: Seen, session: bool, request: bool, time: bool, outcome: str) 
 
 
 def _with_dominant_value(found: Guess) -> Guess:
-    """Say why a column with the name of a session or request is none, or joins too many rows."""
+    """Add to the reason that a dominant value makes a bad session."""
     seen = found.seen
     grouping = bool({"session", "request"} & set(found.roles))
     named = named_so([seen], (*SESSION, *USER, *REQUEST), "session")
@@ -306,7 +270,7 @@ def _with_dominant_value(found: Guess) -> Guess:
 
 
 def _no_feature(found: Guess) -> Guess:
-    """A column of folders' names without its feature, which a file to score would lack."""
+    """Remove the feature of a column of folder names: a file to score has none."""
     keys = tuple(role for role in found.roles if role in KEYS)
     if found.unused:
         return found
@@ -325,27 +289,26 @@ def _why_unused(seen: Seen) -> str:
         return f"{seen.leaf.type}: no feature"
     if seen.is_text and seen.example.startswith(("{", "[")):
         return f"JSON in a text, as {seen.example!r}; write its fields as columns"
-    if seen.is_long_text:
+    if seen.characters > _LONG_TEXT:
         return f"text of {seen.characters:.0f} characters"
     if seen.distinct == 1 and not seen.nulls:
         return f"always {seen.example!r} in the sample"
     if _holds_numbers(seen) and seen.width is None:
         return "lists of numbers of different lengths"
-    if seen.is_list and seen.width is not None and seen.width > MOST_NUMBERS and not seen.whole:
-        return f"{seen.width} numbers a row, more than {MOST_NUMBERS}"
+    if seen.is_list and seen.width is not None and seen.width > _MOST_NUMBERS and not seen.whole:
+        return f"{seen.width} numbers a row, more than {_MOST_NUMBERS}"
     return ""
 
 
 def _outcomes(survey: Survey, free: list[Seen], suspicious: Mapping[str, str]) -> dict[str, str]:
     """Return, for each outcome, why a model cannot know it when it predicts."""
-    reasons = {
-        seen.leaf.name: "an outcome, by its name" for seen in free if is_outcome(survey, seen)
-    }
-    return reasons | {
-        seen.leaf.name: "an outcome, by its name and values"
-        for seen in free
-        if seen.leaf.name in suspicious and is_later_event(seen)
-    }
+    reasons = {}
+    for seen in free:
+        if seen.leaf.name in suspicious and is_later_event(seen):
+            reasons[seen.leaf.name] = "an outcome, by its name and values"
+        elif is_outcome(survey, seen):
+            reasons[seen.leaf.name] = "an outcome, by its name"
+    return reasons
 
 
 def _suspicious(survey: Survey, free: list[Seen], label: Guess | None) -> dict[str, str]:

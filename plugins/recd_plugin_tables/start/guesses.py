@@ -1,4 +1,4 @@
-"""What the columns of a table are taken for."""
+"""Guessed uses of columns, and the models that suit them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from recd_plugins.api import least_ids_saved
 
 @dataclass(frozen=True)
 class Guess:
-    """What a column is taken for.
+    """The guessed use of a column.
 
     Attributes:
         seen: what the sample shows of it.
-        roles: what it is used for.
+        roles: its roles.
         why: the reason, in words.
         options: further options of the column.
         history: whether it is a sequence that gets a pooling of its own.
         long_tail: whether it is a number that a logarithm suits.
-        suspicious: why it may be known only after the label; empty if nothing says so.
+        suspicious: why it may be known only after the label, else empty.
     """
 
     seen: Seen
@@ -41,7 +41,7 @@ class Guess:
 
     @property
     def name(self) -> str:
-        """Of the leaf, as options name it."""
+        """Name of the leaf."""
         return self.seen.leaf.name
 
     @property
@@ -50,38 +50,32 @@ class Guess:
 
     @property
     def is_plain_id(self) -> bool:
-        """Whether it is an id, neither whose rows belong together nor of a time."""
+        """Whether it is an id, but no session and no part of a time."""
         return self.roles in (("id",), ("key", "id")) and not self.options.get("by")
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """What the columns of a table are taken for.
-
-    Attributes:
-        survey: the sample.
-        columns: in the order of the table.
-        implicit: whether every row is a positive.
-    """
+    """The guessed uses of all columns, in the order of the table."""
 
     survey: Survey
     columns: tuple[Guess, ...]
     implicit: bool
 
     def the(self, role: Role) -> Guess | None:
-        """The column of a role that one has at most."""
+        """Return the column of a role that at most one has."""
         return next((guess for guess in self.columns if role in guess.roles), None)
 
     @property
     def item(self) -> Guess | None:
-        """The id that a user chose: by its name, or the one with most values."""
+        """The id that a user chose: by its name, else the one with most values."""
         ids = [each for each in self.columns if each.is_plain_id]
         named = named_so([each.seen for each in ids], ITEM, "id")
         most = max(ids, key=lambda each: each.seen.distinct, default=None)
         return next((each for each in ids if each.name == named), most)
 
     def features(self, *roles: Role) -> list[Guess]:
-        """The columns of any of these roles, in order."""
+        """Return the columns of any of these roles."""
         return [guess for guess in self.columns if set(roles) & set(guess.roles)]
 
 
@@ -90,12 +84,9 @@ _ROWS = 20_000
 
 
 def repeats_pay(guesses: Guesses, batch_size: int, copies: int) -> bool:
-    """Return whether a feature saves enough ids in batches, in the order of the import.
+    """Return whether a list saves enough ids in batches, of rows in the order of the import.
 
-    Args:
-        guesses: what columns are taken for.
-        batch_size: rows of a batch.
-        copies: rows of a batch in place of one of the table, such as its negatives.
+    Each row of the table makes ``copies`` rows of a batch, such as its negatives.
     """
     survey = guesses.survey
     candidates = max((each.rows for each in survey.seen if each.leaf.exploded), default=0)
@@ -133,31 +124,22 @@ _ALIKE = 0.5
 
 @dataclass(frozen=True)
 class Shared:
-    """Columns that are numbered alike.
-
-    Attributes:
-        names: the id first, then lists of such ids.
-        distinct: ids that the sample has of all of them.
-    """
+    """An id and lists of the same ids, and how many distinct ones the sample has."""
 
     names: tuple[str, ...]
     distinct: int
 
 
 def shared(guesses: Guesses) -> list[Shared]:
-    """Columns whose ids are the same, by the sample; numbers without gaps are so by chance."""
+    """Return columns with the same ids, by the sample; numbers without gaps are so by chance."""
     survey = guesses.survey
     features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
     found = {each.name: survey.elements(each.name) for each in features}
-    texts = {
-        name: each.cast(pa.string())
-        for name, each in found.items()
-        if is_text(each.type) or survey[name].has_gaps
-    }
-    ids = [each.name for each in features if "id" in each.roles and each.name in texts]
-    numbered_alike: dict[str, list[str]] = {}
+    known = {name for name in found if is_text(found[name].type) or survey[name].has_gaps}
+    ids = [each.name for each in features if "id" in each.roles and each.name in known]
+    alike: dict[str, list[str]] = {}
     for each in features:
-        if "ids" in each.roles and each.name in texts and "integers" not in each.options:
+        if "ids" in each.roles and each.name in known and "integers" not in each.options:
             shares = {
                 name: survey.share(each.name, name)
                 for name in ids
@@ -165,49 +147,47 @@ def shared(guesses: Guesses) -> list[Shared]:
             }
             best = max(shares, key=lambda name: shares[name], default=None)
             if best is not None and shares[best] > _ALIKE:
-                numbered_alike.setdefault(best, [best]).append(each.name)
+                alike.setdefault(best, [best]).append(each.name)
     return [
-        Shared(tuple(names), len(pa.chunked_array([texts[name] for name in names]).unique()))
-        for names in numbered_alike.values()
+        Shared(
+            tuple(names),
+            len(pa.chunked_array([found[name].cast(pa.string()) for name in names]).unique()),
+        )
+        for names in alike.values()
     ]
 
 
 def ids_of_lists(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """The columns, where whole numbers are ids if a list has the same ones, as of an item."""
+    """Make whole numbers ids if a list has the same ones, as of an item."""
     lists = [each.name for each in columns if "ids" in each.roles and each.seen.whole]
-
-    def is_listed(each: Guess) -> bool:
-        named = NUMBER_WORDS.search(words_of(each.seen.leaf.path[-1]))
-        return (
+    found = []
+    for each in columns:
+        if (
             each.roles == ("number",)
             and each.seen.has_gaps
-            and not named
+            and not NUMBER_WORDS.search(words_of(each.seen.leaf.path[-1]))
             and any(survey.share(name, each.name) > _ALIKE for name in lists)
-        )
-
-    return [
-        Guess(each.seen, ("id",), f"{each.seen.distinct:,} whole numbers that a list has, too")
-        if is_listed(each)
-        else each
-        for each in columns
-    ]
+        ):
+            why = f"{each.seen.distinct:,} whole numbers that a list has, too"
+            found.append(Guess(each.seen, ("id",), why))
+        else:
+            found.append(each)
+    return found
 
 
 def hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
-    """The columns, where whole numbers in a text are text if they are ids of a column of text."""
+    """Make whole numbers in a text hashed text if they are ids of a column of text."""
     texts = [each.name for each in columns if "id" in each.roles and each.seen.is_text]
-
-    def is_text(each: Guess) -> bool:
-        return "integers" in each.options and any(
+    found = []
+    for each in columns:
+        if "integers" in each.options and any(
             survey.share(each.name, text) > _ALIKE for text in texts
-        )
-
-    return [
-        replace(each, options={k: v for k, v in each.options.items() if k != "integers"})
-        if is_text(each)
-        else each
-        for each in columns
-    ]
+        ):
+            options = {name: of for name, of in each.options.items() if name != "integers"}
+            found.append(replace(each, options=options))
+        else:
+            found.append(each)
+    return found
 
 
 # Share of the rows behind the first of a session that have a later time, where times tell an order.
@@ -216,13 +196,7 @@ _LATER = 0.1
 
 @dataclass(frozen=True)
 class ItemSequence:
-    """The items of a session one after the other.
-
-    Attributes:
-        history: name of the feature that the import builds.
-        item: column of the item.
-        ties: as the option of ``tables.table``.
-    """
+    """Items of a session in order: the history to build, the item's column, and option ``ties``."""
 
     history: str
     item: str
@@ -261,14 +235,14 @@ def sequence(guesses: Guesses) -> ItemSequence | None:
 
 @dataclass(frozen=True)
 class Towers:
-    """Features by side; what is of neither would tell a tower what the other is to find.
+    """Features by side, the id first; a feature of neither side would leak the item.
 
     Attributes:
-        item, user: sparse features, first the id of each.
-        item_dense, user_dense: places among the dense features, from 0.
+        item, user: sparse features.
+        item_dense, user_dense: indices of dense features.
         item_numbers: names of the item's dense features.
-        histories: of ``user``, those that are lists.
-        user_id: feature of the user; None where no column is one.
+        histories: lists in ``user``.
+        user_id: feature of the user, None if no column is one.
     """
 
     item: tuple[str, ...]
@@ -281,7 +255,7 @@ class Towers:
 
     @property
     def rank_options(self) -> str:
-        """Of `recd rank`, for this model."""
+        """Options of `recd rank` for this model."""
         user = f" --user {self.user_id}" if self.user_id else ""
         return user + "".join(f" --seen {n}" for n in self.histories)
 

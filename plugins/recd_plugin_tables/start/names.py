@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recd_plugin_tables.columns import Role
 from recd_plugin_tables.kinds import plain, possible_roles
 from recd_plugin_tables.start.survey import Seen, Survey
-from recd_plugin_tables.times import is_plausible
+from recd_plugin_tables.values import is_plausible
 
 # Words of names, best first: a column whose name has an earlier one wins.
 LABEL = (
@@ -71,7 +71,7 @@ def named_so(
     role: Role,
     allowed: Callable[[Seen], bool] = lambda _: True,
 ) -> str | None:
-    """The column whose name is the first of ``words``, or has it as its last words."""
+    """Return the column whose name is, or ends with, the earliest of ``words``."""
     usable = [seen for seen in found if role in possible_roles(seen.leaf.type) and allowed(seen)]
     for start in ("", ".*_"):
         for word in words:
@@ -82,7 +82,7 @@ def named_so(
 
 
 def words_of(name: str) -> str:
-    """A name in lower case with underscores, without a type: userId:token is user_id."""
+    """Return a name in snake case without a type: userId:token is user_id."""
     name = name.partition(":")[0]
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
 
@@ -91,10 +91,7 @@ _IDS = re.compile("|".join((*SESSION, *USER, *ITEM)))
 
 
 def time_column(found: list[Seen]) -> str | None:
-    """Return the name of the time column.
-
-    One with a matching name, else the first that holds times.
-    """
+    """Return the name of the time column: by its name, else the first that holds times."""
     hourly = [seen for seen in found if not seen.daily]
     return (
         named_so(hourly, TIME, "time", _is_time)
@@ -105,20 +102,19 @@ def time_column(found: list[Seen]) -> str | None:
 
 
 def is_timestamp(seen: Seen) -> bool:
-    """Whether values are times by their type, or texts of times."""
+    """Return whether values are times by their type, or texts of times."""
     return seen.timed or bool(pt.is_timestamp(plain(seen.leaf.type)))
 
 
 def is_stored_time(seen: Seen) -> bool:
-    """Whether numbers are times, by their name and values or by their values alone."""
+    """Return whether numbers are times, by name and values or by values alone."""
     return (named_so([seen], TIME, "time", _has_unit) is not None) or is_time_by_value(seen)
 
 
 def is_time_by_value(seen: Seen) -> bool:
-    """Whether numbers can hardly be anything else than times, whatever their name is.
+    """Return whether numbers are times whatever their name is.
 
-    Ids of 10, 13, 16 or 19 digits may look like seconds or parts of them. They do not rise from row
-    to row, and usually repeat.
+    Ids of as many digits do not rise from row to row, and usually repeat.
     """
     name = words_of(seen.leaf.path[-1])
     if seen.unit is None or KEY_WORDS.search(name) or _IDS.fullmatch(name):
@@ -203,10 +199,7 @@ _LATER_EVENT = re.compile(
 
 
 def is_outcome(survey: Survey, seen: Seen) -> bool:
-    """Return whether a column is an outcome by its name.
-
-    A column that is constant per item or per user is an attribute, not an outcome.
-    """
+    """Return whether a column is an outcome by its name, and not constant per item or user."""
     name = words_of(seen.leaf.path[-1])
     if _holds_flags(seen):
         return name in LABEL or _FLAG.fullmatch(name) is not None
@@ -248,13 +241,7 @@ def label_of(survey: Survey, label: Seen, positive_from: float) -> NDArray[np.fl
 
 
 def why_suspicious(survey: Survey, seen: Seen, label: NDArray[np.float64]) -> str:
-    """Return why a column seems to be known only after the label, or an empty text.
-
-    Args:
-        survey: the sample.
-        seen: the column.
-        label: of each row of the sample, as of ``label_of``.
-    """
+    """Return why a column may be known only after the label (of ``label_of``), else ""."""
     kind = plain(seen.leaf.type)
     timed = pt.is_timestamp(kind) or pt.is_date(kind)
     comparable = seen.largest is not None or pt.is_boolean(kind) or timed or seen.is_text

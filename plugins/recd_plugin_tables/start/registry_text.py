@@ -22,7 +22,6 @@ from recd_plugin_tables.start.guesses import (
     shared,
     towers,
 )
-from recd_plugins.api import DataError
 
 _WIDTH = 100
 # Sessions of a test split, at least.
@@ -129,20 +128,12 @@ def registry_text(
     """Return the text of a registry file that trains on a table.
 
     Args:
-        guesses: what its columns are taken for.
+        guesses: the use of each column.
         location: the table, as the file names it.
         file: path of the registry; its stem names the folder of checkpoints.
         source: options that open the table.
         test: share of the test split, 0 for none.
     """
-    for column in guesses.columns:
-        # YAML has no NUL. Keys of a registry take 255 characters, and YAML 1,024 as written.
-        long = len(column.name) > 253 or len(_word(column.name)) > 1000
-        if "\0" in column.name or long:
-            raise DataError(
-                f"{location}: column {column.name[:40]!r} has a name that is too long for a "
-                "registry file, or holds a NUL character: rename it"
-            )
     survey = guesses.survey
     items = sequence(guesses)
     sides = None if items else towers(guesses)
@@ -153,8 +144,7 @@ def registry_text(
         alike = _with_history(alike, items, guesses)
     all_rows = survey.all_rows or survey.rows
     candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)
-    samples = all_rows * candidates // survey.rows
-    rows_of_batch = batch_size(samples)
+    rows_of_batch = _batch_size(all_rows * candidates // survey.rows)
     if guesses.implicit:
         rows_of_batch = rows_of_batch // 16 * 20
     copies = 1 + _NEGATIVES if guesses.implicit and guesses.item and not items else 1
@@ -195,13 +185,12 @@ def registry_text(
     )
 
 
-def batch_size(samples: int) -> int:
-    """Rows of a batch: some hundred steps an epoch, between 16 and 1,024 rows."""
+def _batch_size(samples: int) -> int:
+    """Return 16 to 1,024 rows, for some hundred steps an epoch."""
     return max(16, min(1024, 1 << max(0, math.floor(math.log2(max(1, samples) / 200)))))
 
 
 def _table_rows(guesses: Guesses, alike: Sequence[Shared]) -> dict[str, int]:
-    """Rows of the table of each feature."""
     together = {name: each.distinct for each in alike for name in each.names}
     return {
         feature_name(each.name): 32
@@ -220,11 +209,10 @@ def _room(distinct: int, whole: bool) -> int:
 def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str, file: Path) -> str:
     survey = guesses.survey
     rows = f"{survey.all_rows:,} rows" if survey.all_rows is not None else "a table"
-    rank = [f"#   recd rank {file}{ranked.rank_options}"] if ranked else []
     lines = [
         f"# {location}: {rows}, {len(guesses.columns)} columns.",
         f"#   recd run {file}",
-        *rank,
+        *([f"#   recd rank {file}{ranked.rank_options}"] if ranked else []),
         f"#   recd predict {file} TABLE -o scores.parquet",
         "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
     ]
@@ -232,7 +220,7 @@ def _head(guesses: Guesses, ranked: Towers | ItemSequence | None, location: str,
 
 
 def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
-    """Write a line for each column; rows without the item that a user chose say nothing."""
+    """Yield a line for each column; rows without the ``chosen`` item are dropped."""
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}
@@ -255,7 +243,7 @@ def _columns(columns: Iterable[Guess], chosen: Guess | None) -> Iterable[str]:
             yield f"{_INDENT}# Mark it unused if it is known only after the label."
         if _is_infinite(each):
             why += f"; {each.seen.infinite:,} infinite"
-        comment = f"  # {_plain(why)}"
+        comment = f"  # {_printable(' '.join(why.split()))}"
         if len(line) + len(comment) > _WIDTH:
             yield f"{_INDENT}#{comment[3:]}"[:_WIDTH]
             yield line
@@ -276,7 +264,7 @@ def _histories(items: ItemSequence, time: Guess | None) -> str:
 
 
 def _with_history(alike: Sequence[Shared], items: ItemSequence, guesses: Guesses) -> list[Shared]:
-    """Number the history as its item."""
+    """Give the history the vocabulary of its item."""
     own = Shared((items.item,), guesses.survey[items.item].distinct)
     same = next((each for each in alike if items.item in each.names), own)
     longer = Shared((*same.names, items.history), same.distinct)
@@ -304,7 +292,6 @@ def _is_infinite(each: Guess) -> bool:
 
 
 def _missing(each: Guess) -> dict[str, Any]:
-    """What to do with nulls that the sample has, where the dataset would not take them."""
     if _is_number(each):
         return {"missing": _rounded(each.seen.median or 0)}
     if {"label", "time"} & set(each.roles):
@@ -363,15 +350,15 @@ def _preprocessing(
 ) -> str:
     if not rows and not numbers:
         return ""
-    lines = ["preprocessing:"]
+    lines = []
     if rows:
-        lines.insert(
-            0, "# Ids to rows of tables: those of training are numbered, new ones share rows."
-        )
+        lines = ["# Ids to rows of tables: those of training are numbered, new ones share rows."]
+    lines.append("preprocessing:")
     by_rows: dict[int, list[str]] = {}
     together = [[feature_name(name) for name in each.names] for each in alike]
-    for name in [name for name in rows if not any(name in names for names in together)]:
-        by_rows.setdefault(rows[name], []).append(name)
+    for name, size in rows.items():
+        if not any(name in names for names in together):
+            by_rows.setdefault(size, []).append(name)
     for size, names in by_rows.items():
         lines += _entry("tables.vocabulary", names, {"rows": size})
     for names in together:
@@ -400,9 +387,8 @@ def _pooling(histories: Sequence[str]) -> str:
 
 
 def _entry(name: str, features: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    given = f", options: {_flow(options)}" if options else ""
-    line = f"  - {{use: {name}, features: {_flow(features)}{given}}}"
-    if len(line) <= _WIDTH:
+    given = {"use": name, "features": features} | ({"options": options} if options else {})
+    if len(line := f"  - {_flow(given)}") <= _WIDTH:
         return [line]
     return [
         f"  - use: {name}",
@@ -413,7 +399,6 @@ def _entry(name: str, features: Sequence[str], options: Mapping[str, Any]) -> li
 
 
 def _flow(value: Any) -> str:
-    """A value as YAML in one line."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_word(k)}: {_flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -430,10 +415,6 @@ _NOT_TEXT = re.compile(r"(?i)(y|n|yes|no|on|off|true|false|null|nan|inf|[-+.\d].
 def _word(text: str) -> str:
     bare = re.fullmatch(r"[A-Za-z_/][\w./\-]*", text) and not _NOT_TEXT.match(text)
     return text if bare else _printable(json.dumps(text, ensure_ascii=False))
-
-
-def _plain(text: str) -> str:
-    return _printable(" ".join(text.split()))
 
 
 def _printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a sample of a table shows of each of its columns."""
+"""A sample of a table, and what it shows of each column."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ from recd_plugin_tables.kinds import (
 )
 from recd_plugin_tables.plan import explode_problems
 from recd_plugin_tables.sources import Source
-from recd_plugin_tables.times import possible_unit, python_value
-from recd_plugin_tables.values import seconds, split_text
+from recd_plugin_tables.values import possible_unit, python_value, seconds, split_text
 from recd_plugins.api import DataError
 
-#: Rows and bytes of a sample, at most.
-SAMPLE_ROWS = 200_000
-SAMPLE_BYTES = 256_000_000
+# Rows and bytes of a sample, at most.
+_SAMPLE_ROWS = 200_000
+_SAMPLE_BYTES = 256_000_000
 # Separators of ids in a text (Hive writes the control characters). The first one that stands in
 # this share of the texts is taken; a space is the last, as it stands beside others.
 _SEPARATORS = (
@@ -44,8 +43,6 @@ _SEPARATORS = (
 _SEPARATED = 0.2
 # Texts that are tried to be read as times.
 _LOOKED_AT = 1000
-# Texts of more characters are no ids.
-_LONG_TEXT = 80
 # A whole number as a text.
 _WRITTEN = r"^(0|-?[1-9]\d{0,18})$"
 # Share of steps from row to row that go up or stay, in a log that is nearly in order.
@@ -72,9 +69,9 @@ class Seen:
         length: mean length of lists, 1 for single values.
         width: common length of all lists that are not empty, else None.
         characters: mean length of texts.
-        separator: what separates several ids in a text; ``integers``: whether they are integers.
+        separator: separator of several ids in a text; ``integers``: whether they are integers.
         most_frequent, most_frequent_rows: the most frequent single value as text, and its rows.
-        unit: of numbers that may be times; a range of values alone does not prove it.
+        unit: unit of numbers that may be times, by their range.
         rising: whether numbers seldom fall from one row to the next, like times of a log.
         timed: whether texts are times, as 2024-05-01 10:00:00.
         daily: whether times of any type are days without an hour.
@@ -106,11 +103,7 @@ class Seen:
 
     @property
     def dominant_share(self) -> float:
-        """Share of rows with a value that is too frequent to be one user or session, else 0.
-
-        Such a value stands for "unknown". A table of few users has frequent values, too, so a value
-        must also be far more frequent than the others.
-        """
+        """Share of rows of a value that is too frequent to be one user or session, else 0."""
         if self.distinct < 2:
             return 0.0
         share = self.most_frequent_rows / self.rows
@@ -123,22 +116,22 @@ class Seen:
 
     @property
     def binary(self) -> bool:
-        """Whether there are two values, as of a label."""
+        """Whether the values are bools, or 0 and 1."""
         if pt.is_boolean(plain(self.leaf.type)):
             return True
         return self.distinct == 2 and self.least == 0 and self.largest == 1
 
     @property
     def unique(self) -> bool:
-        """Whether every row has a value of its own."""
+        """Whether all values differ."""
         return self.length == 1 and self.values > 1 and self.distinct == self.values
 
     @property
     def has_gaps(self) -> bool:
-        """Whether whole numbers leave most others out, so that two columns have none by chance."""
-        if not self.whole or self.least is None or self.largest is None:
+        """Whether whole numbers are sparse, so that two columns share none by chance."""
+        if self.least is None or self.largest is None:
             return False
-        return self.largest - self.least > 2 * self.distinct
+        return self.whole and self.largest - self.least > 2 * self.distinct
 
     @property
     def is_list(self) -> bool:
@@ -148,23 +141,18 @@ class Seen:
     def is_text(self) -> bool:
         return is_text(plain(self.leaf.type))
 
-    @property
-    def is_long_text(self) -> bool:
-        """Whether it is prose, which is no id."""
-        return self.is_text and self.characters > _LONG_TEXT
-
 
 @dataclass(frozen=True)
 class Survey:
-    """A sample of a table, looked at.
+    """A sample of a table.
 
     Attributes:
         location: the table.
-        rows: of the sample.
-        all_rows: of the table, None where that is not known; the sample's where it is all of it.
-        seen: of each leaf, in order.
+        rows: rows of the sample.
+        all_rows: rows of the table, None if unknown.
+        seen: its leaves, in order.
         explode: columns whose elements are candidates of a request: each is a row.
-        sample: the rows that were looked at.
+        sample: the rows.
         folder_keys: columns whose values are names of folders.
     """
 
@@ -182,41 +170,40 @@ class Survey:
         return self.all_rows == self.rows
 
     def determines(self, key: str, name: str) -> bool:
-        """Whether a column has one value for each value of the key; False if all keys differ."""
+        """Return whether a column has one value for each value of the key, which repeats."""
         if self[key].unique:
             return False
-        keys = _values(self.sample, self[key].leaf)
+        keys = self._column(key)
         return self.pairs(key, name) == pc.count_distinct(keys, "all").as_py()
 
     def tells_apart(self, name: str, key: str) -> bool:
-        """Whether rows of one value of the key differ in a column, in the sample."""
+        """Return whether rows of one value of the key differ in a column."""
         return not self[key].unique and self.pairs(key, name) == self[key].rows
 
     def pairs(self, key: str, name: str) -> int | None:
-        """How many there are of two columns; None of lists, or where one is of candidates."""
-        columns = [self[key].leaf, self[name].leaf]
-        if any(is_list(plain(leaf.type)) for leaf in columns):
+        """Return the distinct pairs of two columns; None of lists, or if one is exploded."""
+        if self[key].is_list or self[name].is_list:
             return None
-        keys, values = (_values(self.sample, leaf) for leaf in columns)
+        keys, values = self._column(key), self._column(name)
         if len(keys) != len(values):
             return None
         pairs = pa.table({"key": keys, "value": values}).group_by(["key", "value"]).aggregate([])
         return int(pairs.num_rows)
 
     def share(self, name: str, other: str) -> float:
-        """How many texts of a column are among those of another, of all that the sample has."""
+        """Return the share of a column's elements that are among those of another one."""
         values, known = (self.elements(each).cast(pa.string()) for each in (name, other))
         found = pc.is_in(values, value_set=pc.unique(known))
         return float(pc.mean(found.cast(pa.float32())).as_py() or 0)
 
     def values(self, name: str) -> pa.Array:
-        """Return the values of a column in the sample; of candidates, one for each of them."""
-        found = _values(self.sample, self[name].leaf)
+        """Return the values of a column, one per row, or per candidate of an exploded one."""
+        found = self._column(name)
         return found.dictionary_decode() if pt.is_dictionary(found.type) else found
 
     def elements(self, name: str) -> pa.Array:
-        """The values of a column that are there; of lists, and of texts of several, their parts."""
-        values = _values(self.sample, self[name].leaf)
+        """Return the values of a column, or the elements of its lists, without nulls."""
+        values = self._column(name)
         if self[name].is_list:
             values = normal(list_parts(values)[1])
         if pt.is_dictionary(values.type):
@@ -225,31 +212,29 @@ class Survey:
             values = pc.list_flatten(split_text(values, separator))
         return values.drop_null()
 
+    def _column(self, name: str) -> pa.Array:
+        return _values(self.sample, self[name].leaf)
+
     def __getitem__(self, name: str) -> Seen:
         return next(seen for seen in self.seen if seen.leaf.name == name)
 
 
 def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
-    """Look at the first rows of a table.
-
-    Args:
-        source: the table.
-        explode: columns whose elements are rows; None finds them.
-    """
+    """Look at the first rows of a table; ``explode`` None finds the columns to explode."""
     for problem in explode_problems(source.schema, explode or ()):
         raise DataError(f"{source.location}: {problem}")
     batches, rows, size = [], 0, 0
     for batch in source.batches():
-        batches.append(batch.slice(0, SAMPLE_ROWS - rows))
+        batches.append(batch.slice(0, _SAMPLE_ROWS - rows))
         rows += batches[-1].num_rows
         size += batches[-1].nbytes
-        if rows >= SAMPLE_ROWS or size >= SAMPLE_BYTES:
+        if rows >= _SAMPLE_ROWS or size >= _SAMPLE_BYTES:
             break
     else:
         if not rows:
             raise DataError(f"{source.location}: the table has no rows")
     table = pa.Table.from_batches(batches).combine_chunks()
-    whole = rows if rows < SAMPLE_ROWS and size < SAMPLE_BYTES else source.num_rows
+    whole = rows if rows < _SAMPLE_ROWS and size < _SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)
     seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]
     keys = source.folder_keys
@@ -258,8 +243,7 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
 
 def _column(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
-    joined = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    joined = normal(joined)
+    joined = normal(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0))
     return joined.dictionary_decode() if pt.is_dictionary(joined.type) else joined
 
 
@@ -351,7 +335,7 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
 
 
 def _times(values: pa.Array) -> pa.Array | None:
-    """Times without their zone, of texts the first; None where values are none."""
+    """Return times without zone (of texts the first ones), None if values are no times."""
     if pt.is_timestamp(values.type) or pt.is_date(values.type):
         return values.cast(pa.timestamp("us"), safe=False)
     if is_text(values.type) and len(values):
@@ -362,7 +346,7 @@ def _times(values: pa.Array) -> pa.Array | None:
 
 
 def _separator(texts: pa.Array, characters: float) -> str | None:
-    """What separates ids in texts: it stands in many, and parts come back where texts do not."""
+    """Return the separator of ids: many texts have it, and their parts repeat more than they do."""
     distinct = pc.count_distinct(texts).as_py()
     for separator in _SEPARATORS:
         share = pc.mean(pc.match_substring(texts, separator).cast(pa.float32())).as_py()
@@ -378,7 +362,7 @@ def _separator(texts: pa.Array, characters: float) -> str | None:
 
 
 def _candidates(table: pa.Table) -> list[str]:
-    """Columns of lists that hold the candidates of a request: a field or list beside has labels."""
+    """Return list columns of candidates: a field of theirs, or a parallel list, is 0 or 1."""
     lengths: dict[str, np.ndarray] = {}
     labels: list[str] = []
     for field in table.schema:

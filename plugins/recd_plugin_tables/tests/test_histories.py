@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_tables.imports import make, spill
+from recd_plugin_tables import importer, spill
 from recd_plugin_tables.tests.helpers import by_row, rows_of, table, write
 from recd_plugin_tables.values import text_id
 from recd_plugins.runtime.errors import DataError
@@ -46,7 +46,7 @@ def expected(given: dict[str, list], last: int, ties: str) -> list[list[int]]:
 @pytest.mark.parametrize("order", ["session", "stored"])
 def test_a_history_holds_earlier_rows_of_the_session(tmp_path, monkeypatch, order, ties):
     monkeypatch.setattr(spill, "_ROWS", 7)
-    monkeypatch.setattr(make, "MEMORY", 1000)
+    monkeypatch.setattr(importer, "MEMORY", 1000)
     given = log()
     path = write(tmp_path / "log.parquet", given)
     histories = {"before": {"of": "item", "last": 3, "ties": ties}}
@@ -88,20 +88,11 @@ def test_a_table_to_score_needs_the_columns_of_histories(tmp_path):
         trained.to_score(str(new)).prepare()
 
 
-def test_histories_that_would_all_be_empty_are_refused(tmp_path):
-    given = {**log(), "when": [1_700_000_000] * 400}
-    path = write(tmp_path / "log.parquet", given)
-    options = {"columns": USES, "implicit": True}
-    with pytest.raises(DataError, match="ties: stored"):
-        table(path, **options, histories={"before": {"of": "item"}}).prepare()
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"implicit": False}, "implicit: true"),
         ({"histories": {"before": {"of": "user"}}}, "not a column used as id"),
-        ({"histories": {"item": {"of": "item"}}}, "that no column has"),
         ({"split": {"by": "row"}}, "puts test rows into"),
         ({"columns": {**USES, "user": "key"}}, "a session or request column"),
     ],

@@ -98,8 +98,6 @@ def test_text_without_names(tmp_path):
     assert read(path, header=names)[1] == {"user": 186, "item": 302, "rating": 3}
     assert read(path, header=names, types={"user": "string"})[0]["user"] == "196"
     path.write_bytes(b'\xef\xbb\xbfuser\t"item"\trating\r\n196\t242\t3\r\n')
-    with pytest.raises(DataError, match=r"t.tsv: the first line names the columns, as option head"):
-        read(path, header=names)
     assert read(path) == [{"user": 196, "item": 242, "rating": 3}]
     path.write_bytes(b"196\t242\t3\r186\t302\t3\r")
     assert len(read(path, header=names)) == 2
@@ -292,10 +290,6 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         ),
         "t.csv.gz: no readable csv file: .*[Tt]runcated",
     ),
-    "an unclosed quote": (
-        lambda p: written(p, "t.csv", lambda f: f.write_text('a,b\n0,x\n0,"y\n0,z\n')),
-        r"t.csv: row 1 \(from 0\) has an unclosed quote",
-    ),
     "another separator, and commas in numbers": (
         lambda p: written(p, "t.csv", lambda f: f.write_text("a;b\n1;2,5\n")),
         "t.csv: .*Expected 1 columns.*; set separator: ';'",
@@ -303,14 +297,6 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a JSON array": (
         lambda p: written(p, "t.json", lambda f: f.write_text('[{"a": 1}]')),
         "t.json: this is one JSON array; write its objects one a line",
-    ),
-    "JSON nested too deep": (
-        lambda p: written(
-            p,
-            "t.jsonl",
-            lambda f: f.write_text('{"a": "[{"}\n{"a": ' + "[" * 10**5 + "]" * 10**5 + "}\n"),
-        ),
-        r"t.jsonl: row 1 \(from 0\) is nested 100,001 levels deep; at most 64 are supported",
     ),
     "a column twice": (
         lambda p: written(
@@ -326,45 +312,6 @@ def test_what_is_no_table_is_told(what, tmp_path):
     make, message = BAD[what]
     with pytest.raises(DataError, match=message):
         read(make(tmp_path))
-
-
-def arrow_stream(path: Path, *, batches: int = 6) -> list[int]:
-    """Write a stream, and return where its schema and each batch end."""
-    columns = FLAT.set_column(0, "user", FLAT["user"].dictionary_encode())
-    with path.open("wb") as file, pa.ipc.new_stream(file, columns.schema) as writer:
-        ends = [file.tell()]
-        for _ in range(batches):
-            writer.write_table(columns)
-            file.flush()
-            ends.append(file.tell())
-    return ends
-
-
-def test_an_arrow_stream_cut_anywhere_is_told(tmp_path):
-    path = tmp_path / "t.arrows"
-    ends = arrow_stream(path)
-    whole = path.read_bytes()
-    assert len(read(path)) == 6 * len(ROWS)
-    for at in [*ends, ends[3] - 8, len(whole) - 4, len(whole) - 1]:
-        path.write_bytes(whole[:at])
-        with pytest.raises(DataError, match=r"t.arrows: "):
-            read(path)
-    path.write_bytes(whole[: ends[4]])
-    with pytest.raises(DataError, match=r"t.arrows: .* has no end mark, .* after 48 rows"):
-        read(path)
-    path.write_bytes(whole + whole)
-    with pytest.raises(DataError, match=r"data after its end mark, after 72 rows"):
-        read(path)
-
-
-def test_a_hugging_face_dataset_cut_between_batches_is_told(tmp_path):
-    import datasets
-
-    datasets.Dataset(TABLE).save_to_disk(tmp_path / "t")
-    (file,) = (tmp_path / "t").glob("*.arrow")
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"t: .*\.arrow was cut, so rows would be missing"):
-        read(tmp_path / "t")
 
 
 def test_files_that_are_not_one_table_are_told(tmp_path):

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from tests import forked
 
 from recd_plugin_tables.sources import open_source
-from recd_plugin_tables.start.guess import LabelUnknown, Wanted, guess
+from recd_plugin_tables.start.guess import Wanted, guess
 from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
@@ -24,6 +24,7 @@ from recd_plugins.api import sparse_column, wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.config.document import read_yaml
 from recd_plugins.model.build import build_model
+from recd_plugins.runtime.errors import DataError
 
 ROWS = 400
 
@@ -390,15 +391,15 @@ def test_candidates_of_a_request_become_rows(tmp_path: Path) -> None:
 
 def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", {"user_id": [1, 2] * 9, "item_id": list(range(18))})
-    with pytest.raises(LabelUnknown, match=r"--label COLUMN, or say --implicit"):
+    with pytest.raises(DataError, match=r"--label COLUMN, or say --implicit"):
         roles(path)
     assert roles(path, implicit=True) == {"user_id": "session, id", "item_id": "id"}
     two = write(tmp_path / "u.parquet", {"user_id": [1, 2] * 9, "a": [0, 1] * 9, "b": [1, 0] * 9})
-    with pytest.raises(LabelUnknown, match=r"could be a, b"):
+    with pytest.raises(DataError, match=r"could be a, b"):
         roles(two)
     assert roles(two, label="b")["a"] == "id"
     one = write(tmp_path / "o.parquet", {"user_id": [1, 2] * 9, "click": [1] * 18})
-    with pytest.raises(LabelUnknown, match=r"no column could be it, and click is always 1;"):
+    with pytest.raises(DataError, match=r"click is always 1;"):
         roles(one)
     missing = write(tmp_path / "m.parquet", {"user_id": [1, 2, 3] * 9, "y": [0.0, 1, np.nan] * 9})
     assert roles(missing)["y"] == "label"
@@ -409,8 +410,7 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     [
         (["--label", "cliked"], "no column cliked, which --label names; did you mean clicked?"),
         (["--label", "embedding"], "column embedding is list<element: double>, no label"),
-        (["--label", "clicked", "--unused", "clicked"], "--label and --unused name one column"),
-        (["--label", "clicked", "--implicit"], "--implicit takes every row for a positive"),
+        (["--label", "clicked", "--implicit"], "--label and --implicit exclude each other"),
         (["--explode", "age"], "column age is int64, no list that could be exploded"),
         (["--format", "excel"], "--format"),
     ],

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_tables import sources
-from recd_plugin_tables.imports import make
+from recd_plugin_tables import importer, sources
 from recd_plugin_tables.table import Table
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table, write
 from recd_plugin_tables.tests.writers import ROWS, WRITERS
@@ -87,7 +86,7 @@ def test_sessions_stand_together_in_the_order_of_time(path):
 
 def test_rows_that_do_not_fit_into_memory_come_in_the_same_order(path, monkeypatch):
     expected = rows_of(table(path))
-    monkeypatch.setattr(make, "MEMORY", 1)
+    monkeypatch.setattr(importer, "MEMORY", 1)
     assert rows_of(table(path, cache=path.parent / "other")) == expected
 
 

@@ -15,8 +15,15 @@ import pytest
 
 from recd_plugin_tables.columns import ColumnOptions
 from recd_plugin_tables.kinds import normal
-from recd_plugin_tables.times import Cells, microseconds
-from recd_plugin_tables.values import id_lists, ids_of, labels_of, number_rows, numbers_of
+from recd_plugin_tables.values import (
+    Cells,
+    id_lists,
+    ids_of,
+    labels_of,
+    microseconds,
+    number_rows,
+    numbers_of,
+)
 from recd_plugins.runtime.errors import DataError
 
 NOON = dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC)  # a Wednesday
@@ -263,10 +270,6 @@ def test_whole_numbers_in_a_text_are_those_of_numbers():
         message = rf"row 1: the value is '{wrong}'; integers: true is for whole numbers"
         with pytest.raises(DataError, match=message):
             id_lists(cells(["7", f"8|{wrong}"]), whole)
-    refused: list[dict[str, object]] = [{"missing": "x"}, {"texts": True}, {"separator": None}]
-    for options in refused:
-        with pytest.raises(ValueError, match=r"integers|whole number"):
-            use("ids", **{"separator": "|", "integers": True, **options})
 
 
 def test_labels():

@@ -1,4 +1,4 @@
-"""Rows in parts, in memory while they fit and in files when they do not."""
+"""Sorts the rows of an import, builds histories of sessions and splits off the test rows."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import pyarrow.ipc as ipc
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from recd_plugin_tables.columns import ColumnOptions, Unit
+from recd_plugin_tables.columns import Unit
 from recd_plugin_tables.kinds import list_parts
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME
-from recd_plugin_tables.times import Cells, microseconds
-from recd_plugin_tables.values import mixed
-from recd_plugins.api import DataError, PluginOptions, why_not
+from recd_plugin_tables.values import Cells, microseconds, mixed
+from recd_plugins.api import PluginOptions
 
-# Sessions go by the highest bits of their hash to one of 2^6 parts.
+# Rows are sorted in 2^6 parts, by the highest bits of the hash of their session.
 _BITS = 6
-#: Rows that are sorted and handed on at once.
+# Rows of a batch that comes back.
 _ROWS = 16_384
+# Times that are kept to find where the test split begins.
+_MOST_TIMES = 1 << 22
 
 
 class Spill:
-    """Rows that are added in any order and come back sorted, or as they were added.
+    """Sorts rows; those that do not fit into memory go to files.
 
-    Sessions come in the order of a hash, which no table has beforehand: the same in every run, and
-    as good as drawn. The rows of one go by time, then by request, and then as they were added.
+    Sessions come in the order of a hash, and the rows of a session by time, request and place.
 
     Args:
-        folder: for what does not fit into memory.
-        schema: of the rows.
-        memory: bytes that may stay in memory. A part, 1/64 of the rows, is sorted in memory.
+        folder: folder for files.
+        schema: schema of the rows.
+        memory: bytes to keep in memory. A part, 1/64 of the rows, is sorted in memory.
         order: "session", "row" for the order of the table, or "added" to keep the order.
-        num_rows: of the table; needed for "row".
-        histories: to build by session, by name; needs the order "session".
+        num_rows: rows of the table, for "row".
+        histories: histories to build, by name, for "session".
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Spill:
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Add rows in any order."""
         if not batch.num_rows:
             return
         if self._order == "added":
@@ -78,7 +78,7 @@ class Spill:
             self._write()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """All rows in their order, once."""
+        """Yield all rows in order, once."""
         for part in range(1 << _BITS):
             batches = self._read(part)
             if self._order == "added":
@@ -115,18 +115,14 @@ class Spill:
 
     def _write(self) -> None:
         for part, batches in enumerate(self._waiting):
-            path = self._folder / f"{part}.arrow"
-            try:
-                for batch in (
-                    pa.Table.from_batches(batches, self._schema).combine_chunks().to_batches()
-                ):
-                    if part not in self._writers:
-                        self._folder.mkdir(parents=True, exist_ok=True)
-                        options = ipc.IpcWriteOptions(compression="lz4")
-                        self._writers[part] = ipc.new_file(path, self._schema, options=options)
-                    self._writers[part].write_batch(batch)
-            except OSError as error:
-                raise DataError(f"{path}: cannot be written ({why_not(error, path)})") from error
+            table = pa.Table.from_batches(batches, self._schema).combine_chunks()
+            for batch in table.to_batches():
+                if part not in self._writers:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    path = self._folder / f"{part}.arrow"
+                    options = ipc.IpcWriteOptions(compression="lz4")
+                    self._writers[part] = ipc.new_file(path, self._schema, options=options)
+                self._writers[part].write_batch(batch)
             batches.clear()
         self._bytes = 0
 
@@ -157,12 +153,7 @@ class HistoryOptions(PluginOptions):
 
 
 class Histories:
-    """Builds the histories of rows that are sorted by session and time.
-
-    Args:
-        rows: all rows of each session in it, with the columns of the import.
-        options: histories by name; ``of`` is the name of a feature here.
-    """
+    """Builds histories of ``rows``, whole sessions sorted by session and time."""
 
     def __init__(self, rows: pa.Table, options: Mapping[str, HistoryOptions]) -> None:
         session, time, row = (rows[name].to_numpy() for name in (SESSION, TIME, ROW))
@@ -177,7 +168,7 @@ class Histories:
             self._spans[name] = ids, offsets[starts], offsets[stops]
 
     def add_to(self, rows: pa.Table, first: int) -> pa.Table:
-        """Return ``rows`` with their histories; the first of them is row ``first`` of all."""
+        """Return rows, from row ``first`` of all, with their histories."""
         for name, (ids, starts, stops) in self._spans.items():
             begin, end = (each[first : first + len(rows)] for each in (starts, stops))
             lengths = end - begin
@@ -196,12 +187,8 @@ def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.maximum.accumulate(np.where(flags, np.arange(len(flags)), 0))
 
 
-# Times that are kept to find where the test split begins.
-_MOST_TIMES = 1 << 22
-
-
 class SplitOptions(PluginOptions):
-    """How rows are split into those for training and those for the test."""
+    """How rows are split into training and test."""
 
     by: Literal["time", "session", "row"] = Field(
         default="time",
@@ -226,16 +213,15 @@ class SplitOptions(PluginOptions):
 
 
 class Splitter:
-    """Sees all rows, and then says of each whether it is of the test split.
+    """Splits off the test rows, after it has seen the times of all rows.
 
     Args:
-        options: how; None makes no test split.
-        unit: of the table's times, where they are numbers.
+        options: rule of the split; None for no test split.
+        unit: unit of the table's times, if they are numbers.
     """
 
     def __init__(self, options: SplitOptions | None, unit: Unit | None) -> None:
         self._options = options
-        self._salt = 1
         self._times: list[NDArray[np.int64]] = []
         self._num_times, self._level = 0, 0
         self._cut: int | None = None
@@ -243,7 +229,7 @@ class Splitter:
             self._cut = _time(options.test_from, unit)
 
     def see(self, batch: pa.RecordBatch) -> None:
-        """Rows, in any order; all of them before ``test_rows`` is asked."""
+        """Note the times of rows, in any order."""
         if self._options is None or self._options.by != "time" or self._cut is not None:
             return
         times = np.stack([batch[TIME].to_numpy(), batch[ROW].to_numpy()])
@@ -255,7 +241,7 @@ class Splitter:
             self._num_times = self._times[0].shape[1]
 
     def test_rows(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Which rows are of the test split, bool ``[B]``."""
+        """Return which rows are in the test split, bool ``[B]``."""
         if self._options is None:
             return np.zeros(batch.num_rows, np.bool_)
         if self._options.by == "time":
@@ -264,7 +250,7 @@ class Splitter:
             return batch[TIME].to_numpy() >= self._cut
         # A row without a request is one of its own.
         key = SESSION if self._options.by == "session" else REQUEST
-        share = mixed(batch[key].to_numpy(), self._salt) / 2.0**64
+        share = mixed(batch[key].to_numpy(), 1) / 2.0**64
         return share < self._options.test
 
     def _thinned(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -283,8 +269,4 @@ def _time(given: str | float, unit: Unit | None) -> int:
     text = isinstance(given, str)
     values = pa.array([given], pa.string() if text else None)
     cells = Cells(values, lambda _: "option split.test_from")
-    use = ColumnOptions.model_validate({"as": "time"})
-    found = microseconds(cells, None if text else (unit or use.unit))
-    if found[0].as_py() is None:
-        raise DataError(f"option split.test_from: {given} is no time")
-    return int(found[0].as_py())
+    return int(microseconds(cells, None if text else unit)[0].as_py())

@@ -1,0 +1,283 @@
+"""Converts rows of a table to rows of an import: typed columns, exploded, finite numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.kinds import Leaf, leaf_array, list_parts, plain
+from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, ColumnPlan, Use
+from recd_plugin_tables.values import (
+    Cells,
+    Texts,
+    id_lists,
+    ids_of,
+    labels_of,
+    microseconds,
+    missing_id,
+    mixed,
+    nulls,
+    number_rows,
+    number_type,
+    numbers_of,
+)
+from recd_plugins.api import DataError, Rows
+
+_LISTS = pa.list_(pa.int64())
+OnNan = Literal["error", "drop", "zero"]
+
+
+class Converter:
+    """Makes the columns of an import from those of a table.
+
+    Args:
+        plan: role of each leaf.
+        label: name of the label column.
+        widths: list lengths of features that are lists of numbers.
+        on_nan: rule for missing or infinite numbers.
+        scoring: whether to keep every row, as if missing values were empty or 0.
+        texts: collects the text of ids.
+
+    Attributes:
+        schema: schema of the import.
+        filled: number of missing or infinite values by column.
+        dropped: number of rows left out by column (when scoring: that training would leave out).
+        without_candidates: rows of the table without candidates.
+    """
+
+    def __init__(
+        self,
+        plan: ColumnPlan,
+        label: str,
+        widths: Mapping[str, int],
+        on_nan: OnNan,
+        *,
+        scoring: bool,
+        texts: Texts,
+    ) -> None:
+        self._plan, self._label, self._widths = plan, label, widths
+        self._on_nan: OnNan = on_nan
+        self._scoring, self._texts = scoring, texts
+        self.filled: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.without_candidates = 0
+        self._left_out: dict[str, NDArray[np.bool_]] = {}
+        fields = [pa.field(name, kind) for use in plan.features for name, kind in self._fields(use)]
+        fields.append(pa.field(label, pa.float32()))
+        fields += [pa.field(use.key, plain(use.leaf.type)) for use in plan.keys]
+        fields += [pa.field(name, pa.int64()) for name in (SESSION, TIME, REQUEST, ROW, CANDIDATE)]
+        self.schema = pa.schema(fields)
+        for name, count in Counter(self.schema.names).items():
+            if count > 1:
+                raise DataError(f"two columns would be called {name}; set name: of one")
+
+    def convert(self, rows: Rows, first_row: int) -> pa.RecordBatch:
+        """Return rows of the import for rows of the table, which begin at ``first_row``."""
+        exploded = Exploded(rows, self._plan.explode)
+        self.without_candidates += exploded.num_empty
+        self._left_out = {}
+        arrays: dict[str, pa.Array] = {}
+        for use in self._plan.features:
+            arrays |= self._feature(use, exploded)
+        arrays[self._label] = self._labels(exploded)
+        for use in self._plan.keys:
+            values = leaf_array(exploded.column(use.leaf), use.leaf)
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            arrays[use.key] = exploded.spread(values.cast(plain(use.leaf.type)), use.leaf)
+        row = first_row + exploded.parents
+        request = self._grouped(self._plan.request, exploded, row)
+        session = self._grouped(self._plan.session, exploded, row)
+        arrays[REQUEST] = pa.array(row) if request is None else request
+        arrays[SESSION] = arrays[REQUEST] if session is None else session
+        arrays[TIME] = self._times(exploded, row)
+        arrays[ROW], arrays[CANDIDATE] = pa.array(row), pa.array(exploded.numbers)
+        made = pa.RecordBatch.from_arrays([arrays[n] for n in self.schema.names], self.schema.names)
+        made = made.cast(self.schema)
+        self.dropped.update({name: int(every.sum()) for name, every in self._left_out.items()})
+        if self._scoring or not self._left_out:
+            return made
+        return made.filter(pa.array(~np.logical_or.reduce(list(self._left_out.values()))))
+
+    def _drop(self, use: Use, exploded: Exploded, dropped: NDArray[np.bool_]) -> None:
+        if dropped.any():
+            every = exploded.spread(pa.array(dropped), use.leaf).to_numpy(zero_copy_only=False)
+            # A column may have several uses.
+            self._left_out[use.leaf.name] = every | self._left_out.get(use.leaf.name, False)
+
+    def _fields(self, use: Use) -> list[tuple[str, pa.DataType]]:
+        if use.options.feature in ("id", "ids"):
+            return [(use.name, _LISTS)]
+        return [(name, number_type(use.leaf.type)) for name in self._names(use)]
+
+    def _names(self, use: Use) -> list[str]:
+        if use.options.feature == "number":
+            return [use.name]
+        return [f"{use.name}_{n}" for n in range(self._widths[use.name])]
+
+    def _feature(self, use: Use, exploded: Exploded) -> dict[str, pa.Array]:
+        cells, options = exploded.cells(use.leaf), use.options
+        if options.feature in ("id", "ids"):
+            lists, dropped, num_nulls = id_lists(cells, options)
+            if options.texts:
+                self._texts.add(use.name, cells, options)
+            arrays = {use.name: exploded.spread(lists, use.leaf)}
+        else:
+            is_single = options.feature == "number"
+            numbers = (
+                numbers_of(cells, options)[:, np.newaxis]
+                if is_single
+                else number_rows(cells, options, self._widths[use.name])
+            )
+            values, dropped, num_nulls = _finite(cells, numbers, options, self._on_nan)
+            arrays = {}
+            for index, name in enumerate(self._names(use)):
+                column = pa.array(values[:, index]).cast(number_type(use.leaf.type), safe=False)
+                arrays[name] = exploded.spread(column, use.leaf)
+        self.filled[use.leaf.name] += num_nulls
+        self._drop(use, exploded, dropped)
+        return arrays
+
+    def _labels(self, exploded: Exploded) -> pa.Array:
+        use = self._plan.label
+        if use is None:
+            return pa.array(np.full(len(exploded.parents), 0 if self._scoring else 1, np.float32))
+        cells, missing = exploded.cells(use.leaf), use.options.missing
+        numbers = labels_of(cells, use.options)
+        gaps = np.isnan(numbers)
+        if gaps.any() and missing in (None, "error"):
+            raise cells.wrong(int(gaps.argmax()), "set missing: drop, 0 or 1 for it")
+        self.filled[use.leaf.name] += int(gaps.sum())
+        if missing == "drop":
+            self._drop(use, exploded, gaps)
+        values = np.where(gaps, missing if isinstance(missing, int | float) else 0.0, numbers)
+        return exploded.spread(pa.array(values.astype(np.float32)), use.leaf)
+
+    def _grouped(
+        self, use: Use | None, exploded: Exploded, row: NDArray[np.int64]
+    ) -> pa.Array | None:
+        """Return ids that are equal within a session or request; a row without one is alone."""
+        if use is None:
+            return None
+        cells = exploded.cells(use.leaf)
+        ids = ids_of(cells, ColumnOptions.model_validate({"as": "session"}))
+        if ids.null_count and use.options.missing in (None, "empty"):
+            if use.options.feature is None:
+                self.filled[use.leaf.name] += ids.null_count
+            spread = exploded.spread(ids, use.leaf)
+            return pc.coalesce(spread, pa.array(mixed(row).view(np.int64)))
+        return self._without_nulls(use, exploded, cells, ids)
+
+    def _times(self, exploded: Exploded, row: NDArray[np.int64]) -> pa.Array:
+        use = self._plan.time
+        if use is None:
+            return pa.array(row)
+        cells = exploded.cells(use.leaf)
+        return self._without_nulls(use, exploded, cells, microseconds(cells, use.options.unit))
+
+    def _without_nulls(self, use: Use, exploded: Exploded, cells: Cells, ids: pa.Array) -> pa.Array:
+        if ids.null_count:
+            empty, missing = nulls(ids), use.options.missing
+            if missing in (None, "error", "empty") and not self._scoring:
+                roles = " and ".join(use.options.roles)
+                value = "" if "time" in use.options.roles else ", or a value for it"
+                raise cells.wrong(
+                    int(empty.argmax()), f"the column is {roles}; set missing: drop{value}"
+                )
+            if use.options.feature is None:
+                self.filled[use.leaf.name] += int(empty.sum())
+            if missing == "drop":
+                self._drop(use, exploded, empty)
+            ids = ids.fill_null(missing_id(missing))
+        return exploded.spread(ids, use.leaf)
+
+
+class Exploded:
+    """Rows of a table with a row for each element of the parallel lists in ``columns``.
+
+    Columns that are not exploded are converted once per row of the table, and then spread.
+
+    Attributes:
+        parents: row of the table that each row comes from, int64 ``[num_rows]``, from 0.
+        numbers: its candidate number in that row, int64, from 0.
+        num_empty: rows of the table without candidates.
+    """
+
+    def __init__(self, rows: Rows, columns: Sequence[str]) -> None:
+        self._rows = rows
+        self._items: dict[str, pa.Array] = {}
+        self.parents = np.arange(len(rows))
+        self.numbers = np.zeros(len(rows), np.int64)
+        self.num_empty = 0
+        lengths = None
+        for name in columns:
+            offsets, self._items[name], _ = list_parts(rows.data[name])
+            found = np.diff(offsets)
+            lengths = found if lengths is None else lengths
+            if (found != lengths).any():
+                row = int((found != lengths).argmax())
+                path, row_in_file = rows.origin_of(row)
+                raise DataError(
+                    f"{path}: row {row_in_file} (from 0): {found[row]} elements in column {name} "
+                    f"and {lengths[row]} in {columns[0]}; columns that are exploded together are "
+                    "parallel"
+                )
+        if lengths is not None:
+            self.parents = np.repeat(self.parents, lengths)
+            starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+            self.numbers = (np.arange(len(self.parents)) - starts[self.parents]).astype(np.int64)
+            self.num_empty = int((lengths == 0).sum())
+
+    def column(self, leaf: Leaf) -> pa.Array:
+        """Return the column of a leaf, or its elements if it is exploded."""
+        return self._items[leaf.path[0]] if leaf.exploded else self._rows.data[leaf.path[0]]
+
+    def cells(self, leaf: Leaf) -> Cells:
+        """Return the values of a leaf in that column."""
+
+        def place(index: int) -> str:
+            row = int(self.parents[index]) if leaf.exploded else index
+            path, row_in_file = self._rows.origin_of(row)
+            candidate = f", candidate {self.numbers[index]}" if leaf.exploded else ""
+            return f"{path}: row {row_in_file} (from 0){candidate}, column {leaf.name!r}"
+
+        return Cells(leaf_array(self.column(leaf), leaf), place)
+
+    def spread(self, values: pa.Array, leaf: Leaf) -> pa.Array:
+        """Return a value for each row, given those of a leaf's column."""
+        return values if leaf.exploded or not self._items else values.take(pa.array(self.parents))
+
+
+def _finite(
+    cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions, on_nan: OnNan
+) -> tuple[NDArray[Any], NDArray[np.bool_], int]:
+    """Fill or drop numbers ``[B, width]`` that are NaN (by ``missing``) or infinite as float32.
+
+    Returns:
+        The numbers; rows to drop, bool ``[B]``; how many numbers were missing or infinite.
+    """
+    gaps = np.isnan(numbers)
+    with np.errstate(over="ignore"):
+        infinite = ~gaps & ~np.isfinite(numbers.astype(np.float32))
+    rule = on_nan if options.missing is None else options.missing
+    values = numbers.copy()
+    dropped = np.zeros(len(cells), np.bool_)
+    for wrong, how in ((gaps, rule), (infinite, on_nan)):
+        in_row = wrong.any(axis=1)
+        if how == "error" and in_row.any():
+            raise cells.wrong(
+                int(in_row.argmax()),
+                "features are finite numbers of 32 bits; set missing: of this column to a value "
+                "(for null and NaN), or on_nan: of the dataset to drop or zero",
+            )
+        if how == "drop":
+            dropped |= in_row
+        values[wrong] = how if isinstance(how, int | float) else 0.0
+    return values, dropped, int(gaps.sum() + infinite.sum())

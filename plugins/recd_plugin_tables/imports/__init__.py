@@ -1,1 +1,0 @@
-"""Imports: a user's table as Parquet that training reads, made once."""
