@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
 from typing import Any, Self
@@ -231,38 +231,8 @@ class Product:
         return run
 
 
-@dataclass(frozen=True)
-class Attention:
-    """torch's fused attention, ``[rows, heads, length, dim]``, and back."""
-
-    rows: int
-    heads: int
-    length: int
-    dim: int
-
-    def __str__(self) -> str:
-        positions = f"{self.heads} x {self.length} positions"
-        return f"attention of {self.rows} rows, {positions}, dim {self.dim}, and back"
-
-    @property
-    def work(self) -> tuple[float]:
-        """Operations, of two products forward and five backward as torch counts."""
-        return (14.0 * self.rows * self.heads * self.length * self.length * self.dim,)
-
-    def on(self, device: torch.device) -> Callable[[], object]:
-        """What does it once, on tensors that are there."""
-        leaf = partial(torch.ones, device=device, requires_grad=True)
-        query, key, value = (leaf(*astuple(self)) for _ in range(3))
-
-        def run() -> object:
-            out = torch.nn.functional.scaled_dot_product_attention(query, key, value)
-            return torch.autograd.grad(out.sum(), (query, key, value))
-
-        return run
-
-
 #: What costs are fitted to.
-Timed = Lookup | Product | Attention
+Timed = Lookup | Product
 
 #: Of more rows than caches of a processor hold, which are read once or twice; and of few, whose ids
 #: repeat: what an id costs beside what a row does.
@@ -279,7 +249,6 @@ PRODUCTS = {
     "cpu": (Product(256, 512, 256), Product(128, 256, 64)),
     "cuda": (Product(4096, 4096, 4096), Product(4096, 256, 64)),
 }
-ATTENTIONS = (Attention(16, 2, 64, 32), Attention(64, 2, 64, 8))
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:
@@ -353,7 +322,7 @@ class WorkRates:
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
     """Time each kind of work on every rank while the others do the same. Collective."""
     works, products = works_of(device), PRODUCTS[device.type]
-    fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products, *ATTENTIONS)
+    fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products)
     named = {WORKS[name]: run for name, (_, run) in works.items()}
     runs = named | {str(each): each.on(device) for each in fitted_to}
     turns: dict[str, list[Sequence[float]]] = {words: [] for words in runs}
@@ -372,10 +341,7 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
     (flops,) = products[0].work
     rates["matmul"] = MiddleHalf.of((flops / by_rank[str(products[0])]).tolist())
     by_lookup = ("lookups", "bytes_looked_up", "ids_looked_up", "rows_updated")
-    gemm = {
-        **_fitted(("matmul_flops",), products, timed),
-        **_fitted(("attention_flops",), ATTENTIONS, timed),
-    }
+    gemm = _fitted(("matmul_flops",), products, timed)
     return WorkRates(rates, _fitted(by_lookup, LOOKUPS, timed), gemm, timed)
 
 

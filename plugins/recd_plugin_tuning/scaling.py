@@ -191,8 +191,6 @@ def _planned(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
         candidate.plan(spec.to_torchrec(), batch_size, kept),
         spec,
         batch_size=batch_size,
-        largest_batch_size=None,
-        batch_step=None,
         compute=side.compute,
         costs=_costs(spec),
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from recd_plugins.drop_in.dedup import Dedup
     from recd_plugins.drop_in.pooled_sequences import PooledSequences
     from recd_plugins.drop_in.wrap import wrap
-    from recd_plugins.planning.prepare import prepare
+    from recd_plugins.planning.choosing import prepare
     from recd_plugins.runtime.versions import __version__
     from recd_plugins.sharding.table_report import describe_tables
 
@@ -23,7 +23,7 @@ _HOME = {
     "__version__": "runtime.versions",
     "describe_tables": "sharding.table_report",
     "load_registry": "config.from_file",
-    "prepare": "planning.prepare",
+    "prepare": "planning.choosing",
     "wrap": "drop_in.wrap",
 }
 

@@ -30,7 +30,11 @@ if TYPE_CHECKING:
         keep_most_read as keep_most_read,
     )
     from recd_plugins.runtime.activity import doing as doing
-    from recd_plugins.runtime.text import bytes_text as bytes_text, read_bytes as read_bytes
+    from recd_plugins.runtime.text import (
+        bytes_text as bytes_text,
+        read_bytes as read_bytes,
+        size_text as size_text,
+    )
     from recd_plugins.cli.options import (
         ABOVE_0 as ABOVE_0,
         AT_LEAST_1 as AT_LEAST_1,
@@ -280,10 +284,10 @@ if TYPE_CHECKING:
         TablesPlan as TablesPlan,
         measure_collectives as measure_collectives,
     )
-    from recd_plugins.planning.prepare import prepare as prepare
+    from recd_plugins.planning.choosing import prepare as prepare
     from recd_plugins.planning.prepared import Prepared as Prepared
     from recd_plugins.planning.profile import gradients_sent_once as gradients_sent_once
-    from recd_plugins.planning.report import size_text as size_text, topology_line as topology_line
+    from recd_plugins.planning.report import topology_line as topology_line
     from recd_plugins.planning.setting import RegistryData as RegistryData
     from recd_plugins.planning.step_cost import (
         COLLECTIVES as COLLECTIVES,
@@ -316,6 +320,7 @@ if TYPE_CHECKING:
         plot_style as plot_style,
         svg_of as svg_of,
     )
+    from recd_plugins.report.tables import text_table as text_table
     from recd_plugins.interfaces.plugin import (
         plugin_call as plugin_call,
         plugin_items as plugin_items,

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.cli.plan_cases import REGISTRY, folder, invoked, plan
+from tests.cli.plan_cases import REGISTRY, folder, plan
 
 from recd_plugins.cli import main
-from recd_plugins.planning.topologies import load_topology
-from recd_plugins.training.measured_at_start import write_topology
 
 __all__ = ["folder"]
 
@@ -48,7 +46,7 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
         (["--topology", "registry.yaml"], "registry.yaml:2 version: unknown key of a topology"),
         (["--topology", "ndv4", "--ranks-per-node", "16"], "a node of ndv4 has 8 GPUs"),
         (["--batch-size", "many"], "'many' is neither a number of rows nor auto"),
-        (["--auto", "--batch-size", "2048"], "a plan looks at a batch of the first rows, and "),
+        (["--auto", "--batch-size", "2048"], "table has 1024 rows, too few for a batch of 2048"),
         (["--calibrate", "c.yaml", "--nodes", "2"], "--calibrate measures this machine"),
         (["--plot", "plan.txt"], "--plot plan.txt ends in none of .png, .svg, .pdf"),
     ],
@@ -66,14 +64,3 @@ def test_ranks_of_torchrun_start_none_to_measure(folder: Path) -> None:
     assert result.exit_code == 2, result.output
     assert "leave out torchrun, or measure its ranks by recd calibrate" in result.stderr
     assert not (folder / "table").exists()
-
-
-def test_what_was_measured_on_other_nodes_is_refused(folder: Path) -> None:
-    spec = load_topology("machine", nodes=4, ranks_per_node=1)
-    spec = spec.model_copy(update={"collectives": spec.collective_rates})
-    write_topology(folder / "cluster.yaml", spec, "Measured.")
-    text = REGISTRY.replace("ranks: 2", "ranks: 2, ranks_per_node: 2, topology: cluster.yaml")
-    (folder / "registry.yaml").write_text(text, encoding="utf-8")
-    ran = invoked("run", "--dry-run")
-    assert ran.exit_code == 1
-    assert "and this run has one node of 2 ranks, which share their cores and their" in ran.output

@@ -23,8 +23,8 @@ from recd_plugins.planning.study import study, with_plugins
 from recd_plugins.planning.topologies import this_machine
 
 COMPUTE = Compute(
-    Operations(1e6, 1e6, 1e6),
-    Operations(1e6, 1e6, 1e6),
+    Operations(2e6, 1e6),
+    Operations(2e6, 1e6),
     10_000,
     pooling_saved_bytes=4000.0,
     rest_saved_bytes=1000.0,

@@ -26,8 +26,7 @@ def test_operations_of_products_and_attention() -> None:
     compute = count_operations(Products(), batch)
     assert compute.parameter_bytes == 4 * 30
     # Once forward and once for the gradient of the weight; 2 x 4 x 4 scores of 5 each.
-    assert compute.rest.matmul_flops == 2 * 2 * 6 * 5
-    assert compute.rest.attention_flops * 8 == (2 + 5) * 2 * 2 * 4 * 4 * 5
+    assert compute.rest.matmul_flops * 8 == 8 * 2 * 2 * 6 * 5 + (2 + 5) * 2 * 2 * 4 * 4 * 5
     assert compute.rest.element_bytes > 0
     # Forward and backward; and Adagrad's of the one parameter.
     assert compute.operators > 6 + 2 * 3

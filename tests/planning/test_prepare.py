@@ -13,7 +13,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins import RunConfig, load_registry, prepare, wrap
+from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.config import Entry
 from recd_plugins.interfaces import (
     Cache,
@@ -26,7 +26,6 @@ from recd_plugins.interfaces import (
 from recd_plugins.interfaces.batch import Placement
 from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.interfaces.step_cost import StageCosts
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError
@@ -116,10 +115,6 @@ def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) ->
     profile = DataProfile({"x": FeatureProfile(1.0, False, 0.0, 0.0, 0.0)})
     planner = prepared.planner(profile=profile)
     assert planner._topology.ddr_mem_bw == 1e6  # bytes a millisecond
-    measured = tmp_path / "measured.yaml"
-    write_topology(measured, spec.model_copy(update={"costs": StageCosts()}), "Own.")
-    with pytest.raises(SetupError, match="on one node of 2 ranks, and this run has one node of 1"):
-        wrap(model(build("processed")), topology=measured)
 
 
 class Inner(Sharding):
@@ -253,7 +248,7 @@ def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
     group = SimpleNamespace(
         is_initialized=lambda: True, get_backend_config=lambda: "cpu:gloo,cuda:nccl"
     )
-    monkeypatch.setattr("recd_plugins.planning.prepare.dist", group)
+    monkeypatch.setattr("recd_plugins.planning.choosing.dist", group)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     registry = registry_with(tmp_path, "").with_training(of_gpus)
     prepared = prepare(registry, model(nn.Identity()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -148,7 +149,7 @@ def test_greedy_proposals_are_torchrecs(
     options: list[Option], ratings: list[float], patience: int | None, depth: bool
 ) -> None:
     theirs = torchrecs(GreedyProposer(use_depth=depth, threshold=patience), options, ratings)
-    key = search._slowest if depth else search._every_shard
+    key = attrgetter("slowest" if depth else "every_shard")
     limit = float("inf") if patience is None else patience
     assert mine(search._greedy(by_table(options), key, limit), ratings) == theirs
     assert len(theirs) > 3

@@ -19,7 +19,7 @@ from recd_plugins.planning.topologies import load_topology, this_machine
 
 COSTS = StageCosts(
     lookup=LookupCost(steps=1e-3, bytes_looked_up=2e-9),
-    gemm=GemmCost(matmul_flops=1e-10, attention_flops=5e-10),
+    gemm=GemmCost(matmul_flops=1e-10),
     all_to_all=AllToAllCost(collectives=1e-4, bytes_in_node=1e-9),
     other=OtherCost(steps=2e-3, element_bytes=1e-10, operators=1e-8),
 )
@@ -32,7 +32,6 @@ def work(scale: float, collectives: int = 4, ids: float = 1e5) -> StepCost:
         collectives=collectives,
         bytes_in_node=2e6 * scale,
         matmul_flops=1e8 * scale,
-        attention_flops=3e8 * scale**2,
         element_bytes=1e8 * scale,
         operators=1e6 * scale**0.5,
     )

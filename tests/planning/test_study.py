@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recd_plugins import RunConfig, prepare
 from recd_plugins.interfaces.step_cost import AllReduceCost, LookupCost, StageCosts
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
-from recd_plugins.planning.report import PlanReport, compressed, render, size_text
+from recd_plugins.planning.report import PlanReport, compressed, render
 from recd_plugins.planning.study import COMPONENTS, ShardableModel, report_side, study, with_plugins
 from recd_plugins.planning.topologies import (
     MACHINE,
@@ -26,10 +25,11 @@ from recd_plugins.planning.topologies import (
     load_topology,
 )
 from recd_plugins.runtime.errors import DataError, NoPlanError, SetupError
+from recd_plugins.runtime.text import size_text
 
 COMPUTE = Compute(
-    Operations(1e6, 1e6, 1e6),
-    Operations(1e6, 1e6, 1e6),
+    Operations(2e6, 1e6),
+    Operations(2e6, 1e6),
     10_000,
     pooling_saved_bytes=4000.0,
     rest_saved_bytes=1000.0,
@@ -60,12 +60,6 @@ def test_wrappers_are_prepared_as_in_a_run(make_registry, table) -> None:
     spec = load_topology("machine", ranks=2)
     with pytest.raises(SetupError, match="option item names nobody, which is no feature of"):
         study(registry, "some", spec, 256, lambda _: None)
-
-
-def test_costs_that_come_to_nothing_are_refused(make_registry) -> None:
-    spec = load_topology("machine", ranks=2).model_copy(update={"costs": StageCosts()})
-    with pytest.raises(SetupError, match="costs of the topology come to 0 seconds for a step"):
-        report(make_registry(), spec)
 
 
 def test_a_step_is_reckoned_as_its_pipeline_overlaps(make_registry) -> None:
@@ -185,45 +179,6 @@ def test_the_largest_batch_is_one_that_wrappers_hand_out(make_registry, table) -
         assert side.batch_size % 3 == side.batch_step % (3 * 64) == 0
 
 
-@pytest.fixture
-def data_ends(monkeypatch) -> Callable[[int], None]:
-    def after(rows: int) -> None:
-        def few(registry: RunConfig, *others: Any) -> ShardableModel:
-            if registry.training.batch_size > rows:
-                raise DataError("too few rows")
-            return with_plugins(registry, *others)
-
-        monkeypatch.setattr("recd_plugins.planning.study.with_plugins", few)
-
-    return after
-
-
-def test_data_that_ends_before_memory_does(make_registry, data_ends) -> None:
-    data_ends(512)
-    made = report(make_registry(), load_topology("machine", ranks=2), None)
-    assert made.plain is not None
-    assert made.plugins.largest_batch_size == made.plain.largest_batch_size == 512
-    at = 512 + (made.plugins.batch_step or 0)
-    ends = f"at {at} rows a rank: a plan looks at a batch of the first rows, and too few rows"
-    said = f"rows more do not fit, as the data ends: plugins ({ends}); plain ({ends})"
-    assert said in " ".join(text(made).split())
-    assert made.as_json()["plain"]["data_ends"] == ends
-
-
-def test_data_with_no_batch_for_every_rank_is_planned_for_and_said(make_registry) -> None:
-    registry, refused = make_registry(), "recd run refuses this batch size with the data at hand"
-    few = report(registry, load_topology("machine", ranks_per_node=17))
-    assert "has 4096 rows, too few for a batch of 256 on each of 17 ranks" in few.too_few_rows
-    assert f"{refused}: {few.too_few_rows}" in " ".join(text(few).split())
-    assert few.as_json()["data"]["too_few_rows"] == few.too_few_rows
-    enough = report(registry, load_topology("machine", ranks_per_node=16))
-    assert not enough.too_few_rows
-    assert refused not in text(enough)
-    spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 400_000_000})
-    largest = report(registry, spec, None)
-    assert f"a batch of {largest.plugins.batch_size} on each of 2 ranks" in largest.too_few_rows
-
-
 def test_a_batch_that_only_the_file_names_need_not_be_there(make_registry) -> None:
     registry, spec = make_registry(), load_topology("machine", ranks=2)
     made = report(registry.with_training({"batch_size": 8192}), spec, 64)
@@ -275,7 +230,7 @@ def test_huge_tables_take_no_memory(make_registry) -> None:
     registry = make_registry(model={"embedding_dim": 128, "num_embeddings": 2**31})
     with pytest.raises(
         NoPlanError,
-        match=r"no plan fits .* on 8 ranks with 80\.0 GiB each, of which 15% stay in reserve",
+        match=r"no plan fits .* on 8 ranks with 80\.0 GiB each, less a reserve of 15%",
     ):
         report(registry, load_topology("dgx-h100"))
 
@@ -337,8 +292,6 @@ def test_tables_that_torchrecs_own_sharders_take_are_reckoned_with(make_registry
         candidate.plan(spec.to_torchrec(), 256),
         spec,
         batch_size=256,
-        largest_batch_size=None,
-        batch_step=None,
         compute=COMPUTE,
         costs=spec.least_costs,
     )

@@ -25,8 +25,8 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from recd_plugins import load_registry
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
-from recd_plugins.interfaces.model_tables import tables_of
-from recd_plugins.planning.optimizer_entries import apply_optimizers
+from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
+from recd_plugins.planning.prepared import apply_optimizers
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
@@ -165,7 +165,9 @@ def _unsharded(world_size: int) -> dict[str, Tensor]:
 def _as_entries(path: Path) -> Callable[[nn.Module], Any]:
     def apply(model: nn.Module) -> Any:
         registry = load_registry(path)
-        apply_optimizers(registry, model, tables_of(model), DEVICE.type, {})
+        apply_optimizers(
+            registry, list(embedding_modules(model)), tables_of(model), DEVICE.type, {}
+        )
         return registry
 
     return apply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recd_plugins import load_registry
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.compute import KeptActivations, measure_compute
+from recd_plugins.planning.compute import NO_COMPUTE, measure_compute
 from recd_plugins.planning.study import with_plugins
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import NoPlanError, PluginError
@@ -60,8 +61,8 @@ def test_a_run_has_the_plan_of_recd_plan(registry: Any, side: Any) -> None:
 def test_activations_that_do_not_fit_leave_no_plan(
     registry: Any, side: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = KeptActivations(rest_saved_bytes=1e12)
-    monkeypatch.setattr(assembly, "measure_kept", lambda _: kept)
+    kept = replace(NO_COMPUTE, rest_saved_bytes=1e12)
+    monkeypatch.setattr(assembly, "measure_compute", lambda _: kept)
     with pytest.raises(NoPlanError):
         assemble(registry, side, CPU)
 
@@ -72,7 +73,7 @@ def test_planning_draws_nothing(registry: Any, monkeypatch: pytest.MonkeyPatch) 
         return torch.rand(3)
 
     after = counted()
-    monkeypatch.setattr(assembly, "measure_kept", lambda _: KeptActivations())
+    monkeypatch.setattr(assembly, "measure_compute", lambda _: NO_COMPUTE)
     assert torch.equal(counted(), after)
 
 

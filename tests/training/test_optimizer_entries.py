@@ -14,9 +14,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import RunConfig, load_registry
 from recd_plugins.interfaces import TableStrategy
-from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.planning.optimizer_entries import apply_optimizers
+from recd_plugins.planning.prepared import apply_optimizers
 from recd_plugins.runtime.errors import PluginError, RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -106,7 +106,9 @@ def applied(
     device_type: str | None = "cpu",
     parts: Mapping[str, TableStrategy] | None = None,
 ) -> EmbeddingBagCollection:
-    apply_optimizers(registry, model, tables_of(model), device_type, parts or {})
+    apply_optimizers(
+        registry, list(embedding_modules(model)), tables_of(model), device_type, parts or {}
+    )
     return model
 
 
@@ -182,4 +184,10 @@ def test_tables_that_cannot_be_trained_so(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="t_a brings SGD already"):
         applied(registry, twice)
     with pytest.raises(RegistryError, match=r"t_a is in no EmbeddingBagCollection .* any more"):
-        apply_optimizers(registry, model_of("t_b"), tables_of(model_of("t_a")), "cpu", {})
+        apply_optimizers(
+            registry,
+            list(embedding_modules(model_of("t_b"))),
+            tables_of(model_of("t_a")),
+            "cpu",
+            {},
+        )

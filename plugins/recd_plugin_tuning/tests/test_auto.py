@@ -24,7 +24,7 @@ from recd_plugins import prepare
 from recd_plugins.cli import main
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.interfaces import PlanContext, Table
-from recd_plugins.interfaces.model_tables import all_tables_of
+from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules
 from recd_plugins.interfaces.step_cost import (
     AllReduceCost,
     AllToAllCost,
@@ -91,7 +91,7 @@ def test_it_leaves_no_trace_and_comes_to_the_same(make_registry) -> None:
     model = build_model(registry, registry.dataset.schema())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    setting = setting_of(registry, model, slow())
+    setting = setting_of(registry, list(embedding_modules(model)), slow())
     # The poolings that go into the model draw what they begin with.
     twice = [prepare(registry, build_model(registry, registry.dataset.schema()), setting)]
     torch.set_rng_state(state)
@@ -240,7 +240,8 @@ def test_sequences_may_be_whole_where_calls_of_kernels_take_time(make_registry) 
 
     def offers(tables: list[Table], seconds: float) -> list[Any]:
         costs = StageCosts(lookup=LookupCost(lookups=seconds))
-        return list(TableWise.offers(tables, setting_of(registry, model, slow(costs=costs))))
+        modules = list(embedding_modules(model))
+        return list(TableWise.offers(tables, setting_of(registry, modules, slow(costs=costs))))
 
     assert offers(sequences, 1e-3) == [{}], "that coalescing saves is known of an auto that asks"
     assert offers(sequences, 0.0) == offers(bags, 1e-3) == []
@@ -298,7 +299,7 @@ def test_a_pipeline_that_does_not_overlap_is_chosen_for(make_registry) -> None:
 def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:
     registry = make_registry(sharding=AUTO)
     model = build_model(registry, registry.dataset.schema())
-    known = setting_of(registry, model, slow())
+    known = setting_of(registry, list(embedding_modules(model)), slow())
     unknown = PlanContext(**{**vars(known), "costs": None})
     with pytest.raises(SetupError, match="no costs"):
         prepare(registry, model, unknown)

@@ -24,7 +24,7 @@ from recd_plugins import api
 from recd_plugins.cli import main
 from recd_plugins.planning.topologies import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.measured_at_start import KEPT, write_topology
+from recd_plugins.training.measured_at_start import KEPT
 
 CPU = torch.device("cpu")
 SIZES = (2**12, 2**16, 2**20, 2**22)
@@ -78,7 +78,6 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
     assert costs.gemm.matmul_flops > 0
     assert costs.lookup.rows_updated + costs.lookup.ids_looked_up > 0
-    assert costs.gemm.attention_flops > 0
     assert costs.other.operators > 0
 
 
@@ -255,23 +254,6 @@ def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:
     assert alone is None
     assert ranks[1][0] == ranks[0][0]
     assert (tmp_path / KEPT).exists()
-
-
-def test_other_ranks_are_refused_before_the_data_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_topology(Path("cluster.yaml"), measured.spec, "Measured.")
-    Path("registry.yaml").write_text(
-        "version: 1\n"
-        "dataset: {use: recd.session_parquet, options: {path: table, generate: {rows: 64}}}\n"
-        "converter: {use: recd.kjt}\nmodel: {}\n"
-        "training: {ranks: 2, device: cpu, topology: cluster.yaml}\n"
-    )
-    result = CliRunner().invoke(main, ["run", "registry.yaml"])
-    assert result.exit_code == 1
-    assert "was measured on 2 nodes of 1 rank each, and this run has one node of 2" in result.output
-    assert not Path("table").exists()
 
 
 def test_small_sizes_do_not_end_a_sweep() -> None:

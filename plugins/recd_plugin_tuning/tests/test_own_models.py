@@ -14,6 +14,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recd_plugin_tuning.auto import Chosen
 from recd_plugins import prepare
+from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.topologies import load_topology
@@ -33,7 +34,7 @@ def test_what_tables_of_one_feature_cannot_have_is_not_chosen(make_registry) -> 
     model = EmbeddingCollection(tables=tables, device=torch.device("meta"))
     spec = load_topology("machine", nodes=2, ranks=2)
     slow = spec.model_copy(update={"inter_node_bandwidth": 6.25e6, "flops": 2e10})
-    prepared = prepare(registry, model, setting_of(registry, model, slow))
+    prepared = prepare(registry, model, setting_of(registry, list(embedding_modules(model)), slow))
     assert type(prepared.model) is EmbeddingCollection, "without tiers"
     assert prepared.coalesced == {"t_big", "t_small"}
     assert isinstance(prepared.chosen, Chosen)

@@ -31,7 +31,7 @@ from recd_plugins.planning.topologies import machine_of
 COSTS = StageCosts.model_validate(
     {
         "lookup": {"steps": 1e-3, "bytes_looked_up": 2e-9},
-        "gemm": {"matmul_flops": 1e-10, "attention_flops": 5e-10},
+        "gemm": {"matmul_flops": 1e-10},
         "all_to_all": {"collectives": 1e-4, "bytes_in_node": 1e-9},
         "other": {"steps": 2e-3, "element_bytes": 1e-10, "operators": 1e-8},
     }
@@ -45,7 +45,6 @@ def work(scale: float, collectives: int = 4, ids: float = 1e5) -> StepCost:
         collectives=collectives,
         bytes_in_node=2e6 * scale,
         matmul_flops=1e8 * scale,
-        attention_flops=3e8 * scale**2,
         element_bytes=1e8 * scale,
         operators=1e6 * scale**0.5,
     )
@@ -77,7 +76,7 @@ def test_less_time_for_more_work_costs_nothing() -> None:
         for scale, seconds in ((1, 2.0), (4, 1.0))
     )
     gemm = fit([few, many], StageCosts()).gemm
-    assert gemm.matmul_flops == gemm.attention_flops == 0 < gemm.steps
+    assert gemm.matmul_flops == 0 < gemm.steps
 
 
 def test_what_ranks_wait_in_turns_is_a_cost_and_what_work_explains_is_not() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from recd_plugins.data.preprocess import Preprocess
+    from recd_plugins.interfaces.model_tables import EmbeddingModule
 
 
 def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
@@ -68,14 +69,17 @@ def plan_placement(registry: RunConfig, schema: FeatureSchema) -> Placement:
     )
 
 
-def placement_of(model: nn.Module, sharding: dict[str, Sharding]) -> Placement:
-    """Return the placement of a model's features, read from its embedding modules."""
-    from recd_plugins.interfaces.model_tables import embedding_modules
+def placement_of(modules: Iterable[EmbeddingModule], sharding: Mapping[str, Sharding]) -> Placement:
+    """Return the placement of a model's features.
 
+    Args:
+        modules: ``embedding_modules`` of the model.
+        sharding: plugins by table name.
+    """
     pooled: list[str] = []
     replicated: list[str] = []
     sequence: list[str] = []
-    for module in embedding_modules(model):
+    for module in modules:
         bags = [table for table in module.tables if table.pooled]
         copies = [table.name for table in bags if _replicates(sharding.get(table.name))]
         if copies and len(copies) < len(bags):

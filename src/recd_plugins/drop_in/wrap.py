@@ -18,7 +18,7 @@ from recd_plugins.config.from_file import load_registry, registry_without_file
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.planning.prepare import prepare
+from recd_plugins.planning.choosing import prepare
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders

@@ -27,8 +27,7 @@ class StepCost:
         bytes_in_node: sent to ranks of its node in them.
         bytes_across_nodes: sent to ranks of other nodes.
         bytes_reduced: gradients that it sends to sum them up.
-        matmul_flops: operations of matrix products.
-        attention_flops: operations of torch's fused attention.
+        matmul_flops: operations of matrix products and attention.
         element_bytes: read and written by all other operators.
         operators: torch operators beside matrix products.
         ids_made_unique: ids that coalescing looks at.
@@ -46,7 +45,6 @@ class StepCost:
     bytes_across_nodes: float = 0.0
     bytes_reduced: float = 0.0
     matmul_flops: float = 0.0
-    attention_flops: float = 0.0
     element_bytes: float = 0.0
     operators: float = 0.0
     ids_made_unique: float = 0.0
@@ -68,7 +66,7 @@ Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 _RETIRED = {
     *("rows_updated_by_fbgemm", "sequence_rows_updated_by_fbgemm", "tables_looked_up"),
     *("rows_looked_up", "products", "matmul_bytes", "attention_queries", "bytes_waited_for"),
-    *("ids_read", "idle", "idle_links", "spared"),
+    *("ids_read", "idle", "idle_links", "spared", "attention_flops"),
 }
 
 
@@ -109,8 +107,9 @@ class LookupCost(StageCost):
 class GemmCost(StageCost):
     """Matrix products and attention, forward and backward."""
 
-    matmul_flops: Seconds = Field(default=0.0, description="For an operation of a product.")
-    attention_flops: Seconds = Field(default=0.0, description="For one of fused attention.")
+    matmul_flops: Seconds = Field(
+        default=0.0, description="For an operation of a product or of attention."
+    )
 
 
 class AllToAllCost(StageCost):

@@ -2,10 +2,10 @@
 
 - ``topologies``: the ranks, their memory and their rates (``topologies/*.yaml``).
 - ``profile``, ``compute``, ``setting``: what is known of the data and the model.
-- ``constraints``, ``table_ranks``, ``optimizer_entries``: what may be done with each table.
+- ``constraints``: sharding types, kernels and ranks that each table may have.
 - ``step_cost``: the cost model of a step. ``estimates``: TorchRec's, with its gaps filled.
 - ``search``, ``planner``: the plan that ``recd run`` and ``recd plan`` take.
-- ``choosing``: what ``use: auto`` asks, and the registry with its answer.
-- ``prepare``, ``prepared``: a model prepared by a registry, as a trainer uses it.
+- ``choosing``: ``prepare``, and the choosers of ``use: auto``.
+- ``prepared``: a model prepared by a registry, as a trainer uses it.
 - ``study``, ``report``, ``plan_mode``: ``recd plan``.
 """

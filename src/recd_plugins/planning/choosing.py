@@ -1,4 +1,4 @@
-"""Choosers: what ``use: auto`` may ask and try, and the registry with what it chose."""
+"""``prepare``, and choosers: the search context of ``use: auto``, and the registry it chose."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import chain
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -23,6 +24,7 @@ from torchrec.distributed.types import (
     ShardingPlan,
 )
 
+from recd_plugins.compat.torchrec_internals import refuse_other_versions
 from recd_plugins.config import Entry, RunConfig, at_entry
 from recd_plugins.config.run_config import NoDataset
 from recd_plugins.data.arrow import sparse_column
@@ -43,9 +45,11 @@ from recd_plugins.interfaces import (
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
 from recd_plugins.interfaces.model_tables import (
+    EmbeddingModule,
     all_tables_of,
     embedding_modules,
     names_of_several,
+    refuse_shared_tables,
     tables_of,
 )
 from recd_plugins.interfaces.plugin import plugin_call
@@ -53,9 +57,15 @@ from recd_plugins.interfaces.step_cost import StageCosts, StageTimes, StepCost
 from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.estimates import activations_of_parts
 from recd_plugins.planning.planner import build_planner, document
-from recd_plugins.planning.prepared import prepare_entries
+from recd_plugins.planning.prepared import Prepared, prepare_entries
 from recd_plugins.planning.profile import as_run_sends, measure_profile
-from recd_plugins.planning.setting import RegistryData, coalesced_tables, off_meta, rows_looked_up
+from recd_plugins.planning.setting import (
+    RegistryData,
+    coalesced_tables,
+    off_meta,
+    rows_looked_up,
+    setting_of,
+)
 from recd_plugins.planning.step_cost import (
     collective_seconds,
     estimate_step_cost,
@@ -89,17 +99,80 @@ _UNIQUE_SECONDS = {"cpu": 15e-9, "cuda": 1e-9}
 _LONG_CHOICE = 15.0
 
 
+def prepare(
+    registry: RunConfig,
+    model: nn.Module,
+    setting: PlanContext | None = None,
+    *,
+    topology: str | Path | None = None,
+    device: torch.device | None = None,
+) -> Prepared:
+    """Put poolings, and the modules of sharding plugins, into ``model``; changes are logged.
+
+    Args:
+        registry: the document.
+        model: any model with EmbeddingBagCollections (fed ``batch.sparse_features``) and
+            EmbeddingCollections (fed ``batch.sequence_features`` and pooled by SequencePooling).
+            Not sharded; may be on the meta device. It is changed in place.
+        setting: the ranks that it will be sharded for; default: those that this process is one of,
+            or would start.
+        topology: the cluster, replaces ``training.topology``.
+        device: of the tables in training; default: a GPU if the model is on one or the ranks
+            communicate by NCCL, else the CPU.
+
+    Raises:
+        RegistryError: a pattern matches no table or feature, or two entries claim one.
+        RecdError: a sequence feature has no pooling.
+        ExactnessError: a combination that cannot be exact.
+        SetupError: modules share a table; or TorchRec, FBGEMM or torch lacks what this package
+            relies on; or nothing that a chooser may choose fits.
+    """
+    if topology is not None:
+        registry = registry.with_training({"topology": str(topology)})
+    refuse_other_versions()
+    refuse_shared_tables(model)
+    modules = list(embedding_modules(model))
+    if setting is not None:
+        device_type: str | None = setting.device_type
+    else:
+        # A trainer that names no device may still train on a GPU, if there is one.
+        device_type = None if torch.cuda.is_available() else "cpu"
+        device_type = device.type if device else device_type
+        setting = setting_of(registry, modules, device=device or _device_of(registry, model))
+    registry, setting, chosen = choose(registry, model, modules, setting)
+    prepared = prepare_entries(registry, model, modules, setting, device_type)
+    claims = registry.claim("sharding", [table.name for table in prepared.tables])
+    for entry in registry.sharding:
+        names = [table.name for table in prepared.tables if claims.get(table.name) is entry]
+        logger.info("%s shards %s", entry.plugin.name, ", ".join(names))
+    return replace(prepared, chosen=chosen)
+
+
+def _device_of(registry: RunConfig, model: nn.Module) -> torch.device:
+    """Where a trainer will have its tables, as far as that shows before the model is sharded."""
+    if registry.training.device == "cpu":
+        return torch.device("cpu")
+    there = any(parameter.is_cuda for parameter in model.parameters())
+    initialized = torch.cuda.is_available() and dist.is_initialized()
+    by_nccl = initialized and "nccl" in str(dist.get_backend_config())
+    return torch.device("cuda" if there or by_nccl else "cpu")
+
+
 def choose(
-    registry: RunConfig, model: nn.Module, setting: PlanContext
+    registry: RunConfig, model: nn.Module, modules: Sequence[EmbeddingModule], setting: PlanContext
 ) -> tuple[RunConfig, PlanContext, Choice | None]:
-    """Return the registry and setting to go on with, and what was chosen; None without a chooser.
+    """Let the chooser of a registry choose, if there is one.
 
     If this process is one of the ranks of the setting, rank 0 chooses for all: a collective call.
 
     Args:
-        registry: that may have a chooser.
-        model: not prepared; it stays as it is.
+        registry: may have a chooser.
+        model: not prepared; it is not changed.
+        modules: its ``embedding_modules``.
         setting: of the model.
+
+    Returns:
+        The registry with the chosen entries, their setting, and the choice; None without a chooser.
 
     Raises:
         RegistryError: a pattern matches no table, two entries claim one, none is left to the
@@ -111,7 +184,7 @@ def choose(
     chooser = chooser_of(registry)
     if chooser is None:
         return registry, setting, None
-    ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
+    ours = [table for module in modules if module.ours for table in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours])
     tables = tuple(table for table in ours if claims.get(table.name) is chooser)
     others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
@@ -125,8 +198,8 @@ def choose(
         )
     if problem:
         raise RegistryError([Problem(str(registry.path), chooser.line, chooser.field, problem)])
-    find = partial(_find, registry, chooser, model, tables, others, setting)
-    # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
+    find = partial(_find, registry, chooser, model, modules, tables, others, setting)
+    # Trials have models of their own, outside of the mode of a model on the meta device.
     with without_collections(), _disable_current_modes():
         choice, profile = _of_one_rank(registry, chooser, ours, setting, find)
     data = DataOfChoices(setting.data, tables, profile)
@@ -144,7 +217,6 @@ def with_offers(registry: RunConfig, chooser: Entry[Sharding], offered: Offered)
     plugins: Mapping[str, type[Sharding]] = {cls.name: cls for cls in registry.offering}
 
     def entry(number: int, offer: Candidate, names: Sequence[str]) -> Entry[Sharding]:
-        # In words: the file has no such place.
         field = f"{chooser.field}, choice {number} of {chooser.plugin.name}"
         plugin = plugins[offer.use]
         made = plugin(plugin.Options.model_validate(offer.options))
@@ -162,10 +234,10 @@ class DataOfChoices(TrainingData):
 
     Args:
         data: of the model, whatever is coalesced.
-        tables: that are chosen for.
+        tables: the chooser's.
         profile: its own, with these tables coalesced.
-        sample: count accesses in at most so many rows; None: in as many as are asked for. Hot rows
-            are hotter in few rows, so that plugins which count on them look better than they are.
+        sample: count accesses in at most so many rows. Plugins that count on hot rows look better
+            than they are, as hot rows are hotter in few rows.
     """
 
     def __init__(
@@ -185,14 +257,14 @@ class DataOfChoices(TrainingData):
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """See ``TrainingData.access``; data is read once for all tables that are alike in kind."""
+        """See ``TrainingData.access``; reads the data once for all tables of a kind."""
         if self._sample is not None:
             rows = min(self._sample, rows or self._sample)
         found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
         return AccessProfile({t.name: found.tables[t.name] for t in tables}, found.source)
 
     def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
-        """See ``TrainingData.distinct``; likewise."""
+        """See ``TrainingData.distinct``."""
         known = self._profile.distinct
         found = known if self._sample is not None else self._data.distinct(self._alike(tables))
         return {table.name: found[table.name] for table in tables if table.name in found}
@@ -205,12 +277,12 @@ class DataOfChoices(TrainingData):
 
 @dataclass(frozen=True)
 class RegistrySearch(SearchContext):
-    """What the chooser of a registry is asked for a model.
+    """The search context of a registry's chooser.
 
     Attributes:
         registry: with the chooser.
         chooser: its entry.
-        model: not prepared; it stays as it is.
+        model: not prepared; it is not changed.
     """
 
     registry: RunConfig
@@ -263,7 +335,8 @@ class RegistrySearch(SearchContext):
     def _planned(self, registry: RunConfig, setting: PlanContext, fast: bool) -> Evaluation:
         with torch.device("meta"):
             model = _meta_copy(self.model)
-            prepared = prepare_entries(registry, model, setting, setting.device_type)
+            modules = list(embedding_modules(model))
+            prepared = prepare_entries(registry, model, modules, setting, setting.device_type)
         profile = setting.data.profile()
         planner = build_planner(
             prepared,
@@ -272,7 +345,7 @@ class RegistrySearch(SearchContext):
                 setting.world_size, setting.ranks_per_node, torch.device(setting.device_type)
             ),
             profile=profile,
-            # What the model keeps besides is the same whatever is chosen.
+            # Activations of the model are the same whatever is chosen.
             activation_bytes=activations_of_parts(
                 prepared.checked_parts, tables_of(prepared.model), profile, setting.batch_size
             ),
@@ -294,7 +367,7 @@ class RegistrySearch(SearchContext):
                 [table for table in planned if table.name not in without],
                 _without(plan, without),
                 sent,
-                NO_COMPUTE,  # it is the same whatever is chosen
+                NO_COMPUTE,
                 batch_size=setting.batch_size,
                 world_size=setting.world_size,
                 local_world_size=setting.ranks_per_node,
@@ -340,7 +413,7 @@ def _of_one_rank(
 
 
 def _digest(registry: RunConfig) -> str:
-    """Of the ids of the first batch; the converter is fitted by it, as by who chooses."""
+    """Hash the ids of the first batch; this fits the converter, as choosing does."""
     if isinstance(registry.dataset, NoDataset):
         return ""
     rows = first_rows(registry)
@@ -357,6 +430,7 @@ def _find(
     registry: RunConfig,
     chooser: Entry[Chooser],
     model: nn.Module,
+    modules: Sequence[EmbeddingModule],
     tables: Sequence[Table],
     others: tuple[str, ...],
     setting: PlanContext,
@@ -364,7 +438,6 @@ def _find(
     plugin = chooser.plugin
     if registry.unloaded:
         _warn_of_unloaded(plugin.name, registry.unloaded)
-    modules = list(embedding_modules(model))
     ours = [table for module in modules if module.ours for table in module.tables]
     profile = _profile(registry, tables, ours, setting.data, rows_looked_up(registry, modules))
     known = replace(setting, data=DataOfChoices(setting.data, tables, profile))
@@ -387,7 +460,7 @@ def _find(
 
 @cache
 def _warn_of_unloaded(name: str, reasons: tuple[str, ...]) -> None:
-    """Say once why the choice may differ from machine to machine."""
+    """Warn once that the choice may differ between machines."""
     logger.warning("%s chooses without what cannot be loaded: %s", name, "; ".join(reasons))
 
 
@@ -398,7 +471,7 @@ def _profile(
     data: TrainingData,
     rows: Mapping[str, int],
 ) -> DataProfile:
-    """The profile of the model's data, with what coalescing any of ``tables`` would send."""
+    """The profile of the model's data, with distinct ids of ``tables``."""
     own = isinstance(data, RegistryData)
     coalesced = [*tables, *(coalesced_tables(registry, ours) if own else ())]
     with off_meta():
@@ -415,7 +488,7 @@ def _profile(
 
 
 def _costs(setting: PlanContext, name: str) -> StageCosts:
-    """The costs of the setting, with assumptions for those that were not measured."""
+    """The costs of the setting, with assumptions for those not measured."""
     if setting.costs is None:
         raise SetupError(
             f"{name} chooses by what a step costs, and the setting that the model is prepared for "
@@ -441,7 +514,7 @@ def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
 
 
 def _meta_copy(model: nn.Module) -> nn.Module:
-    """A copy of a model whose parameters and buffers have no values."""
+    """Copy a model without values of parameters and buffers."""
     memo: dict[int, object] = {}
     for tensor in chain(model.parameters(), model.buffers()):
         empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

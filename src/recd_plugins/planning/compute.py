@@ -1,4 +1,4 @@
-"""What a model computes apart from its lookups, and keeps for backward, counted on a few rows."""
+"""Operations and saved activations of a model's dense part, counted on a few rows on CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -21,13 +21,14 @@ from recd_plugins.data.prepared import first_rows, placement_of, smallest_batch,
 from recd_plugins.data.row_pipeline import RowPipeline, Transforms, fit_converter
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.interfaces.batch import ModelInput, Placement
+from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.interfaces.step_cost import stage_of
 from recd_plugins.model.build import build_model, model_code
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling, put_poolings
 from recd_plugins.runtime.errors import RecdError
 
-# Rows to look at, and rows to count on, spread over them: neighbours are of one session.
+# Rows to read, and rows to count on, spread over them: neighbours are of one session.
 _ROWS, _COUNTED = 256, 64
 # Operators of Adagrad for one parameter.
 _OPTIMIZER_OPERATORS = 6
@@ -38,49 +39,40 @@ class Operations:
     """Operations of forward and backward; the fields are those of ``StepCost``."""
 
     matmul_flops: float = 0.0
-    attention_flops: float = 0.0
     element_bytes: float = 0.0
 
     def __sub__(self, other: Operations) -> Operations:
         """Return what is left without ``other``."""
-        left = {name: getattr(self, name) - getattr(other, name) for name in vars(self)}
-        return Operations(**left)
+        return Operations(
+            self.matmul_flops - other.matmul_flops, self.element_bytes - other.element_bytes
+        )
 
     def __truediv__(self, count: float) -> Operations:
         """Return the operations of one of ``count``."""
-        return Operations(**{name: value / count for name, value in vars(self).items()})
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptActivations:
-    """Bytes that a forward pass keeps for the backward pass, apart from lookups.
-
-    Attributes:
-        pooling_saved_bytes: of poolings, for a row that they see.
-        rest_saved_bytes: of all else, for a row of the batch.
-        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
-    """
-
-    pooling_saved_bytes: float = 0.0
-    rest_saved_bytes: float = 0.0
-    pools_all_rows: bool = False
+        return Operations(self.matmul_flops / count, self.element_bytes / count)
 
 
 @dataclass(frozen=True)
-class Compute(KeptActivations):
-    """What a model computes and keeps, apart from its lookups.
+class Compute:
+    """What a model computes, and keeps for the backward pass, apart from its lookups.
 
     Attributes:
-        pooling: for each row that sequence poolings see.
-        rest: for each row of the batch.
-        parameter_bytes: of its dense parameters, whose gradients are reduced.
+        pooling: operations for each row that sequence poolings see.
+        rest: operations for each row of the batch.
+        parameter_bytes: of dense parameters, whose gradients are reduced.
         operators: of a step, whatever its rows, with those of the dense optimizer.
+        pooling_saved_bytes: activations for each row that sequence poolings see.
+        rest_saved_bytes: other activations for each row of the batch.
+        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
     """
 
     pooling: Operations
     rest: Operations
     parameter_bytes: int
     operators: int = 0
+    pooling_saved_bytes: float = 0.0
+    rest_saved_bytes: float = 0.0
+    pools_all_rows: bool = False
 
 
 NO_COMPUTE = Compute(Operations(), Operations(), 0)
@@ -93,28 +85,19 @@ def measure_compute(registry: RunConfig) -> Compute:
         RecdError: the registry has no model, or it does not fit the data.
         DataError: the data is missing or wrong.
     """
-    model, batch = _model_and_batch(registry)
+    if not registry.has_model:
+        raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
+    together = smallest_batch(wrapped_dataset(registry))
+    size = min(registry.training.batch_size, max(together, _ROWS - _ROWS % together))
+    plain = PlainConverter(PlainConverter.Options())
+    small = registry.with_training({"batch_size": size})
+    small = replace(small, converter=plain, sharding=(), cache=())
+    with one_row_tables():
+        model = build_model(small, small.dataset.schema())
+    put_poolings(small, model)
+    batch = _sample(small, placement_of(embedding_modules(model), {}))
     with model_code(registry, model):
         return count_operations(model, batch)
-
-
-def measure_kept(registry: RunConfig) -> KeptActivations:
-    """Count the activations of ``measure_compute`` alone, by forward passes.
-
-    Raises:
-        RecdError: the registry has no model, or it does not fit the data.
-        DataError: the data is missing or wrong.
-    """
-    model, batch = _model_and_batch(registry)
-    with model_code(registry, model):
-        pools_all_rows = _pools_all_rows(model)
-        with _counting_saved(model.parameters()) as saved:
-            calls = _pooling_calls(model, batch)
-        with _counting_saved(model.parameters()) as by_pooling:
-            # Kept alive: memory is told apart by address.
-            kept = [module(*args).sum() for module, args in calls]
-        del kept
-    return _kept(saved, by_pooling, batch.labels.shape[0], pools_all_rows)
 
 
 def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
@@ -123,11 +106,8 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
     Args:
         model: on CPU, with its poolings.
         batch: plain, so that poolings see all rows.
-
-    Raises:
-        RecdError: some of its SequencePoolings see all rows, and some do not.
     """
-    pools_all_rows, num_rows = _pools_all_rows(model), batch.labels.shape[0]
+    num_rows = batch.labels.shape[0]
     with _Counter() as whole, _counting_saved(model.parameters()) as saved:
         model(batch)[0].backward()
     calls = _pooling_calls(model, batch)
@@ -143,12 +123,15 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
     # Rows that are pooled as bags are looked up in no table.
     pooled_bytes = pooling.operations.element_bytes + pooling.lookup_bytes
     dense = [p for p in model.parameters() if id(p) not in tables]
+    poolings = [module for module in model.modules() if isinstance(module, SequencePooling)]
     return Compute(
         pooling=replace(pooling.operations, element_bytes=pooled_bytes) / num_rows,
         rest=(whole.operations - pooling.operations) / num_rows,
         parameter_bytes=sum(p.numel() * p.element_size() for p in dense),
         operators=whole.operators + _OPTIMIZER_OPERATORS * len(dense),
-        **vars(_kept(saved, by_pooling, num_rows, pools_all_rows)),
+        pooling_saved_bytes=by_pooling.num_bytes / num_rows,
+        rest_saved_bytes=max(0, saved.num_bytes - by_pooling.num_bytes) / num_rows,
+        pools_all_rows=any(module.pool_rows == "all" for module in poolings),
     )
 
 
@@ -160,6 +143,7 @@ class _Saved:
 def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
     """Count bytes that autograd saves in this context, each storage once, without parameters."""
     saved = _Saved()
+    # Storages of parameters, and those that were counted: both live as long as the graph.
     seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -171,24 +155,6 @@ def _counting_saved(parameters: Iterable[Tensor]) -> Iterator[_Saved]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield saved
-
-
-def _kept(saved: _Saved, by_pooling: _Saved, num_rows: int, all_rows: bool) -> KeptActivations:
-    return KeptActivations(
-        pooling_saved_bytes=by_pooling.num_bytes / num_rows,
-        rest_saved_bytes=max(0, saved.num_bytes - by_pooling.num_bytes) / num_rows,
-        pools_all_rows=all_rows,
-    )
-
-
-def _pools_all_rows(model: nn.Module) -> bool:
-    seen = {module.pool_rows for module in model.modules() if isinstance(module, SequencePooling)}
-    if len(seen) > 1:
-        raise RecdError(
-            f"{type(model).__name__} has SequencePoolings with pool_rows unique and with all, "
-            "which are not counted apart; give all of them one"
-        )
-    return seen == {"all"}
 
 
 def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module, Any]]:
@@ -205,23 +171,8 @@ def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module,
     return calls
 
 
-def _model_and_batch(registry: RunConfig) -> tuple[nn.Module, ModelInput]:
-    """The model with tables of one row, and some of the first rows."""
-    if not registry.has_model:
-        raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
-    together = smallest_batch(wrapped_dataset(registry))
-    size = min(registry.training.batch_size, max(together, _ROWS - _ROWS % together))
-    plain = PlainConverter(PlainConverter.Options())
-    small = registry.with_training({"batch_size": size})
-    small = replace(small, converter=plain, sharding=(), cache=())
-    with one_row_tables():
-        model = build_model(small, small.dataset.schema())
-    put_poolings(small, model)
-    return model, _sample(small, placement_of(model, {}))
-
-
 def _sample(registry: RunConfig, placement: Placement) -> ModelInput:
-    """Some of the first rows; every id is the only one that the model's tables have."""
+    """Some of the first rows; every id is 0, the only row that the model's tables have."""
     rows = first_rows(registry)
     places = list(range(0, len(rows), -(-len(rows) // _COUNTED)))
     origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)
@@ -240,21 +191,20 @@ def _first_id(kjt: KeyedJaggedTensor | None) -> KeyedJaggedTensor | None:
     if kjt is None:
         return None
     zeros = torch.zeros_like(kjt.values())
-    weights, lengths = kjt.weights_or_none(), kjt.lengths()
-    return KeyedJaggedTensor(kjt.keys(), zeros, weights=weights, lengths=lengths)
+    return KeyedJaggedTensor(kjt.keys(), zeros, kjt.weights_or_none(), kjt.lengths())
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the operations of what runs in it, but for lookups."""
+    """Adds up the operations of what runs in it, apart from lookups."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._totals = dict.fromkeys(vars(Operations()), 0.0)
+        self._flops = self._element_bytes = 0.0
         self.operators, self.lookup_bytes = 0, 0
 
     @property
     def operations(self) -> Operations:
-        return Operations(**self._totals)
+        return Operations(self._flops, self._element_bytes)
 
     def __torch_dispatch__(
         self,
@@ -265,26 +215,31 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
-        stage, is_attention = stage_of(name), "attention" in name
-        self.operators += stage != "lookup" and (stage != "gemm" or is_attention)
+        stage = stage_of(name)
+        self.operators += stage != "lookup" and (stage != "gemm" or "attention" in name)
         if stage == "gemm":
-            kind = "attention_flops" if is_attention else "matmul_flops"
-            self._totals[kind] += _flops(func, args, kwargs or {}, result)
+            self._flops += _flops(func, args, kwargs or {}, result)
         elif stage == "lookup":
             self.lookup_bytes += _bytes((args, kwargs, result))
         elif stage is None and not _is_view(func):
-            self._totals["element_bytes"] += _bytes((args, kwargs, result))
+            self._element_bytes += _bytes((args, kwargs, result))
         return result
 
 
 def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> float:
     packet = func.overloadpacket
-    if packet in _ATTENTION_ON_CPU:
-        return float(_ATTENTION_ON_CPU[packet](*args))
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu:
+        return float(sdpa_flop_count(*_shapes(args[:3])))  # type: ignore[no-untyped-call]
+    if packet is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        return float(sdpa_backward_flop_count(*_shapes(args[:4])))  # type: ignore[no-untyped-call]
     if packet in flop_registry:
         return float(flop_registry[packet](*args, **kwargs, out_val=result))
     # A product that torch does not count, as of FBGEMM: two for each pair of factors.
     return 2.0 * max((t.numel() for t in _tensors((args, result))), default=0)
+
+
+def _shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors]
 
 
 def _is_view(func: Any) -> bool:
@@ -299,21 +254,3 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _bytes(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
-    batch, heads, queries, dim = query.shape
-    return 2 * batch * heads * queries * key.shape[2] * (dim + value.shape[3])
-
-
-def _attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> int:
-    # The scores once more, then gradients of them, of query and key, and of value.
-    batch, heads, queries, dim = query.shape
-    return 2 * batch * heads * queries * key.shape[2] * (3 * dim + 2 * value.shape[3])
-
-
-# torch counts those of CUDA.
-_ATTENTION_ON_CPU: dict[Any, Any] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}

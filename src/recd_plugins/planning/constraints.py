@@ -1,4 +1,4 @@
-"""What the planner may do with each table: wishes of plugins, data and optimizers."""
+"""What the planner may do with each table: by plugins, data, optimizers and trainers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.distributed.types import ModuleSharder, ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
 from recd_plugins.compat.row_updates import ELEMENTWISE, kind_of_update
 from recd_plugins.config import TrainingSpec
+from recd_plugins.config.entries import CheckedPart
 from recd_plugins.data.prepared import PreparedModel
 from recd_plugins.interfaces import Table
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import EmbeddingModule, sharded_modules
 from recd_plugins.runtime.errors import SetupError
-from recd_plugins.runtime.text import did_you_mean, shortened
+from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.entry_constraints import (
     EntryConstraints,
     entry_constraints,
@@ -30,7 +31,6 @@ from recd_plugins.sharding.entry_constraints import (
     set_fields,
 )
 from recd_plugins.sharding.sharders import fused_params
-from recd_plugins.sharding.wire import int8_of
 
 _UNSET = ParameterConstraints()
 _CACHED = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
@@ -39,16 +39,20 @@ _DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 _GRID = ShardingType.GRID_SHARD.value
 _COLUMN_WISE = {ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value, _GRID}
 _BY_ROWS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value, _GRID}
+_ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)
+_ON_SOME_RANKS = (*_ON_ONE_RANK, ShardingType.COLUMN_WISE.value)
+#: Types whose shards the ranks of one node hold.
+ON_A_NODE = (ShardingType.TABLE_ROW_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)
 
 
 @dataclass(frozen=True)
 class TableOptimizer:
-    """The optimizer that a table has in the backward pass.
+    """The optimizer of a table in the backward pass.
 
     Attributes:
-        in_backward: name of the class that the table's parameter brings, by
-            ``apply_optimizer_in_backward``; empty if the sharder says the optimizer.
-        elementwise: whether parts of a row are trained as a whole row is.
+        in_backward: class name of the parameter's own optimizer (``apply_optimizer_in_backward``);
+            empty if the sharder sets the optimizer.
+        elementwise: whether parts of a row train as a whole row does.
         fused_params: of the sharder.
     """
 
@@ -84,7 +88,7 @@ def table_optimizers(
 
 
 def _kind_of(optimizer_class: Any, arguments: Mapping[str, Any]) -> EmbOptimType | None:
-    """FBGEMM's name of it; None if it has none, which its sharder refuses."""
+    """FBGEMM's name of an optimizer; None if it has none, which its sharder refuses."""
     try:
         return kind_of_update(optimizer_class, arguments)
     except ValueError:
@@ -105,33 +109,30 @@ def table_constraints(
 ) -> dict[str, ParameterConstraints]:
     """Return constraints by table name.
 
-    A deduplicated feature sends, looks up and returns its unique rows of a batch: that is
-    ``ParameterConstraints.batch_sizes``, with the mean length of those rows as
-    ``pooling_factors``. A coalesced table does so with one row for each distinct id, as those of
-    its first feature. Ids that go elsewhere than to a table's shards do not count.
+    A deduplicated feature sends, looks up and returns the unique rows of a batch:
+    ``ParameterConstraints.batch_sizes``, with their mean length as ``pooling_factors``. A coalesced
+    table has one row per distinct id, all in its first feature. Ids that do not go to the shards of
+    a table do not count.
 
     Args:
         prepared: sharding and cache entries, and their parts.
         tables: of the model, as plugins left it.
         profile: lengths and dedupe factors of the features.
         device_type: ``cpu`` or ``cuda``.
-        optimizers: of the tables; those of ``training:`` without it.
-        replicate: whether the planner may replicate tables of its own accord. Those train with the
-            dense optimizer, so it has to be the rule of ``training:``.
+        optimizers: of the tables; default: that of ``training:``.
+        replicate: whether the planner may replicate tables of its own accord. These train with the
+            dense optimizer, which then must follow the rule of ``training:``.
         exact: tables of this library's own sharders, whose data-parallel kernels on CPU take
-            sequences, and deduplicated batches.
-        wishes: of the trainer, by table name; they go before what is known of the data.
+            sequences and deduplicated batches.
+        wishes: constraints of the trainer, by table name; they go before the data.
         left: modules that TorchRec's own sharders take.
 
     Raises:
-        PluginError: a plugin constrains a table that is none of its own.
-        SetupError: two plugins, or one and ``wishes``, set the same thing for one table in
-            different ways; ``wishes`` name no table of the model, or what TorchRec does not take;
-            a data-parallel table would lose the optimizer that its parameter brings.
+        SetupError: two plugins, or a plugin and ``wishes``, set one field of a table differently;
+            a data-parallel table would lose its own optimizer.
     """
     registry, wishes, optimizers = prepared.registry, wishes or {}, optimizers or {}
     others = [table for module in left for table in module.tables]
-    _check_wishes(wishes, [*tables, *others])
     of_trainer = EntryConstraints("", "planner(constraints=...)", wishes)
     merged = _merged((*entry_constraints(prepared, tables), of_trainer))
     _keep_optimizers(merged, optimizers)
@@ -147,15 +148,10 @@ def table_constraints(
     sharded |= {table.name for table in others}
     for table in (*tables, *others):
         share = math.prod(part.sharded_share(table.name) for part in prepared.checked_parts)
-        found = _with_batch_sizes(
-            merged.get(table.name, _UNSET),
-            table,
-            registry.training,
-            # Data-parallel kernels are fed every row.
-            profile.plain() if table.name in replicated else profile,
-            share,
-            profile,
-        )
+        # Data-parallel kernels are fed every row.
+        fed = profile.plain() if table.name in replicated else profile
+        found = merged.get(table.name, _UNSET)
+        found = _with_batch_sizes(found, table, registry.training, fed, share, profile)
         if found.sharding_types is None:
             optimizer = optimizers.get(table.name) or own_training
             may = replicate and table.name not in sharded and optimizer == own_training
@@ -174,13 +170,13 @@ def feasible(
     constraints: Mapping[str, ParameterConstraints],
     device_type: str,
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints without sharding types that have none of the kernels asked for.
+    """Return constraints without sharding types that have no kernel, of which TorchRec warns.
 
-    TorchRec tries every type, and warns of each that has no kernel. And it tries every kernel of a
-    sharder for all of its tables: on CPU the cached one is for tables that ask for it.
+    TorchRec also tries each kernel for all tables of a sharder: on CPU the cached kernel is only
+    for tables that ask for it.
 
     Raises:
-        SetupError: a table is left without a sharding type or without a kernel; says which.
+        SetupError: no sharding type with a kernel is left to a table.
     """
     narrowed = dict(constraints)
     for child, sharder in sharded_modules(module, sharders):
@@ -188,39 +184,32 @@ def feasible(
             str(kind): sharder.compute_kernels(kind, device_type)
             for kind in sharder.sharding_types(device_type)
         }
-        who = type(sharder).__name__
-        if int8_of(getattr(sharder, "qcomm_codecs_registry", None)) is not None:
-            who += " with training.wire int8"
+        every = list(dict.fromkeys(kernel for each in offered.values() for kernel in each))
         for name in sharder.shardable_parameters(child):
             wanted = constraints.get(name, _UNSET)
-            kinds = [kind for kind in offered if kind in (wanted.sharding_types or offered)]
+            asked = set(wanted.compute_kernels or every)
+            kinds = [
+                kind
+                for kind in offered
+                if kind in (wanted.sharding_types or offered) and asked & set(offered[kind])
+            ]
             if not kinds:
+                of = f", {', '.join(wanted.compute_kernels)}" if wanted.compute_kernels else ""
                 raise SetupError(
-                    f"table {name} cannot be sharded {', '.join(wanted.sharding_types or [])} on "
-                    f"{device_type}: {who} offers {', '.join(offered)}; name another sharding for "
-                    "it, or leave it to the planner"
+                    f"table {name} cannot be sharded {', '.join(wanted.sharding_types or [])}{of} "
+                    f"on {device_type}: {type(sharder).__name__} offers {', '.join(offered)} with "
+                    f"the kernels {', '.join(every)}; name another sharding or cache for it"
                 )
-            kernels = dict.fromkeys(kernel for each in offered.values() for kernel in each)
             if wanted.compute_kernels:
-                asked = set(wanted.compute_kernels)
-                with_kernel = [kind for kind in kinds if asked & set(offered[kind])]
-                if not with_kernel:
-                    known = dict.fromkeys(kernel for kind in kinds for kernel in offered[kind])
-                    raise SetupError(
-                        f"table {name} cannot have the compute kernel "
-                        f"{', '.join(wanted.compute_kernels)} on {device_type}: {who} offers "
-                        f"{', '.join(known)} for {', '.join(kinds)}; name another cache or "
-                        "sharding for it"
-                    )
-                narrowed[name] = replace(wanted, sharding_types=with_kernel)
-            elif wanted.compute_kernels is None and device_type == "cpu" and _CACHED in kernels:
-                del kernels[_CACHED]
-                narrowed[name] = replace(wanted, compute_kernels=list(kernels))
+                narrowed[name] = replace(wanted, sharding_types=kinds)
+            elif wanted.compute_kernels is None and device_type == "cpu" and _CACHED in every:
+                kernels = [kernel for kernel in every if kernel != _CACHED]
+                narrowed[name] = replace(wanted, compute_kernels=kernels)
     return narrowed
 
 
 def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstraints]:
-    """The constraints of all entries by table, which must not contradict one another."""
+    """Constraints of all entries by table; entries must not contradict one another."""
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], EntryConstraints] = {}
     for entry in entries:
@@ -237,21 +226,10 @@ def _merged(entries: Iterable[EntryConstraints]) -> dict[str, ParameterConstrain
     return merged
 
 
-def _check_wishes(wishes: Mapping[str, ParameterConstraints], tables: Sequence[Table]) -> None:
-    """Refuse constraints of tables that are not there, which TorchRec's planner would pass over."""
-    known = [table.name for table in tables]
-    for name in wishes:
-        if name not in known:
-            raise SetupError(
-                f"planner(constraints=...) names {name}, which is no table of the model"
-                + (did_you_mean(name, known) or f"; the tables: {shortened(known)}")
-            )
-
-
 def _keep_optimizers(
     merged: dict[str, ParameterConstraints], optimizers: Mapping[str, TableOptimizer]
 ) -> None:
-    """Take data-parallel from tables that bring an optimizer, which would be dropped; or refuse."""
+    """Take data-parallel from tables with an optimizer of their own, which would be dropped."""
     for name, constraints in merged.items():
         kinds, optimizer = constraints.sharding_types, optimizers.get(name)
         if not kinds or optimizer is None or not optimizer.in_backward:
@@ -273,7 +251,7 @@ def _of_left(
     wish: ParameterConstraints,
     device_type: str,
 ) -> ParameterConstraints:
-    """For a table of one of TorchRec's own sharders, which offer kinds that do not run."""
+    """Drop what TorchRec's own sharders offer for a module and cannot run."""
     is_processed = isinstance(module.shardable, FeatureProcessedEmbeddingBagCollection)
     if is_processed and wish.sharding_types is None:
         kinds = [kind for kind in constraints.sharding_types or [] if kind not in _BY_ROWS]
@@ -286,10 +264,10 @@ def _of_left(
 
 
 def _kinds(elementwise: bool, *, replicated: bool) -> list[str]:
-    """Sharding types that the planner may choose of its own accord.
+    """Sharding types that the planner may choose of its own accord: those that train alike.
 
-    Not those that change what is trained: each column shard has a row-wise Adagrad of its own, and
-    a data-parallel table no optimizer in the backward pass.
+    Each column shard has a row-wise Adagrad of its own, and a data-parallel table no optimizer in
+    the backward pass.
     """
     excluded = {_GRID} | (set() if elementwise else _COLUMN_WISE)
     excluded |= set() if replicated else {_DATA_PARALLEL}
@@ -304,7 +282,7 @@ def _with_batch_sizes(
     own_share: float,
     profile: DataProfile,
 ) -> ParameterConstraints:
-    """With rows and lengths by feature, if no plugin has set them."""
+    """Set rows and lengths by feature, if no plugin has."""
     size, features = training.batch_size, [fed.of(name) for name in table.features]
     rows = [feature.rows(size) for feature in features]
     ids = [feature.ids(size, pooled=table.pooled) for feature in features]
@@ -329,10 +307,10 @@ def _not_replicated(
 ) -> set[str]:
     """Return tables that the planner must not make data-parallel of its own accord.
 
-    Coalesced tables, as their ids are to be sent, and bags beside them, whose batches vary. Of the
-    others bags fed variable batches, which TorchRec's data-parallel kernels do not take, and
-    sequences on CPU, where these kernels are wrong; unless an entry whose tables are ``exact``
-    says that they may be replicated.
+    - Coalesced tables, whose ids are to be sent, and bags beside them, whose batches vary.
+    - Bags fed variable batches, which TorchRec's data-parallel kernels do not take, and sequences
+      on CPU, where these kernels are wrong; unless an entry says that these ``exact`` tables may be
+      replicated.
     """
     may = {
         table.name
@@ -353,3 +331,102 @@ def _not_replicated(
         or (table.pooled and any_coalesced)
         or (table.name not in may and (variable if table.pooled else device_type == "cpu"))
     }
+
+
+@dataclass(frozen=True)
+class TableGroup:
+    """Tables whose ranks table strategies constrain.
+
+    Attributes:
+        tables: their names; several stay on one rank.
+        ranks: ranks that may hold rows of them.
+        places: entries that say so.
+    """
+
+    tables: frozenset[str]
+    ranks: frozenset[int]
+    places: tuple[str, ...]
+
+    @property
+    def is_together(self) -> bool:
+        """Whether they stay on one rank."""
+        return len(self.tables) > 1
+
+    @property
+    def words(self) -> str:
+        """The constraint, for ``recd plan``."""
+        together = f"{shortened(sorted(self.tables))} together " if self.is_together else ""
+        one = "one of " if self.is_together and len(self.ranks) > 1 else ""
+        ranks = shortened([str(rank) for rank in sorted(self.ranks)])
+        plural = "s" * (len(self.ranks) > 1)
+        return f"{together}on {one}rank{plural} {ranks}, says {' and '.join(self.places)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"allowed_ranks": sorted(self.ranks), "together": sorted(self.tables)}
+
+    def nodes(self, ranks_per_node: int) -> list[tuple[int, ...]]:
+        """Return the nodes all of whose ranks are allowed."""
+        firsts = range(0, max(self.ranks) + 1, ranks_per_node)
+        nodes = (tuple(range(first, first + ranks_per_node)) for first in firsts)
+        return [node for node in nodes if self.ranks.issuperset(node)]
+
+
+def table_groups(
+    parts: Sequence[CheckedPart], tables: Sequence[str], world_size: int
+) -> tuple[TableGroup, ...]:
+    """Return the tables with constrained ranks, joined if they share a rank.
+
+    Raises:
+        SetupError: no rank is left to a table.
+    """
+    every = frozenset(range(world_size))
+    groups: list[TableGroup] = []
+    for part in parts:
+        said: list[tuple[frozenset[str], Collection[int]]] = [
+            (frozenset({table}), ranks)
+            for table in tables
+            if (ranks := part.ranks(table)) is not None
+        ]
+        said += [(frozenset(group), every) for group in part.together() if group]
+        for names, ranks in said:
+            met = [group for group in groups if group.tables & names]
+            joined = TableGroup(
+                names.union(*(group.tables for group in met)),
+                every.intersection(ranks, *(group.ranks for group in met)),
+                tuple(dict.fromkeys([*(p for group in met for p in group.places), part.place])),
+            )
+            if not joined.ranks:
+                raise SetupError(
+                    f"of {world_size} ranks none is left for {shortened(sorted(joined.tables))} by "
+                    f"{' and '.join(joined.places)}"
+                )
+            groups = [group for group in groups if group not in met] + [joined]
+    return tuple(group for group in groups if group.is_together or group.ranks != every)
+
+
+def with_ranks(
+    constraints: Mapping[str, ParameterConstraints],
+    groups: Sequence[TableGroup],
+    topology: Topology,
+) -> dict[str, ParameterConstraints]:
+    """Return constraints without sharding types that put shards on other ranks.
+
+    Raises:
+        SetupError: no sharding type is left to a table.
+    """
+    narrowed = dict(constraints)
+    for group in groups:
+        kinds: tuple[str, ...] = _ON_ONE_RANK if group.is_together else _ON_SOME_RANKS
+        if not group.is_together and group.nodes(topology.local_world_size):
+            kinds = (*kinds, *ON_A_NODE)
+        for name in group.tables:
+            wanted = constraints.get(name, _UNSET)
+            left = [kind for kind in wanted.sharding_types or kinds if kind in kinds]
+            if not left:
+                raise SetupError(
+                    f"table {name} is to be sharded {', '.join(wanted.sharding_types or ())}, not "
+                    f"only {group.words}: choose one of {', '.join(kinds)}"
+                )
+            narrowed[name] = replace(wanted, sharding_types=left)
+    return narrowed

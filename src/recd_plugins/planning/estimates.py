@@ -1,4 +1,4 @@
-"""Memory and time of shards and plans, as TorchRec estimates them with its gaps filled."""
+"""Memory and time of shards and plans: TorchRec's estimates, with gaps filled."""
 
 from __future__ import annotations
 
@@ -53,16 +53,17 @@ from recd_plugins.planning.step_cost import (
     count_collectives,
 )
 
-#: Left to the allocator and the interpreter; and to activations if nobody counted them.
+#: Share of memory left to the allocator and the interpreter.
 RESERVED_SHARE = 0.15
+_DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 
 
 def dense_bytes(
     module: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]], training: TrainingSpec
 ) -> int:
-    """Parameters, gradients and optimizer state of a rank that belong to no table.
+    """Return bytes of dense parameters, gradients and optimizer state of a rank.
 
-    Gradients count twice: DistributedDataParallel has buckets of its own.
+    Gradients count twice, for the buckets of DistributedDataParallel.
     """
     copies = 3 + (training.optimizer != "sgd")
     module_types = {sharder.module_type for sharder in sharders}
@@ -80,23 +81,22 @@ def dense_bytes(
 
 
 def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) -> int:
-    """Optimizer state of a shard, and the gradients of a replicated table.
+    """Return bytes of optimizer state of a shard, and of gradients of a replicated table.
 
-    Row-wise Adagrad has a float32 a row; a table that brings an optimizer has what TorchRec
-    estimates. A replicated table has whole gradients, twice: in the buckets of
-    DistributedDataParallel, too. Other tables learn in the backward pass.
+    Row-wise Adagrad has one float32 per row; for a table with an optimizer of its own TorchRec's
+    estimate counts. Gradients of a replicated table count twice, as in ``dense_bytes``.
     """
     state = 4 * shard.size[0] if training.optimizer == "rowwise_adagrad" else 0
     if (own := _own_optimizer(option)) is not None:
         num_bytes = math.prod(shard.size) * option.tensor.element_size()
         state = math.ceil(num_bytes * _get_optimizer_multipler(own, option.tensor.shape))
-    if option.sharding_type == ShardingType.DATA_PARALLEL.value:
+    if option.sharding_type == _DATA_PARALLEL:
         state += 2 * option.tensor.numel() * option.tensor.element_size()
     return state
 
 
 def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None:
-    """The optimizer of a table's parameter (``apply_optimizer_in_backward``)."""
+    """The optimizer of a parameter, set by ``apply_optimizer_in_backward``."""
     classes: list[type[torch.optim.Optimizer]] = getattr(option.tensor, "_optimizer_classes", [])
     return classes[0] if classes else None
 
@@ -104,7 +104,7 @@ def _own_optimizer(option: ShardingOption) -> type[torch.optim.Optimizer] | None
 def memory_of_parts(
     parts: Iterable[TableStrategy], ranks_per_node: int, optimizer: str
 ) -> dict[str, int]:
-    """Bytes that parts of entries hold on each rank, by what they are."""
+    """Return bytes that table strategies hold on each rank, by name."""
     found = Counter[str]()
     for part in parts:
         found.update(part.memory_of_rank(ranks_per_node, optimizer))
@@ -114,7 +114,7 @@ def memory_of_parts(
 def activations_of_parts(
     parts: Iterable[TableStrategy], tables: Iterable[Table], profile: DataProfile, batch_size: int
 ) -> int:
-    """Bytes that parts keep of a forward pass."""
+    """Return bytes of activations of table strategies."""
     ids = [(table, profile.ids(table, batch_size)) for table in tables]
     return round(sum(part.activation_bytes(*each) for part in parts for each in ids))
 
@@ -126,7 +126,7 @@ def row_memory(
     optimizer: str,
     device_type: str,
 ) -> RowMemory | None:
-    """Return what the part of a table says of its rows; None if TorchRec's kernels hold them."""
+    """Return the row memory of a table by its strategy; None if TorchRec's kernels hold it."""
     return one_answer(
         parts,
         option.name,
@@ -143,7 +143,7 @@ def free_storage(
     sharders: Sequence[ModuleSharder[nn.Module]],
     activation_bytes: int,
 ) -> NDArray[np.int64]:
-    """Bytes of each rank that tables may take: ``[3, world_size]``, fields of ``Storage``."""
+    """Return bytes that tables may take, int64 ``[fields of Storage, world_size]``."""
     beside = memory_of_parts(parts, topology.local_world_size, training.optimizer)
     taken = dense_bytes(module, sharders, training) + sum(beside.values()) + activation_bytes
     on_cpu = topology.compute_device == "cpu"
@@ -156,14 +156,7 @@ def free_storage(
 
 
 class StorageEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate, with ``state_bytes`` and with the rows of parts that hold them.
-
-    Args:
-        topology: the ranks.
-        constraints: by table.
-        training: says the optimizer of the tables.
-        parts: of entries.
-    """
+    """TorchRec's estimate, with ``state_bytes`` and the row memory of table strategies."""
 
     def __init__(
         self,
@@ -176,7 +169,7 @@ class StorageEstimator(EmbeddingStorageEstimator):
         self._training = training
         self._parts = parts
         self._device_type = topology.compute_device
-        #: What TorchRec said of its sharders when it asked last.
+        #: TorchRec's argument of the last call.
         self.sharder_data_map: SharderDataMap = {}
 
     def estimate(
@@ -215,30 +208,30 @@ class StorageEstimator(EmbeddingStorageEstimator):
 
 
 class _SplitByRows(EmbeddingPerfEstimatorConfig):
-    """TorchRec's estimates, but ranks that share a table receive their part of its ids each.
+    """TorchRec's estimates, but a rank receives only the ids of its part of a table.
 
-    TorchRec (1.6 to 1.9) has each of them receive all.
+    TorchRec (1.6 to 1.9) counts all ids for each rank.
     """
 
     def __dir__(self) -> list[str]:
-        return self._marked  # TorchRec looks through all names for each term of each estimate
+        return self._marked  # TorchRec goes through all names for each term of each estimate
 
     @cached_property
     def _marked(self) -> list[str]:
-        """The names of methods that TorchRec's ``annotations`` mark."""
+        """Methods that TorchRec's ``annotations`` mark."""
         methods = inspect.getmembers(type(self), inspect.isfunction)
         return [name for name, method in methods if any(m.startswith("_is_") for m in vars(method))]
 
     @input_dist_comms(sharding_type=ShardingType.ROW_WISE.value)
     def row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """Milliseconds in which a rank receives its ids."""
+        """Return milliseconds in which a rank receives its ids."""
         return _milliseconds_of_ids(ctx, ctx.world_size)
 
     @input_dist_comms(
         sharding_type=[ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value]
     )
     def table_row_wise_input_dist(self, ctx: ShardPerfContext) -> float:
-        """The same, if the ranks of a node share a table."""
+        """Return the same, if the ranks of a node share a table."""
         return _milliseconds_of_ids(ctx, ctx.local_world_size)
 
 
@@ -247,8 +240,7 @@ class _SplitByRows(EmbeddingPerfEstimatorConfig):
 class _OnCpu(_SplitByRows):
     """Without TorchRec's penalty for rows narrower than a warp, which it charges on CPU too.
 
-    TorchRec has no bandwidth of cached tables on CPU: they are read as others are, and rows that
-    are not cached come from memory.
+    TorchRec has no bandwidth of cached tables on CPU: they are read as others are.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -308,25 +300,25 @@ def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:
 def step_rating(
     topology: Topology, variable: Collection[str] = (), costs: StageCosts | None = None
 ) -> Callable[[Placement], float]:
-    """Return what rates a placement: milliseconds of the busiest rank, and of collectives.
+    """Return a function that rates placements: milliseconds of the busiest rank and collectives.
 
-    TorchRec's takes sharding types for free, so that it shards half of the tables of a module in
-    another way to even out the last percent between ranks.
+    TorchRec counts no collectives, so it mixes sharding types in a module to even out the last
+    percent between ranks.
 
     Args:
         topology: the ranks.
         variable: names of bags whose features may have fewer rows than a batch.
-        costs: that were measured; None if none were.
+        costs: measured costs, if there are some.
     """
     costs = costs or StageCosts()
     ranks, on_cpu = topology.world_size, topology.compute_device == "cpu"
     each = 1000 * (costs.all_to_all.collectives or collective_seconds(topology.compute_device))
-    # Every row of a replicated table learns, and its gradients are summed, beside the links' time.
+    # Every row of a replicated table learns, and its gradients are summed.
     sent = 2 * (ranks - 1) / ranks
     each_copied_byte = 1000 * (
         LEARNED * costs.other.element_bytes + sent * costs.all_reduce.bytes_reduced
     )
-    # As trainers of several nodes send ids, unless training.overlap is false.
+    # On several nodes ids of all modules are sent at once, unless training.overlap is false.
     joined = on_cpu and topology.local_world_size < ranks
 
     def rate(placement: Placement) -> float:
@@ -338,17 +330,11 @@ def step_rating(
             Kind(each.path, each.sharding_type, each.is_pooled, each.name in variable)
             for each in shardings
         }
-        copied = sum(
-            each.tensor.numel() * SCALAR_BYTES
-            for each in shardings
-            if each.sharding_type == ShardingType.DATA_PARALLEL.value
-        )
+        copies = [each for each in shardings if each.sharding_type == _DATA_PARALLEL]
+        copied = sum(each.tensor.numel() * SCALAR_BYTES for each in copies)
+        local = topology.local_world_size
         collectives = count_collectives(
-            kinds,
-            world_size=ranks,
-            local_world_size=topology.local_world_size,
-            gloo=on_cpu,
-            joined=joined,
+            kinds, world_size=ranks, local_world_size=local, gloo=on_cpu, joined=joined
         )
         return float(busy.max()) + each * collectives + each_copied_byte * copied
 

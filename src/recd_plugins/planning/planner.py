@@ -37,7 +37,14 @@ from recd_plugins.interfaces.model_tables import (
     sharded_modules,
     tables_of,
 )
-from recd_plugins.planning.constraints import feasible, table_constraints, table_optimizers
+from recd_plugins.planning.constraints import (
+    TableGroup,
+    feasible,
+    table_constraints,
+    table_groups,
+    table_optimizers,
+    with_ranks,
+)
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
     PerfEstimator,
@@ -49,13 +56,12 @@ from recd_plugins.planning.estimates import (
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.search import FreeRanks, Option, Placement, search
 from recd_plugins.planning.step_cost import is_variable_table
-from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
 from recd_plugins.planning.topologies import MACHINE, load_topology, machine_of
 from recd_plugins.runtime.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.runtime.imports import without_collections
 from recd_plugins.runtime.processes import portable
 from recd_plugins.runtime.rank_agreement import check_agreement, entries_named
-from recd_plugins.runtime.text import shortened
+from recd_plugins.runtime.text import size_text
 from recd_plugins.runtime.versions import __version__, installed_set
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.entry_constraints import entries_of_tables, entry_constraints
@@ -67,9 +73,7 @@ from recd_plugins.sharding.sharders import (
 logger = logging.getLogger(__name__)
 
 _Constraints = dict[str, ParameterConstraints]
-# Tables and entries are named up to so many.
-_NAMED = 3
-# Fields of ``training:`` that a rank may have of its own.
+# Fields of ``training:`` that may differ between ranks.
 _OWN = {"workers", "hang_notice", "hang_timeout"}
 
 
@@ -85,7 +89,7 @@ def build_planner(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     replicate: bool = False,
 ) -> RegistryPlanner:
-    """Make the planner of a prepared model; ``Prepared.planner`` describes arguments and errors."""
+    """Make the planner of a prepared model; see ``Prepared.planner``."""
     registry, setting = prepared.registry, prepared.setting
     if topology is None:
         if device is None and setting is not None and torch.cuda.is_available():
@@ -111,11 +115,7 @@ def build_planner(
 
 
 def profile_of(prepared: PreparedModel) -> DataProfile:
-    """Measure the registry's data as the model is fed it.
-
-    Raises:
-        DataError: the data is missing or wrong.
-    """
+    """Measure the registry's data as the model is fed it."""
     return measure_profile(
         prepared.registry,
         num_embeddings=prepared.num_embeddings,
@@ -129,9 +129,9 @@ class Planned:
     """A plan and its estimates.
 
     Attributes:
-        sharding: what DistributedModelParallel takes.
-        options: how each table is sharded, with rank, storage and time of each shard.
-        static: returns the storage of those shards without inputs and outputs, by table name.
+        sharding: the plan for DistributedModelParallel.
+        options: sharding of each table, with rank, storage and time of each shard.
+        static: returns the storage of shards without inputs and outputs, by table name.
         groups: tables whose ranks plugins restrict.
     """
 
@@ -165,11 +165,11 @@ class RegistryPlanner(ShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]],
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """Return the plan that rank 0 makes, on every rank of ``pg``; of all without it.
+        """Return the plan of rank 0 on every rank of ``pg``; default: all ranks.
 
         Raises:
             SetupError: ranks have different tables, data, plugins or versions.
-            RecdError: what ``plan`` raises, on every rank: the others would wait for the plan.
+            RecdError: see ``plan``; raised on every rank.
         """
         group = pg or dist.group.WORLD
         with entries_named(partial(entries_of_tables, self._prepared)):
@@ -199,9 +199,12 @@ class RegistryPlanner(ShardingPlanner):
     def plan_in_detail(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], *, fast: bool = False
     ) -> Planned:
-        """Return the same plan with its estimates; ``module`` may be on the meta device.
+        """Return the plan with its estimates; ``module`` may be on the meta device.
 
-        In ``haste`` it may be one that is hardly worse.
+        Args:
+            module: see ``plan``.
+            sharders: see ``plan``.
+            fast: try fewer proposals; the plan may be slightly worse.
 
         Raises:
             NoPlanError: no plan fits into memory; names the largest tables.
@@ -210,11 +213,7 @@ class RegistryPlanner(ShardingPlanner):
         return self._search(module, sharders, fast=fast)
 
     def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
-        """Return whether there is a plan, sooner than ``plan``.
-
-        Raises:
-            RecdError: plugins and tables do not go together.
-        """
+        """Return whether there is a plan, faster than ``plan``."""
         try:
             self._search(module, sharders, first=True)
         except NoPlanError:
@@ -224,11 +223,10 @@ class RegistryPlanner(ShardingPlanner):
     def constraints(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> _Constraints:
-        """Return what may be done with each table.
+        """Return constraints by table name.
 
         Raises:
-            PluginError: a part speaks of a table that is none of its own.
-            SetupError: what is said of a table contradicts itself; says who says it.
+            SetupError: two constraints of a table contradict each other.
         """
         wanted = table_constraints(
             self._prepared,
@@ -275,7 +273,7 @@ class RegistryPlanner(ShardingPlanner):
                 raise SetupError(f"TorchRec's planner: {error}") from error
             found = search(options, FreeRanks(topology, free), groups, rate, fast=fast, first=first)
         if found is None and options:
-            raise self._no_plan(module, constraints, options, groups, activation_bytes)
+            raise self._no_plan(module, constraints, activation_bytes)
         placement: Placement = found or {}
         chosen = [option.on(ranks.tolist()) for option, ranks in placement.items()]
         sharding = to_sharding_plan(chosen, topology) if chosen else ShardingPlan({})
@@ -287,63 +285,32 @@ class RegistryPlanner(ShardingPlanner):
         return {t.name for t in tables if t.pooled and is_variable_table(t, self._profile)}
 
     def _no_plan(
-        self,
-        module: nn.Module,
-        constraints: _Constraints,
-        options: Sequence[Option],
-        groups: Sequence[TableGroup],
-        activation_bytes: int,
+        self, module: nn.Module, constraints: _Constraints, activation_bytes: int
     ) -> NoPlanError:
-        """The error for tables of which no plan fits, with what takes the memory."""
         topology, training = self._topology, self._training
         sizes = {t.name: 4 * t.num_embeddings * t.embedding_dim for t in tables_of(module)}
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
         listed = ", ".join(
-            f"{name} ({_bytes(sizes[name])}, {_describe(constraints[name])})" for name in largest
+            f"{name} ({size_text(sizes[name])}, {_describe(constraints[name])})" for name in largest
         )
         storage = topology.devices[0].storage
         memory = storage.hbm if topology.compute_device == "cuda" else storage.ddr
         held = memory_of_parts(self._parts, topology.local_world_size, training.optimizer)
-        takes = [f"{_bytes(num_bytes)} of {name} a rank" for name, num_bytes in held.items()]
-        takes += [f"{_bytes(activation_bytes)} of a forward pass"] if activation_bytes else []
-        takes += self._rows_of_parts(options)
-        besides = f"; besides {', '.join(takes)}" if takes else ""
-        placed = f"; entries place tables: {shortened([str(group) for group in groups])}"
-        chosen = self._prepared.chosen
-        offered = () if chosen is None else chosen.offered
-        words = "; ".join(f"{offer} for {shortened(names)}" for offer, names in offered)
-        instead = f"; {chosen.name} chose {words}" if chosen is not None and words else ""
+        held = {**held, "activations": activation_bytes}
+        besides = "".join(f", {size_text(each)} of {name}" for name, each in held.items() if each)
         return NoPlanError(
             f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer "
-            f"state the tables take {_bytes(sum(sizes.values()))}, on {topology.world_size} ranks "
-            f"with {_bytes(memory)} each, of which {RESERVED_SHARE:.0%} stay in reserve{besides}; "
-            f"the largest: {listed}{placed if groups else ''}{instead}. Use more ranks, smaller "
-            "batches or smaller tables, or let large tables be split by rows"
+            f"state the tables take {size_text(sum(sizes.values()))}, on {topology.world_size} "
+            f"ranks with {size_text(memory)} each, less a reserve of {RESERVED_SHARE:.0%}{besides};"
+            f" the largest: {listed}. Use more ranks, smaller batches or smaller tables, or let "
+            "large tables be split by rows"
         )
-
-    def _rows_of_parts(self, options: Sequence[Option]) -> list[str]:
-        """What rows of tables take by their parts, the most first."""
-        training, device_type = self._training, self._topology.compute_device
-        found: dict[str, tuple[int, str]] = {}
-        for part in self._parts:
-            for option in (each.sharding for each in options):
-                shards = option.shards if option.name not in found else ()
-                rows = [
-                    part.row_memory(option, shard, training.optimizer, device_type)
-                    for shard in shards
-                ]
-                if known := [row for row in rows if row is not None]:
-                    num_bytes = sum(row.there + row.on_host for row in known)
-                    words = f"{_bytes(num_bytes)} for rows of {option.name} by {part.place}"
-                    found[option.name] = num_bytes, words
-        return [words for _, words in sorted(found.values(), reverse=True)[:_NAMED]]
 
 
 class SortedEnumerator(EmbeddingEnumerator):
-    """Sharding options in one order in every process.
+    """Sharding options in the same order in every process.
 
-    TorchRec's own (1.6 to 1.9) goes through sets of strings. If two options are equally good the
-    plan would differ from run to run, and a resumed run from an uninterrupted one.
+    TorchRec (1.6 to 1.9) iterates over sets of strings, so plans would differ between runs.
     """
 
     def __init__(
@@ -382,7 +349,7 @@ class SortedEnumerator(EmbeddingEnumerator):
         return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
 
     def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
-        """See TorchRec's ``Enumerator``; one shard of each size is estimated for all of it."""
+        """See TorchRec's ``Enumerator``; estimates one shard of each size."""
         every = [option.shards for option in sharding_options]
         for option in sharding_options:
             option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
@@ -395,8 +362,8 @@ class SortedEnumerator(EmbeddingEnumerator):
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
         """As the base class, which refuses managed collision by MCH on more than one rank.
 
-        MCH has one bucket, which says that its rows may be split anywhere. TorchRec 1.8 and 1.9;
-        older ones have no ``table_to_number_buckets``, and refuse nothing.
+        Its one bucket means that rows may be split anywhere (TorchRec 1.8 and 1.9; older versions
+        have no ``table_to_number_buckets``).
         """
         if isinstance(module, BaseManagedCollisionEmbeddingCollection):
             maps = module._managed_collision_collection
@@ -415,9 +382,9 @@ class SortedEnumerator(EmbeddingEnumerator):
 
 
 def document(registry: RunConfig) -> dict[str, Any]:
-    """Return what ranks do together: options as plugins were made with, with defaults."""
+    """Return the entries of a registry that all ranks share, options with defaults."""
     entries = {
-        # Those that observe may have options of their own on each rank.
+        # Observers may have different options on each rank.
         name: [
             {"use": each.plugin.name} if kind.observes else _entry(each)
             for each in registry.entries(name)
@@ -444,7 +411,7 @@ def _decided(
     module: nn.Module,
     sharders: Sequence[ModuleSharder[nn.Module]],
 ) -> dict[str, Any]:
-    """What every rank decides by itself, for ``check_agreement``."""
+    """What each rank decides by itself, for ``check_agreement``."""
     registry = prepared.registry
     seen = asdict(profile)
     del seen["source"]  # has the path of a file
@@ -475,12 +442,9 @@ def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in entry_constraints(prepared, tables_of(module)):
         for table, constraints in entry.of_tables.items():
-            words = {
-                "sharding_types": constraints.sharding_types,
-                "compute_kernels": constraints.compute_kernels,
-            }
-            # In any order: that of a set is another in every process.
-            asked = {name: sorted(each) for name, each in words.items() if each}
+            names = "sharding_types", "compute_kernels"
+            # Sorted: a set has another order in every process.
+            asked = {n: sorted(each) for n in names if (each := getattr(constraints, n))}
             found.setdefault(entry.plugin, {}).setdefault(table, {}).update(asked)
     return found
 
@@ -488,7 +452,6 @@ def _asked(prepared: PreparedModel, module: nn.Module) -> dict[str, Any]:
 def _of_exact_sharders(
     module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]
 ) -> Collection[str]:
-    """Tables that this library's own sharders shard."""
     own = (ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder)
     return {
         table
@@ -499,7 +462,7 @@ def _of_exact_sharders(
 
 
 def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
-    """Refuse modules that have to be sharded as a whole, and would be sharded inside."""
+    """Refuse modules that need a sharder of their own, and would be sharded inside."""
     known = {sharder.module_type for sharder in sharders}
     for left in left_modules(module):
         kind = type(left.shardable)
@@ -515,8 +478,3 @@ def _describe(constraints: ParameterConstraints) -> str:
     kinds = constraints.sharding_types or []
     wishes = [*(kinds if len(kinds) <= 3 else []), *(constraints.compute_kernels or [])]
     return " ".join(wishes) or "any way"
-
-
-def _bytes(num_bytes: float) -> str:
-    unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
-    return f"{num_bytes / unit:.1f} {name}"

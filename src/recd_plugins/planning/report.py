@@ -1,4 +1,4 @@
-"""What ``recd plan`` finds, with the plugins and without, as text, JSON and picture."""
+"""The report of ``recd plan``, with plugins and without, as text, JSON and picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table as TextTable
 from rich.text import Text
@@ -18,35 +17,37 @@ from rich.text import Text
 from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.step_cost import STAGES, StageTimes
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.topologies import TopologySpec, costs_source
 from recd_plugins.report.plots import plot_style
+from recd_plugins.report.tables import text_table
 from recd_plugins.runtime.files import write_figure
+from recd_plugins.runtime.text import size_text
 
 _Bytes = NDArray[np.int64]
-# Tables up to this many have a line each; more are put together if they are alike.
+# Up to so many tables have a line each; of more, similar ones share a line.
 _LINES = 16
 
 
 @dataclass(frozen=True)
 class PlannedTable:
-    """How one table is sharded.
+    """The sharding of one table.
 
     Attributes:
         name: of the table.
-        features: that look it up.
+        features: features that look it up.
         num_embeddings: rows.
-        embedding_dim: scalars a row.
-        pooled: in bags, else a sequence.
+        embedding_dim: columns.
+        pooled: whether it is looked up in bags.
         sharding_type: TorchRec's name.
-        compute_kernel: likewise.
-        ranks: that hold a part of it.
+        compute_kernel: TorchRec's name.
+        ranks: ranks that hold a part of it.
         bytes_per_rank: of its largest part, with optimizer state, inputs and outputs.
-        dedupe_factor: ids of its features over those that it is asked for.
+        dedupe_factor: ids of its features over ids that are sent.
         cached_rows: rows in fast memory; None without a cache.
-        vectors: embeddings that a rank gets from all in a step.
+        vectors: embeddings that a rank gets in a step.
         uncoalesced_vectors: the same without coalescing; None if it is not coalesced.
-        figures: of its table parts.
-        words: of its table parts, a line each.
+        figures: JSON values of its table strategies.
+        words: lines of its table strategies.
     """
 
     name: str
@@ -66,14 +67,14 @@ class PlannedTable:
     words: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values; those of parts stand between the others."""
+        """JSON values."""
         shown = asdict(self)
         del shown["words"]
         return shown.pop("figures") | shown
 
     @property
-    def shown(self) -> tuple[str, ...]:
-        """Its cells of the table of shards, but for name, ranks, bytes and dedupe factor."""
+    def shown(self) -> tuple[str, str, str]:
+        """Cells of size, sharding and kernel."""
         cached = "" if self.cached_rows is None else f"\n{self.cached_rows:,} cached"
         coalesced = "" if self.uncoalesced_vectors is None else "\ncoalesced"
         size = f"{self.num_embeddings:,} x {self.embedding_dim}"
@@ -87,19 +88,17 @@ class SideReport:
     Attributes:
         batch_size: rows of a rank.
         largest_batch_size: that fits; None if it was not looked for.
-        batch_step: rows more than ``largest_batch_size`` that do not fit, or are not there.
-        data_ends: why the data has none of so many rows, if that and not memory is the limit.
+        batch_step: so many rows more than ``largest_batch_size`` do not fit.
         tables: in the order of the model.
         memory: bytes ``[world_size]`` by component, of GPUs if there are some.
         host_memory: bytes ``[world_size]`` of tables that GPUs read from their node's memory.
         seconds: of a step by stage.
-        seconds_of_tables: likewise, if the model computed nothing besides.
+        seconds_of_tables: the same without what the model computes.
     """
 
     batch_size: int
     largest_batch_size: int | None
     batch_step: int | None
-    data_ends: str
     tables: tuple[PlannedTable, ...]
     memory: Mapping[str, _Bytes]
     host_memory: _Bytes
@@ -107,7 +106,7 @@ class SideReport:
     seconds_of_tables: StageTimes
 
     def held(self, component: str) -> _Bytes:
-        """Return bytes ``[world_size]`` of a component, which this side need not have."""
+        """Return bytes ``[world_size]`` of a component; 0 if this side has none."""
         return self.memory.get(component, np.zeros_like(self.host_memory))
 
     @property
@@ -116,17 +115,16 @@ class SideReport:
         return np.sum(list(self.memory.values()), axis=0, dtype=np.int64)
 
     def samples_per_second(self, world_size: int) -> float:
-        """Return samples a second of all ranks."""
+        """Return samples per second of all ranks."""
         return world_size * self.batch_size / self.seconds.total
 
     def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """JSON values."""
         total = self.memory_by_rank
         return {
             "batch_size": self.batch_size,
             "largest_batch_size": self.largest_batch_size,
             "batch_step": self.batch_step,
-            "data_ends": self.data_ends or None,
             "tables": [table.as_json() for table in self.tables],
             "memory_bytes": {
                 "max": int(total.max()),
@@ -141,35 +139,31 @@ class SideReport:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Both plans and what they were made for.
+    """Both plans.
 
     Attributes:
         topology: its name.
         spec: nodes and ranks.
-        costs_source: where the costs of ``seconds`` come from, in words.
         profile: of the data, deduplicated.
-        plugins: the plan that ``recd run`` takes.
-        plain: TorchRec's own, without plugins; None if it does not fit.
-        plain_problem: why not.
+        plugins: the plan of ``recd run``.
+        plain: TorchRec's own, without plugins; None if there is none.
+        plain_problem: why there is none.
         wire: ``training.wire``, the format between ranks.
-        chosen: what a chooser came to; None without one.
-        too_few_rows: why the data has no such batch for each rank; empty if it has.
+        chosen: report of a chooser; None without one.
     """
 
     topology: str
     spec: TopologySpec
-    costs_source: str
     profile: DataProfile
     plugins: SideReport
     plain: SideReport | None
     plain_problem: str = ""
     wire: str = "fp32"
     chosen: Section | None = None
-    too_few_rows: str = ""
 
     @property
     def time_of_step(self) -> str:
-        """What the seconds are: a prediction only if costs were measured."""
+        """Whether times are predictions, by measured costs, or lower bounds."""
         return "least time" if self.spec.costs is None else "predicted time"
 
     @property
@@ -179,7 +173,7 @@ class PlanReport:
         return {"plugins": self.plugins, **plain}
 
     def changed(self) -> dict[tuple[str, str], list[str]]:
-        """Return tables whose sharding type the plugins changed, by the types before and after."""
+        """Return tables whose sharding type differs, by the types without and with plugins."""
         before = {t.name: t.sharding_type for t in (self.plain.tables if self.plain else ())}
         found: dict[tuple[str, str], list[str]] = defaultdict(list)
         for table in self.plugins.tables:
@@ -189,18 +183,17 @@ class PlanReport:
         return dict(found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``recd plan --json`` writes; ratios are plugins over plain."""
+        """Return the values of ``recd plan --json``; ratios are plugins over plain."""
         size = self.plugins.batch_size
         pooled = {name: table.pooled for table in self.plugins.tables for name in table.features}
         spec = {**self.spec.model_dump(), "world_size": self.spec.world_size}
         return {
             "topology": {"name": self.topology, **spec},
-            "costs": self.costs_source,
+            "costs": costs_source(self.spec),
             "wire": self.wire,
             "data": {
                 "source": self.profile.source,
                 "samples_per_session": self.profile.samples_per_session,
-                "too_few_rows": self.too_few_rows or None,
                 "features": {
                     name: {
                         "length": each.length,
@@ -243,26 +236,22 @@ def render(report: PlanReport) -> RenderableType:
         topology_line(report.topology, report.spec),
         Text(f"lengths and dedupe factors: from {report.profile.source}{of_sessions}"),
     ]
-    if report.too_few_rows:
-        words = f"recd run refuses this batch size with the data at hand: {report.too_few_rows}"
-        parts.append(Text(words))
     if report.wire != "fp32":
-        words = (
-            f"embeddings and gradients travel as {report.wire} (training.wire), which rounds them"
+        parts.append(
+            Text(f"embeddings and gradients between ranks: {report.wire} (training.wire), rounded")
         )
-        parts.append(Text(words))
     parts += [] if report.chosen is None else report.chosen.shown("")
-    alike = _alike(report.plugins.tables)
-    said = [f"{_name(some)}: {words}" for some in alike for words in some[0].words]
+    groups = _alike(report.plugins.tables)
+    said = [f"{_name(some)}: {words}" for some in groups for words in some[0].words]
     said += _coalesced(report.plugins)
-    parts += [_shards(report.plugins), *([Text("\n".join(said))] if said else [])]
+    parts += [_shards(report.plugins, groups), *([Text("\n".join(said))] if said else [])]
     parts += [_memory(report), _times(report), Text("\n".join(_changes(report)))]
     spaced = [piece for part in parts for piece in (part, "")]
     return Group(*spaced[:-1])
 
 
 def topology_line(name: str, spec: TopologySpec) -> Text:
-    """Return nodes, ranks, their memory and links in a line."""
+    """Return nodes, ranks, their memory and links in one line."""
     nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes:,} nodes"
     ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
     across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
@@ -272,17 +261,8 @@ def topology_line(name: str, spec: TopologySpec) -> Text:
     )
 
 
-def size_text(num_bytes: float) -> str:
-    """Return bytes in words."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 def compressed(ranks: Iterable[int]) -> str:
-    """Return ranks in ascending order as ranges: ``0-3, 8``."""
+    """Return ascending ranks as ranges: ``0-3, 8``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -293,17 +273,13 @@ def compressed(ranks: Iterable[int]) -> str:
     return ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
 
 
-def _shards(side: SideReport) -> TextTable:
-    title = f"Shards, {side.batch_size:,} rows a rank"
-    # Narrow columns, so that in 80 characters lines break between words.
-    table = TextTable(
-        title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+def _shards(side: SideReport, groups: Sequence[Sequence[PlannedTable]]) -> TextTable:
+    table = text_table(
+        f"Shards, {side.batch_size:,} rows a rank",
+        ["table", "rows x dim", "sharding", "kernel", "ranks"],
+        ["bytes a rank", "dedupe factor"],
     )
-    for column in ("table", "rows x dim", "sharding", "kernel", "ranks"):
-        table.add_column(column, overflow="fold")
-    for column in ("bytes a rank", "dedupe factor"):
-        table.add_column(column, justify="right", overflow="fold")
-    for tables in _alike(side.tables):
+    for tables in groups:
         factors = sorted(f"{each.dedupe_factor:.2f}" for each in tables)
         table.add_row(
             _name(tables) + ("" if tables[0].pooled else " (sequence)"),
@@ -321,7 +297,7 @@ def _name(tables: Sequence[PlannedTable]) -> str:
 
 
 def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
-    """Tables of one size that are sharded in one way, if there are too many for a line each."""
+    """Group tables of one size and sharding, if there are too many for a line each."""
     if len(tables) <= _LINES:
         return [[table] for table in tables]
     found = defaultdict(list)
@@ -331,54 +307,46 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
 
 
 def _coalesced(side: SideReport) -> list[str]:
-    """How coalescing changes the vectors that come back."""
+    """How coalescing changes the number of vectors that come back."""
     found = [(t.vectors, t.uncoalesced_vectors, t.name) for t in side.tables]
     known = [(got, was, name) for got, was, name in found if was is not None]
     if not known:
         return []
     mine, before = sum(each[0] for each in known), sum(each[1] for each in known)
     words = f"coalesced: {mine:,.0f} vectors come back to a rank in a step, without {before:,.0f}"
-    more = sorted((was - got, name) for got, was, name in known if got > was)
-    if more:
+    if more := sorted((was - got, name) for got, was, name in known if got > was):
         words += f"; more than without for {len(more)} of {len(known)} tables, as {more[0][1]}"
     return [words]
 
 
 def _memory(report: PlanReport) -> TextTable:
-    table = TextTable(title="Memory of a rank", title_justify="left")
-    table.add_column("")
-    sides = report.sides
-    for name in sides:
-        table.add_column(f"{name}: fullest", justify="right", overflow="fold")
-        table.add_column("mean", justify="right", overflow="fold")
+    sides = report.sides.values()
+    headings = [heading for name in report.sides for heading in (f"{name}: fullest", "mean")]
+    table = text_table("Memory of a rank", [""], headings)
 
     def add(name: str, values: Iterable[float], shown: Any = size_text) -> None:
         table.add_row(name, *map(shown, values))
 
-    fullest = {name: int(side.memory_by_rank.argmax()) for name, side in sides.items()}
     for component in report.plugins.memory:
-        held = {name: side.held(component) for name, side in sides.items()}
-        add(component, (v for n, each in held.items() for v in (each[fullest[n]], each.mean())))
-    totals = [v for s in sides.values() for v in (s.memory_by_rank.max(), s.memory_by_rank.mean())]
+        held = [(side.held(component), side.memory_by_rank.argmax()) for side in sides]
+        add(component, (value for each, at in held for value in (each[at], each.mean())))
+    totals = [v for s in sides for v in (s.memory_by_rank.max(), s.memory_by_rank.mean())]
     table.add_section()
     add("total", totals)
     capacity = report.spec.memory_bytes
     add(f"of {size_text(capacity)}", totals, lambda value: f"{value / capacity:.0%}")
-    if any(side.host_memory.any() for side in sides.values()):
-        hosts = [v for s in sides.values() for v in (s.host_memory.max(), s.host_memory.mean())]
+    if any(side.host_memory.any() for side in sides):
+        hosts = [v for s in sides for v in (s.host_memory.max(), s.host_memory.mean())]
         add("tables in the memory of the node", hosts)
     return table
 
 
 def _times(report: PlanReport) -> TextTable:
+    headings = [f"{name} ({side.batch_size:,} rows)" for name, side in report.sides.items()]
+    headings += [] if report.plain is None else ["plugins / plain"]
     title = f"{report.time_of_step.capitalize()} of a step"
-    caption = f"Costs: {report.costs_source}"
-    table = TextTable(title=title, title_justify="left", caption=caption, caption_justify="left")
-    table.add_column("stage")
-    for name, side in report.sides.items():
-        table.add_column(f"{name} ({side.batch_size:,} rows)", justify="right", overflow="fold")
-    if report.plain is not None:
-        table.add_column("plugins / plain", justify="right", overflow="fold")
+    caption = f"Costs: {costs_source(report.spec)}"
+    table = text_table(title, ["stage"], headings, caption=caption)
 
     def add(name: str, values: Sequence[float], shown: Any) -> None:
         ratio = [f"{values[0] / values[1]:.2f}" if values[1] else "-"] if len(values) > 1 else []
@@ -390,7 +358,7 @@ def _times(report: PlanReport) -> TextTable:
         add(stage.replace("_", "-"), values, _milliseconds)
     table.add_section()
     add("total", [side.seconds.total for side in sides], _milliseconds)
-    if report.spec.costs is not None:  # a bound on time is no speed
+    if report.spec.costs is not None:  # a lower bound of the time is no speed
         rates = [side.samples_per_second(report.spec.world_size) for side in sides]
         add("samples a second", rates, lambda rate: f"{rate:,.0f}")
     return table
@@ -416,12 +384,11 @@ def _changes(report: PlanReport) -> Iterator[str]:
         )
     if mine.largest_batch_size and plain.largest_batch_size:
         more = mine.largest_batch_size / plain.largest_batch_size
-        ends = [f"{name} ({s.data_ends})" for name, s in report.sides.items() if s.data_ends]
         yield (
             f"  largest batch of a rank: {plain.largest_batch_size:,} -> "
             f"{mine.largest_batch_size:,} rows ({more:.2f}x); {plain.batch_step:,} and "
             f"{mine.batch_step:,} rows more do not fit"
-        ) + (f", as the data ends: {'; '.join(ends)}" if ends else "")
+        )
     changed = report.changed().items()
     for (before_type, after_type), names in changed:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -443,26 +410,26 @@ def plot(report: PlanReport, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    sides = report.sides
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     memory, time = figure.subplots(1, 2)
-    for axes, parts in ((memory, list(report.plugins.memory)), (time, STAGES)):
-        base = dict.fromkeys(sides, 0.0)
-        for part in parts:
-            heights = [
-                side.held(part)[int(side.memory_by_rank.argmax())] / 2**30
-                if axes is memory
-                else getattr(side.seconds, part) * 1e3
-                for side in sides.values()
-            ]
-            label = part.replace("_", "-")
-            axes.bar(list(sides), heights, bottom=list(base.values()), label=label, width=0.5)
-            base = {name: base[name] + h for name, h in zip(base, heights, strict=True)}
+    fullest = [(side, int(side.memory_by_rank.argmax())) for side in report.sides.values()]
+    held = {
+        name: [side.held(name)[rank] / 2**30 for side, rank in fullest]
+        for name in report.plugins.memory
+    }
+    seconds = {
+        stage.replace("_", "-"): [1e3 * getattr(side.seconds, stage) for side, _ in fullest]
+        for stage in STAGES
+    }
+    for axes, parts in ((memory, held), (time, seconds)):
+        base = np.zeros(len(fullest))
+        for name, heights in parts.items():
+            axes.bar(list(report.sides), heights, bottom=base, label=name, width=0.5)
+            base += heights
+        axes.legend(fontsize="small")
     memory.axhline(report.spec.memory_bytes / 2**30, color="black", linestyle="--", linewidth=1)
     memory.set(title="Memory of the fullest rank", ylabel="GiB")
     time.set(title=f"{report.time_of_step.capitalize()} of a step", ylabel="ms")
-    for axes in (memory, time):
-        axes.legend(fontsize="small")
-    batches = ", ".join(f"{name} {side.batch_size:,} rows" for name, side in sides.items())
+    batches = ", ".join(f"{name} {s.batch_size:,} rows" for name, s in report.sides.items())
     figure.suptitle(f"{report.spec.world_size:,} ranks of {report.topology} ({batches})")
     write_figure(path, figure)

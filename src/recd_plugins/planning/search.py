@@ -1,8 +1,8 @@
-"""The search for the quickest plan that fits into memory.
+"""The search for the fastest plan that fits into memory.
 
-Proposals and placements are those of TorchRec's planner with its proposers and its
-GreedyPerfPartitioner. TorchRec hashes and copies an object for each shard of each proposal, most
-of the time of a plan for 1,024 ranks. Here shards are columns of arrays.
+Proposals and placements follow TorchRec's proposers and GreedyPerfPartitioner. TorchRec copies an
+object for each shard of each proposal, most of the time of a plan for 1,024 ranks; here shards are
+columns of arrays.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, reduce
 from itertools import product
 from math import inf, prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingType
 
-from recd_plugins.planning.table_ranks import ON_A_NODE, TableGroup
+from recd_plugins.planning.constraints import ON_A_NODE, TableGroup
 
 Ranks = NDArray[np.int64]
 Proposal = Sequence["Option"]
@@ -41,7 +42,7 @@ _Numbers = NDArray[np.float64]
 # Yields proposals, and is sent the rating of each: None if it does not fit.
 _Proposer = Generator[Proposal, float | None, None]
 
-# The fields that ``Perf.total`` adds up, in its order.
+# Fields of ``Perf.total``, in the order in which it adds them up.
 _TOTAL = ("fwd_compute", "bwd_compute", "fwd_comms", "bwd_comms", "prefetch_compute")
 _OF_TOTAL = [[field.name for field in fields(Perf)].index(name) for name in _TOTAL]
 # As TorchRec's GridSearchProposer.
@@ -57,8 +58,8 @@ class Option:
 
     Attributes:
         sharding: TorchRec's option.
-        storage: int64 ``[3, num_shards]``, the fields of TorchRec's ``Storage``.
-        perf: float64 ``[num_fields, num_shards]``, those of its ``Perf``.
+        storage: int64 ``[fields of Storage, num_shards]``.
+        perf: float64 ``[fields of Perf, num_shards]``, milliseconds.
     """
 
     sharding: ShardingOption
@@ -98,7 +99,7 @@ class Option:
 
     @cached_property
     def most_storage(self) -> NDArray[np.int64]:
-        """Storage of the largest shard, ``[3]``."""
+        """Storage of the largest shard, ``[fields of Storage]``."""
         return self.storage.max(axis=1)
 
     @cached_property
@@ -173,30 +174,22 @@ def search(
 def _proposers(
     tables: Sequence[Sequence[Option]], world_size: int, fast: bool
 ) -> Iterator[_Proposer]:
+    slowest, every_shard = attrgetter("slowest"), attrgetter("every_shard")
     if fast:
-        inner = [_greedy(tables, _every_shard, _LEAST_PATIENCE), _uniform(tables)]
+        inner = [_greedy(tables, every_shard, _LEAST_PATIENCE)]
     elif world_size <= _MANY_RANKS and len(tables) <= _MANY_TABLES:
-        inner = [_grid(tables), _greedy(tables, _slowest), _greedy(tables, _every_shard)]
-        inner.append(_uniform(tables))
+        inner = [_grid(tables), _greedy(tables, slowest), _greedy(tables, every_shard)]
     else:
         patience = min(_PATIENCE, max(_LEAST_PATIENCE, _PATIENCE * _MANY_TABLES // len(tables)))
-        inner = [_greedy(tables, key, patience) for key in (_slowest, _every_shard)]
-        inner.append(_uniform(tables))
-    return (_with_quickest_kernels(each, tables) for each in inner)
-
-
-def _slowest(option: Option) -> float:
-    return option.slowest
-
-
-def _every_shard(option: Option) -> float:
-    return option.every_shard
+        inner = [_greedy(tables, key, patience) for key in (slowest, every_shard)]
+    return (_with_quickest_kernels(each, tables) for each in (*inner, _uniform(tables)))
 
 
 def _grid(tables: Sequence[Sequence[Option]]) -> _Proposer:
     """All combinations, if they are few."""
     if prod(map(len, tables)) <= _MOST_OF_GRID:
-        for proposal in product(*(sorted(options, key=_slowest) for options in tables)):  # noqa: UP028
+        in_order = (sorted(options, key=attrgetter("slowest")) for options in tables)
+        for proposal in product(*in_order):  # noqa: UP028
             yield proposal
 
 
@@ -230,7 +223,7 @@ def _uniform(tables: Sequence[Sequence[Option]]) -> _Proposer:
     for options in tables:
         for kind in dict.fromkeys(each.sharding.sharding_type for each in options):
             alike = (each for each in options if each.sharding.sharding_type == kind)
-            by_type[kind].append(min(alike, key=_slowest))
+            by_type[kind].append(min(alike, key=attrgetter("slowest")))
     for proposal in by_type.values():
         if len(proposal) == len(tables):
             yield proposal
@@ -257,7 +250,10 @@ def _with_quickest_kernels(inner: _Proposer, tables: Sequence[Sequence[Option]])
     for option in (each for options in tables for each in options):
         alike[option.sharding.fqn, option.sharding.sharding_type].append(option)
     quickest = [
-        min((each, *alike[each.sharding.fqn, each.sharding.sharding_type]), key=_slowest)
+        min(
+            (each, *alike[each.sharding.fqn, each.sharding.sharding_type]),
+            key=attrgetter("slowest"),
+        )
         for each in best
     ]
     slow = [place for place, each in enumerate(best) if quickest[place] is not each]

@@ -1,4 +1,4 @@
-"""What sharding plugins may decide by: the ranks of a topology and the registry's data."""
+"""The plan context of sharding plugins: the ranks of a topology and the registry's data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import torch
-from torch import nn
 from torch._C import DisableTorchFunction
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -16,7 +15,7 @@ from recd_plugins.data.access import measure_access
 from recd_plugins.interfaces import PlanContext, Table, TrainingData
 from recd_plugins.interfaces.access import AccessProfile
 from recd_plugins.interfaces.data_profile import DataProfile, DistinctIds
-from recd_plugins.interfaces.model_tables import EmbeddingModule, embedding_modules, rows_by_feature
+from recd_plugins.interfaces.model_tables import EmbeddingModule, rows_by_feature
 from recd_plugins.interfaces.plugin import plugin_call
 from recd_plugins.planning.profile import distinct_reads, measure_profile
 from recd_plugins.planning.topologies import TopologySpec, machine_of
@@ -27,27 +26,26 @@ class RegistryData(TrainingData):
     """The training split of a registry.
 
     Args:
-        registry: its dataset, converter, preprocessing and batch size; and its sharding entries
-            say which tables are coalesced.
-        model: not prepared yet; its tables are read here, and the ids that they are asked for
-            checked. Without it nothing is checked, and nothing coalesced.
+        registry: its dataset, converter, preprocessing and batch size; its sharding entries say
+            which tables are coalesced.
+        modules: ``embedding_modules`` of the model, not prepared. Without them no ids are checked,
+            and no table is coalesced.
     """
 
-    def __init__(self, registry: RunConfig, model: nn.Module | None = None) -> None:
-        self._registry = registry
-        self._modules = [] if model is None else list(embedding_modules(model))
-        self._tables = [table for module in self._modules if module.ours for table in module.tables]
+    def __init__(self, registry: RunConfig, modules: Sequence[EmbeddingModule] = ()) -> None:
+        self._registry, self._modules = registry, modules
         self._distinct: dict[tuple[Table, ...], Mapping[str, DistinctIds]] = {}
         self._access: dict[tuple[tuple[Table, ...], int | None, bool], AccessProfile] = {}
 
     @cached_property
     def _profile(self) -> DataProfile:
+        tables = [table for each in self._modules if each.ours for table in each.tables]
         with off_meta():
             return measure_profile(
                 self._registry,
                 num_embeddings=rows_looked_up(self._registry, self._modules),
-                coalesced=coalesced_tables(self._registry, self._tables),
-                others=self._tables,
+                coalesced=coalesced_tables(self._registry, tables),
+                others=tables,
             )
 
     def profile(self) -> DataProfile:
@@ -77,20 +75,15 @@ class RegistryData(TrainingData):
 
 @contextmanager
 def off_meta() -> Iterator[None]:
-    """A context in which tensors have values, also where a model is prepared on the meta device."""
-    # In the context of a device, of CPU too, each call of torch goes through Python: a third of all
-    # time, and so it does where a mode looks at tables that have no memory yet.
+    """A context in which tensors have values, also if a model is prepared on the meta device."""
+    # In the context of a device, of CPU too, each call of torch goes through Python.
     on_cpu = torch.get_default_device().type == "cpu"
     with _disable_current_modes(), nullcontext() if on_cpu else DisableTorchFunction():
         yield
 
 
 def coalesced_tables(registry: RunConfig, tables: Sequence[Table]) -> list[Table]:
-    """The tables whose ids a sharding entry makes unique before they are sent.
-
-    Raises:
-        RegistryError: a pattern matches no table, or two entries claim one.
-    """
+    """Return the tables whose ids a sharding entry makes unique before they are sent."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     return [
         table for table in tables if table.name in claims and claims[table.name].plugin.coalesces
@@ -98,12 +91,7 @@ def coalesced_tables(registry: RunConfig, tables: Sequence[Table]) -> list[Table
 
 
 def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | None]:
-    """Return the bound of ids of each table that a sharding entry claims; None for any id.
-
-    Raises:
-        PluginError: a plugin fails.
-        RegistryError: a pattern matches no table, or two entries claim one.
-    """
+    """Return the bound of ids of each table that a sharding entry claims; None for any id."""
     claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
     limits: dict[str, int | None] = {}
     for table in tables:
@@ -115,7 +103,7 @@ def id_limits(registry: RunConfig, tables: Sequence[Table]) -> dict[str, int | N
 
 
 def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> dict[str, int]:
-    """Return how many ids a feature may have, without features that a module or sharding maps."""
+    """Return the number of ids of each feature, without features that a module or sharding maps."""
     limits = id_limits(registry, [table for each in modules if each.ours for table in each.tables])
     return rows_by_feature(
         table
@@ -128,26 +116,26 @@ def rows_looked_up(registry: RunConfig, modules: Sequence[EmbeddingModule]) -> d
 
 def setting_of(
     registry: RunConfig,
-    model: nn.Module,
+    modules: Sequence[EmbeddingModule],
     topology: TopologySpec | None = None,
     *,
     device: torch.device | None = None,
     data: TrainingData | None = None,
 ) -> PlanContext:
-    """What sharding plugins of ``registry`` decide by.
+    """Return the plan context of a registry.
 
     Args:
         registry: its batch size, optimizer and data.
-        model: not prepared yet.
-        topology: the ranks; ``machine_of`` this process without it.
-        device: of the tables of that machine; CPU without it.
-        data: in place of the registry's own, as what another setting has measured already.
+        modules: ``embedding_modules`` of the model, not prepared.
+        topology: the ranks; default: ``machine_of`` this process.
+        device: of the tables of that machine; default: CPU.
+        data: replaces the registry's own, for example if it was measured before.
 
     Raises:
         SetupError: the ranks do not fill nodes, or tables do not suit ``training.wire``.
     """
     spec = topology or machine_of(registry.training, device=device)
-    ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
+    ours = [table for module in modules if module.ours for table in module.tables]
     return PlanContext(
         world_size=spec.world_size,
         ranks_per_node=spec.ranks_per_node,
@@ -159,7 +147,7 @@ def setting_of(
         memory_bytes=spec.memory_bytes,
         costs=spec.costs or spec.least_costs,
         topology=spec.to_torchrec(),
-        data=data or RegistryData(registry, model),
+        data=data or RegistryData(registry, modules),
         measured=spec.costs is not None,
         wire_bytes=scalar_bytes(registry.training.wire, ours),
     )

@@ -1,4 +1,4 @@
-"""The cost model of a step: work of each rank from model, plan and data, and its seconds."""
+"""The cost model of a step: the work of each rank by model, plan and data, and its seconds."""
 
 from __future__ import annotations
 
@@ -22,18 +22,13 @@ from torchrec.distributed.types import (
 from recd_plugins.interfaces import StepShape, Table, TableStrategy
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.step_cost import STAGES, StageCosts, StageTimes, StepCost
-from recd_plugins.planning.compute import Compute, KeptActivations
-from recd_plugins.runtime.errors import SetupError
+from recd_plugins.planning.compute import Compute
 from recd_plugins.sharding.wire import scalar_bytes
 
-#: Bytes of a float32.
-SCALAR_BYTES = 4
-#: Bytes of an id.
-ID_BYTES = 8
-LENGTH_BYTES = 4
-#: Bytes a row of the index into equal gradients that are sent once.
-NUMBER_BYTES = 2
-#: Ranks of work that all do.
+#: Bytes of a float32, of an id, and of a row's place among gradients that are sent once.
+SCALAR_BYTES, ID_BYTES, NUMBER_BYTES = 4, 8, 2
+_LENGTH_BYTES = 4
+#: All ranks, as a slice.
 EVERY_RANK = slice(None)
 #: Collectives of one kind of sharding of one module: lengths, ids, outputs, gradients.
 COLLECTIVES = 4
@@ -42,26 +37,27 @@ COLLECTIVES = 4
 _OF_IDS, _OF_ROWS, _OF_A_ROUND = 2, 1, 1 / 6
 # Ranks wait for one another in sums of gradients, too, if tables send nothing else.
 _WAITED_FOR = 3
-# What sums of bags take besides over gloo, in collectives, by whether tables are split within nodes
-# and whether features have different numbers of rows (measured on 2 x 2, 4 x 1 and 4 x 2 ranks).
+# Collectives that sums of bags take besides over gloo, by whether tables are split within nodes and
+# whether features have different numbers of rows (measured on 2 x 2, 4 x 1 and 4 x 2 ranks).
 _SUMS = {(True, True): 4.0, (True, False): 0.7, (False, True): 3.0}
-# Operators besides: of a coalesced table, of one with deduplicated features, and of any coalescing
-# of bags or of sequences.
+# Operators of a coalesced table, of one with deduplicated features, and of coalescing bags or
+# sequences at all.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS, _COALESCING_OPERATORS = 40, 8, 60
 #: Times that the bytes of a dense parameter move in a step: gradient, all-reduce and Adagrad.
 LEARNED = 15
-# Times that the bytes of a sequence's embeddings move to change between rank and batch order: where
-# they are looked up, and where the parts of a table's rows arrive.
+# Times that the bytes of a sequence's embeddings move between rank and batch order: where they are
+# looked up, and where the parts of a table's rows arrive.
 _SORTED_THERE, _SORTED_HERE = 4, 6
 # Seconds of a collective, however little it sends. CPU: inferred from steps over gloo with 100
 # features; GPU: an assumption.
 _COLLECTIVE_SECONDS = {"cpu": 1e-3, "cuda": 0.05e-3}
+_DATA_PARALLEL = ShardingType.DATA_PARALLEL.value
 _ROW_WISE = ShardingType.ROW_WISE.value
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
 
 _Numbers = NDArray[np.float64]
-# Fields of ``StepCost``: of every rank alike, or ``[world_size]``.
+# Fields of ``StepCost``: one number for all ranks, or ``[world_size]``.
 _Fields = Mapping[str, float | _Numbers]
 
 
@@ -87,13 +83,16 @@ def estimate_step_cost(
         profile: of the features as the model is fed them.
         compute: of the model's other parts, ``measure_compute``.
         batch_size: rows of a rank.
-        world_size: ranks.
-        local_world_size: ranks of a node; all of them without it.
-        parts: of entries, with work of their own.
+        world_size: number of ranks.
+        local_world_size: ranks per node; default: all.
+        parts: table strategies, which have work of their own.
         wire: format of embeddings and gradients between ranks.
         overlapped: whether dense gradients are summed beside lookups, once a node, and over gloo
             the ids of all modules are sent at once.
         gloo: whether ranks send over gloo, whose reduce-scatter is an all-reduce.
+
+    Returns:
+        One ``StepCost`` per rank.
     """
     local = local_world_size or world_size
     step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
@@ -123,19 +122,12 @@ def estimate_step_cost(
                 for ranks, work in part.work(table, sharding, step):
                     add(ranks, vars(work))
         add(EVERY_RANK, {"collectives": sum(part.collectives(module) for part in parts)})
-    add(
-        EVERY_RANK,
-        {
-            "collectives": count_collectives(
-                kinds,
-                world_size=world_size,
-                local_world_size=local,
-                gloo=gloo,
-                joined=overlapped and gloo,
-            ),
-            "lookups": sum(calls.values(), np.zeros(world_size)),
-        },
+    joined = overlapped and gloo
+    waits = count_collectives(
+        kinds, world_size=world_size, local_world_size=local, gloo=gloo, joined=joined
     )
+    lookups = sum(calls.values(), np.zeros(world_size))
+    add(EVERY_RANK, {"collectives": waits, "lookups": lookups})
     return [
         StepCost(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
         for rank in range(world_size)
@@ -145,14 +137,14 @@ def estimate_step_cost(
 def predict_stages(
     works: Sequence[StepCost], costs: StageCosts, *, overlapped: bool = False
 ) -> StageTimes:
-    """Return seconds of a step by stage, the mean over its ranks.
+    """Return the seconds of a step by stage, the mean over its ranks.
 
-    Ranks whose own work is done wait for the others in the all-to-all.
+    Ranks that are done wait for the others in the all-to-all.
 
     Args:
-        works: of all ranks.
+        works: one per rank.
         costs: of the machine.
-        overlapped: whether gradients of dense layers are summed beside lookups.
+        overlapped: whether dense gradients are summed beside lookups.
     """
     ranks = [
         StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
@@ -182,34 +174,14 @@ def _all_done(own: Sequence[float], alone: float) -> float:
     return seconds
 
 
-def check_some_time(step: StageTimes) -> StageTimes:
-    """Return the step, or refuse one of 0 seconds, by which nothing can be compared.
-
-    Raises:
-        SetupError: the costs of the topology come to 0.
-    """
-    if step.total > 0:
-        return step
-    raise SetupError(
-        "the costs of the topology come to 0 seconds for a step: measure them with recd calibrate, "
-        "or leave the section costs out, for the least times by bandwidths"
-    )
-
-
 def collective_seconds(device_type: str) -> float:
-    """Return the assumed seconds of a collective where none was measured."""
+    """Return the assumed seconds of a collective, where none was measured."""
     return _COLLECTIVE_SECONDS.get(device_type, 0.0)
 
 
 class Kind(NamedTuple):
-    """Tables that are looked up by the same collectives.
-
-    Attributes:
-        path: of the module.
-        sharding_type: TorchRec's name.
-        pooled: whether they are bags.
-        variable: whether features of the table may have fewer rows than a batch.
-    """
+    """Tables that share collectives: the module's path, and whether features may have fewer rows
+    than a batch (``variable``)."""
 
     path: str
     sharding_type: str
@@ -220,19 +192,11 @@ class Kind(NamedTuple):
 def count_collectives(
     kinds: Collection[Kind], *, world_size: int, local_world_size: int, gloo: bool, joined: bool
 ) -> float:
-    """Count the collectives of a step.
-
-    Args:
-        kinds: of all tables.
-        world_size: ranks.
-        local_world_size: ranks of a node.
-        gloo: whether ranks send over gloo.
-        joined: whether lengths and ids of all modules are sent at once.
-    """
+    """Count the collectives of a step; ``joined``: ids of all modules are sent at once."""
     variable = {kind.path for kind in kinds if kind.variable}  # one feature makes all of them so
     total, input_dists = 0.0, 0
     for path, kind, pooled in {each[:3] for each in kinds}:
-        if kind == ShardingType.DATA_PARALLEL.value:
+        if kind == _DATA_PARALLEL:
             total += 1  # of gradients
             continue
         total += COLLECTIVES
@@ -262,18 +226,18 @@ def bytes_of_tables(
     parts: Sequence[TableStrategy] = (),
     wire_bytes: float = SCALAR_BYTES,
 ) -> dict[str, float]:
-    """Return bytes that all ranks send in the input and output dist of each table, in one step.
+    """Return the bytes that all ranks send in input and output dist of each table, in one step.
 
-    Replicated tables send nothing here, and work of parts is not in it.
+    Replicated tables send nothing here, and the work of parts does not count.
 
     Args:
-        tables: those to tell of.
+        tables: tables to count.
         shardings: by table name.
         profile: of their features.
         batch_size: rows of a rank.
-        world_size: ranks.
-        parts: which know the ids that go elsewhere than to a table's shards.
-        wire_bytes: of a scalar of embeddings and their gradients between ranks.
+        world_size: number of ranks.
+        parts: table strategies; some ids do not go to the shards of a table.
+        wire_bytes: of a scalar of embeddings and gradients between ranks.
     """
     step = StepShape(batch_size, world_size, world_size, profile, wire_bytes)
     found = {}
@@ -296,9 +260,9 @@ def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, 
 
 
 def rows_pooled(
-    tables: Sequence[Table], profile: DataProfile, compute: KeptActivations, batch_size: int
+    tables: Sequence[Table], profile: DataProfile, compute: Compute, batch_size: int
 ) -> float:
-    """Return the rows of a batch that sequence poolings see: the unique ones, unless all."""
+    """Return the rows of a batch that sequence poolings see: unique ones, unless ``pool_rows``."""
     sequences = [f for table in tables if not table.pooled for f in table.features]
     all_ids = batch_size * sum(profile.of(f).length for f in sequences)
     unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
@@ -313,14 +277,14 @@ def is_variable_table(table: Table, profile: DataProfile) -> bool:
 
 
 def fit_costs(work: _Numbers, measured: _Numbers, *, least: float) -> _Numbers:
-    """Fit non-negative costs with the least squares of relative errors of ``work @ costs``.
+    """Fit non-negative costs by least squares of the relative errors of ``work @ costs``.
 
-    Every set of costs above 0 is tried; of sets that are equally good the smallest counts.
+    Tries every set of costs above 0; of equally good sets the smallest counts.
 
     Args:
         work: ``[measurements, costs]``.
         measured: ``[measurements]``.
-        least: errors are relative to what was measured, or to this if that is less.
+        least: errors are relative to the measurement, or to this if it is larger.
 
     Returns:
         ``[costs]``.
@@ -343,14 +307,13 @@ def fit_costs(work: _Numbers, measured: _Numbers, *, least: float) -> _Numbers:
 
 
 def _sharded_share(table: str, parts: Iterable[TableStrategy]) -> float:
-    """The share of a table's ids that go to its shards."""
     return math.prod(part.sharded_share(table) for part in parts)
 
 
 def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
     """1 for each rank that has a part of a table."""
     held = np.zeros(world_size)
-    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+    if sharding.sharding_type == _DATA_PARALLEL:
         return held + 1
     held[sharding.ranks or []] = 1
     return held
@@ -359,7 +322,7 @@ def _holders(sharding: ParameterSharding, world_size: int) -> _Numbers:
 def _dense_work(
     tables: Sequence[Table], compute: Compute, step: StepShape, *, overlapped: bool
 ) -> _Fields:
-    """What every rank does apart from its tables."""
+    """Work of every rank apart from its tables."""
     batch_size, world_size, local, profile, _ = step
     # Duplicates are made again from what is stored once, forward and backward.
     expanded = sum(
@@ -382,7 +345,7 @@ def _dense_work(
     pooled = rows_pooled(tables, profile, compute, batch_size)
     operations = {
         name: getattr(compute.rest, name) * batch_size + getattr(compute.pooling, name) * pooled
-        for name in ("matmul_flops", "attention_flops", "element_bytes")
+        for name in ("matmul_flops", "element_bytes")
     }
     operations["element_bytes"] += 2 * SCALAR_BYTES * expanded + LEARNED * compute.parameter_bytes
     # In a ring of all ranks a link carries what one sends; overlapped, once a node.
@@ -405,11 +368,11 @@ def _table_work(
     gloo: bool = False,
     dedup: bool = False,
 ) -> _Fields:
-    """What a table adds to the work of ranks: as owners of shards, and as senders of ids."""
+    """Work of ranks for a table, as owners of shards and as senders of ids."""
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)
-    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+    if sharding.sharding_type == _DATA_PARALLEL:
         num_bytes = table.num_embeddings * table.embedding_dim * SCALAR_BYTES
         return {
             "ids_looked_up": ids,
@@ -432,7 +395,7 @@ def _table_work(
     # or, of a sequence, of its ids; the gradients of these come back.
     sent = ids * shares
     vectors = (rows if table.pooled else sent) * columns * wire_bytes
-    inputs = sent * ID_BYTES + rows * LENGTH_BYTES
+    inputs = sent * ID_BYTES + rows * _LENGTH_BYTES
     ring = 0.0
     variable = is_variable_table(table, profile)
     if gloo and table.pooled and not variable and sharding.sharding_type == _ROW_WISE:

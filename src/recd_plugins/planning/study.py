@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import (
     all_tables_of,
+    embedding_modules,
     names_of_several,
     rows_by_feature,
     tables_of,
@@ -30,7 +31,8 @@ from recd_plugins.interfaces.model_tables import (
 from recd_plugins.interfaces.step_cost import StageCosts, StageTimes
 from recd_plugins.model.build import build_model
 from recd_plugins.model.sequence_pooling import put_poolings
-from recd_plugins.planning.compute import NO_COMPUTE, Compute, KeptActivations, measure_compute
+from recd_plugins.planning.choosing import prepare
+from recd_plugins.planning.compute import NO_COMPUTE, Compute, measure_compute
 from recd_plugins.planning.estimates import (
     RESERVED_SHARE,
     activations_of_parts,
@@ -39,30 +41,27 @@ from recd_plugins.planning.estimates import (
     row_memory,
     state_bytes,
 )
-from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.planner import Planned, RegistryPlanner
-from recd_plugins.planning.prepare import prepare
-from recd_plugins.planning.prepared import Prepared
+from recd_plugins.planning.prepared import Prepared, apply_optimizers
 from recd_plugins.planning.profile import as_run_sends
 from recd_plugins.planning.report import PlannedTable, PlanReport, SideReport
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.step_cost import (
-    check_some_time,
     estimate_step_cost,
     predict_stages,
     rows_pooled,
 )
-from recd_plugins.planning.topologies import TopologySpec, costs_source
+from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.runtime.errors import DataError, NoPlanError, RecdError, RegistryError, SetupError
 from recd_plugins.runtime.text import shortened
 from recd_plugins.sharding.pipeline import will_overlap
 from recd_plugins.sharding.sharders import stock_sharders
 
-#: What takes the memory of a rank, beside embeddings, optimizer and what table parts name.
+#: Memory of a rank beside embeddings, optimizer and what table strategies name.
 COMPONENTS = ("inputs and outputs", "activations", "dense layers", "reserve")
-#: The least step between two batch sizes, in rows.
+#: Smallest step between two batch sizes, in rows.
 GRANULE = 64
-# The largest batch is found to one part in so many.
+# The largest batch is found to this fraction of it.
 _PARTS = 128
 # FBGEMM counts the rows of a batch in 32 bits.
 _MOST_ROWS = 2**31
@@ -70,12 +69,10 @@ _MOST_ROWS = 2**31
 
 @dataclass(frozen=True)
 class ShardableModel:
-    """A model that can be planned for any topology and batch size.
-
-    Table parts suit one topology and batch size: see ``with_plugins``.
+    """A model to plan; its table strategies suit one topology and batch size.
 
     Attributes:
-        prepared: its model is on the meta device, so that tables of any size take no memory.
+        prepared: its model is on the meta device, so that tables take no memory.
         sharders: of its embedding modules.
         profile: of the features as this model is fed them.
     """
@@ -86,11 +83,11 @@ class ShardableModel:
 
     @property
     def tables(self) -> list[Table]:
-        """The embedding tables of the model, those of modules that are left to TorchRec too."""
+        """All embedding tables of the model, also of modules that are left to TorchRec."""
         return all_tables_of(self.prepared.model)
 
     def as_plain(self) -> ShardableModel:
-        """Return the same without plugins, fed plain KJTs: the baseline of ``--compare``."""
+        """Return the baseline of ``--compare``: no plugins, and plain KJTs."""
         registry = self.prepared.registry
         with torch.device("meta"):
             model = build_model(registry, registry.dataset.schema())
@@ -98,26 +95,17 @@ class ShardableModel:
         return ShardableModel(plain, stock_sharders(registry.training), self.profile.plain())
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
-        """Return the plan that training makes, with room for activations.
-
-        Raises:
-            NoPlanError: no plan fits into memory.
-            RecdError: plugins and tables do not go together.
-        """
+        """Return the plan of a run, with room for activations; see ``RegistryPlanner``."""
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.plan_in_detail(self.prepared.model, self.sharders)
 
     def fits(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> bool:
-        """Return whether ``plan`` finds one that fits into memory.
-
-        Raises:
-            RecdError: plugins and tables do not go together.
-        """
+        """Return whether there is a plan that fits into memory."""
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.fits(self.prepared.model, self.sharders)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
-        """Return what a forward pass of a rank keeps beside its lookups in sharded tables."""
+        """Return bytes of activations of a rank, without those of sharded lookups."""
         return activation_bytes(self.prepared, self.profile, compute, batch_size)
 
     def _planner(
@@ -130,9 +118,9 @@ class ShardableModel:
 
 
 def activation_bytes(
-    prepared: Prepared, profile: DataProfile, kept: KeptActivations, batch_size: int
+    prepared: Prepared, profile: DataProfile, kept: Compute, batch_size: int
 ) -> int:
-    """Return what a forward pass of a rank keeps beside its lookups in sharded tables."""
+    """Return bytes of activations of a rank, without those of sharded lookups."""
     tables = tables_of(prepared.model)
     pooled = rows_pooled(tables, profile, kept, batch_size)
     of_parts = activations_of_parts(prepared.checked_parts, tables, profile, batch_size)
@@ -142,14 +130,12 @@ def activation_bytes(
 def with_plugins(
     registry: RunConfig, topology: TopologySpec | None = None, data: TrainingData | None = None
 ) -> ShardableModel:
-    """Return what ``recd run`` trains.
-
-    Table parts are made for ``topology`` and the registry's batch size.
+    """Build and prepare the model of ``recd run``, for planning.
 
     Args:
-        registry: not prepared.
-        topology: the ranks; those that ``recd run`` would start here without it.
-        data: of the registry, if it was looked at already.
+        registry: not prepared; its batch size counts.
+        topology: the ranks; default: those that ``recd run`` would start here.
+        data: of the registry, if it was read already.
 
     Raises:
         RecdError: the registry has no model, several of its tables have one name, or the data is
@@ -162,27 +148,29 @@ def with_plugins(
                 f"{registry.path}: several modules have tables of one name, {shortened(twice)}, "
                 "and plans are told by name: give each a name of its own"
             )
-        data = data or RegistryData(registry, model)
-        prepared = prepare(registry, model, setting_of(registry, model, topology, data=data))
-    assert prepared.setting is not None, "it was prepared for one"
+        setting = setting_of(registry, list(embedding_modules(model)), topology, data=data)
+        prepared = prepare(registry, model, setting)
+    assert prepared.setting is not None
     return ShardableModel(prepared, prepared.sharders(), prepared.setting.data.profile())
 
 
 def data_of_model(registry: RunConfig) -> RegistryData:
-    """Return the training split of a registry, as the model of its ``model:`` section knows it."""
+    """Return the training split of a registry, for the model of its ``model:`` section."""
     with torch.device("meta"):
-        return RegistryData(registry, build_model(registry, registry.dataset.schema()))
+        model = build_model(registry, registry.dataset.schema())
+        return RegistryData(registry, list(embedding_modules(model)))
 
 
 def without_plugins(
     registry: RunConfig, model: nn.Module, device_type: str | None = None
 ) -> Prepared:
-    """Prepare the baseline: the same data, model and optimizers, float32 between ranks, no overlap,
-    and no deduplication, sharding, cache or pipeline plugin."""
+    """Prepare the baseline: no deduplication, sharding, cache or pipeline plugin, no overlap, and
+    float32 between ranks."""
     registry = registry.with_training({"wire": "fp32", "overlap": False})
     tables = tuple(tables_of(model))
     claims = registry.claim("sharding", [table.name for table in tables])
-    placement = placement_of(model, {name: entry.plugin for name, entry in claims.items()})
+    modules = list(embedding_modules(model))
+    placement = placement_of(modules, {name: entry.plugin for name, entry in claims.items()})
     put_poolings(registry, model)
     plain = replace(
         registry,
@@ -191,20 +179,20 @@ def without_plugins(
         cache=(),
         further={**registry.further, "pipeline": ()},
     )
-    apply_optimizers(plain, model, list(tables), device_type, {})
+    apply_optimizers(plain, modules, tables, device_type, {})
     return Prepared(plain, model, placement, rows_by_feature(tables), tables)
 
 
 def largest_batch(fits: Callable[[int], bool], *, start: int, together: int = 1) -> tuple[int, int]:
-    """Return the largest batch that fits, and the step in which it was looked for.
+    """Return the largest batch that fits, and the step in which it was searched.
 
     Args:
         fits: whether there is a plan at a batch size.
         start: a batch size to begin with.
-        together: rows of which batches are multiples.
+        together: batches are multiples of so many rows.
 
     Raises:
-        NoPlanError: not even ``GRANULE`` rows fit, or as many times ``together``.
+        NoPlanError: not even ``GRANULE`` times ``together`` rows fit.
     """
     least = GRANULE * together
     low, high = 0, max(least, start - start % least)
@@ -247,9 +235,9 @@ def study(
         registry: not prepared.
         name: of the topology.
         spec: its nodes and ranks.
-        batch_size: None looks for the largest.
-        say: told what is being done.
-        compute: of the model; counted here without it.
+        batch_size: None searches for the largest.
+        say: shows progress.
+        compute: of the model; counted here by default.
 
     Raises:
         NoPlanError: the plan with the plugins does not fit.
@@ -259,119 +247,73 @@ def study(
     say("counting what the model computes")
     compute = compute or measure_compute(registry)
     start = registry.training.batch_size
-    if batch_size is not None and _too_few_rows(registry, 1, start):
-        # The data is measured in batches of the file; none is needed that is not planned for.
+    if batch_size is not None and not _has_rows(registry, start):
         registry = registry.with_training({"batch_size": batch_size})
     data = data_of_model(registry)
-    together = smallest_batch(wrapped_dataset(registry))
-    find = partial(largest_batch, start=start, together=together)
 
     @cache
-    def plugins(rows: int) -> ShardableModel:
-        # Table parts are made for a batch size.
-        try:
-            return with_plugins(registry.with_training({"batch_size": rows}), spec, data)
-        except DataError as error:
-            raise DataError(f"a plan looks at a batch of the first rows, and {error}") from error
+    def plugins(rows: int) -> ShardableModel:  # table strategies suit one batch size
+        return with_plugins(registry.with_training({"batch_size": rows}), spec, data)
 
-    side = partial(_side, spec=spec, compute=compute, batch_size=batch_size, find=find, say=say)
+    def largest(what: str, candidates: Callable[[int], ShardableModel]) -> tuple[int, int]:
+        refused: RecdError | None = None
+        topology = spec.to_torchrec()
+
+        def fits(rows: int) -> bool:
+            nonlocal refused
+            say(f"looking for the largest batch {what}: {rows:,} rows a rank")
+            try:
+                candidate = candidates(rows)
+            # An entry may refuse a large batch, and the data end.
+            except (DataError, NoPlanError, RegistryError) as error:
+                refused = error
+                return False
+            return candidate.fits(topology, rows, candidate.activation_bytes(compute, rows))
+
+        together = smallest_batch(wrapped_dataset(registry))
+        try:
+            return largest_batch(fits, start=start, together=together)
+        except NoPlanError as error:
+            raise (refused or error) from None
+
+    def side(what: str, candidates: Callable[[int], ShardableModel]) -> SideReport:
+        size, step = (batch_size, None) if batch_size is not None else largest(what, candidates)
+        say(f"planning {what}: batches of {size:,} on {spec.world_size:,} ranks")
+        candidate = candidates(size)
+        kept = candidate.activation_bytes(compute, size)
+        planned = candidate.plan(spec.to_torchrec(), size, kept)
+        costs = spec.costs or spec.least_costs
+        return report_side(
+            candidate, planned, spec, batch_size=size, batch_step=step, compute=compute, costs=costs
+        )
+
     mine = side("with the plugins", plugins)
     candidate = plugins(mine.batch_size)
     plain, theirs, problem = candidate.as_plain(), None, ""
     try:
-        # If the data has no such batch for one, it has none for the other.
-        theirs = side("plain", lambda _: plain, other=mine)
+        theirs = side("plain", lambda _: plain)
     except SetupError as error:  # as if it fits nowhere
         problem = str(error)
     chosen = candidate.prepared.chosen
     return PlanReport(
         name,
         spec,
-        costs_source(spec),
         data.profile(),
         mine,
         theirs,
         problem,
         registry.training.wire,
         chosen and chosen.with_compute(mine.seconds - mine.seconds_of_tables),
-        _too_few_rows(registry, spec.world_size, mine.batch_size),
     )
 
 
-def _side(
-    what: str,
-    candidates: Callable[[int], ShardableModel],
-    *,
-    spec: TopologySpec,
-    compute: Compute,
-    batch_size: int | None,
-    find: Callable[[Callable[[int], bool]], tuple[int, int]],
-    say: Callable[[str], None],
-    other: SideReport | None = None,
-) -> SideReport:
-    largest = step = None
-    one_fits, data_ends = False, dict[int, str]()  # why the data has no batch of a size
-    refused: RecdError | None = None  # why there is no plan for the batch that was tried last
-    topology = spec.to_torchrec()
-
-    def fits(rows: int) -> bool:
-        nonlocal one_fits, refused
-        refused = None
-        say(f"looking for the largest batch {what}: {rows:,} rows a rank")
-        if other is not None and other.data_ends and rows > other.batch_size:
-            data_ends[rows] = other.data_ends
-            return False
-        try:
-            candidate = candidates(rows)
-        except DataError as error:
-            if not one_fits:
-                raise
-            data_ends[rows] = f"at {rows:,} rows a rank: {error}"
-            return False
-        except (NoPlanError, RegistryError) as error:
-            # Of an entry, which refuses a batch that is too large.
-            if not isinstance(error, NoPlanError) and not isinstance(error.__cause__, SetupError):
-                raise
-            refused = error
-            return False
-        found = candidate.fits(topology, rows, candidate.activation_bytes(compute, rows))
-        one_fits = one_fits or found
-        return found
-
-    if batch_size is None:
-        try:
-            largest, step = find(fits)
-        except NoPlanError as error:
-            raise (refused or error) from None
-        batch_size = largest
-    say(f"planning {what}: batches of {batch_size:,} on {spec.world_size:,} ranks")
-    candidate = candidates(batch_size)
-    kept = candidate.activation_bytes(compute, batch_size)
-    return report_side(
-        candidate,
-        candidate.plan(topology, batch_size, kept),
-        spec,
-        batch_size=batch_size,
-        largest_batch_size=largest,
-        batch_step=step,
-        data_ends=data_ends.get(batch_size + (step or 0), ""),
-        compute=compute,
-        costs=spec.costs or spec.least_costs,
-    )
-
-
-def _too_few_rows(registry: RunConfig, ranks: int, batch_size: int) -> str:
-    """Why the data has no batch for each rank; empty if it has.
-
-    No reason to refuse a plan: it looks at the first rows alone, and they may be a sample.
-    """
+def _has_rows(registry: RunConfig, batch_size: int) -> bool:
+    """Whether the data has a batch of so many rows."""
     try:
-        wrapped_dataset(registry).reader(
-            rank=0, world_size=ranks, batch_size=batch_size, split="train"
-        )
-    except DataError as error:
-        return str(error)
-    return ""
+        wrapped_dataset(registry).reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+    except DataError:
+        return False
+    return True
 
 
 def report_side(
@@ -380,16 +322,20 @@ def report_side(
     spec: TopologySpec,
     *,
     batch_size: int,
-    largest_batch_size: int | None = None,
     batch_step: int | None = None,
-    data_ends: str = "",
     compute: Compute,
     costs: StageCosts,
 ) -> SideReport:
     """Estimate memory and time of a plan.
 
-    Raises:
-        SetupError: by ``costs`` a step takes no time.
+    Args:
+        candidate: the model.
+        planned: its plan.
+        spec: the ranks.
+        batch_size: rows of a rank.
+        batch_step: so many rows more do not fit; None if the largest batch was not searched.
+        compute: of the model.
+        costs: of a step.
     """
     prepared = candidate.prepared
     overlapped = will_overlap(prepared, planned.sharding, spec.device, spec.nodes)
@@ -416,13 +362,12 @@ def report_side(
             on_hosts[shard.rank] += shard.storage.ddr
     return SideReport(
         batch_size,
-        largest_batch_size,
+        None if batch_step is None else batch_size,
         batch_step,
-        data_ends,
         _tables(candidate, planned, batch_size),
         _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
         on_hosts,
-        check_some_time(step(compute)),
+        step(compute),
         step(NO_COMPUTE),
     )
 

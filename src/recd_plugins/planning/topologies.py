@@ -1,4 +1,4 @@
-"""Clusters to plan for: built-in ones, this machine, and those of YAML files."""
+"""Clusters to plan for: built-in ones, this machine, and YAML files."""
 
 from __future__ import annotations
 
@@ -32,19 +32,15 @@ if TYPE_CHECKING:
     import torch
     from torchrec.distributed.planner import Topology
 
-#: The name of the topology that is the machine at hand.
+#: The name of the topology of this machine.
 MACHINE = "machine"
-
-#: Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
+#: Assumed bytes per second of a file whose rows are read in random order, 1 GiB/s.
 FILE_BYTES_PER_SECOND = float(2**30)
-# Bytes a second between processes over gloo: an assumption, 1 GiB/s. TorchRec's default is that of
-# NVLink, 600 GiB/s, with which communication would count for nothing.
-_GLOO = float(2**30)
-# TorchRec's own default for the memory of a host, 51 GiB/s.
-_DDR = 51.0 * 2**30
-# TorchRec's own defaults for a GPU: 897, 32, 600 and 12.5 GiB/s.
+# Assumptions, in bytes per second: gloo between processes; then TorchRec's own defaults for host
+# memory and for a GPU. (TorchRec assumes NVLink for gloo, too.)
+_GLOO, _DDR = float(2**30), 51.0 * 2**30
 _HBM, _PCI, _NVLINK, _NETWORK = 897.0 * 2**30, 32.0 * 2**30, 600.0 * 2**30, 12.5 * 2**30
-# A core that multiplies float32 with AVX2 at 2.5 GHz; a GPU of the size of an A100.
+# Float32 operations per second of a core with AVX2 at 2.5 GHz, and of a GPU like an A100.
 _CPU_FLOPS, _GPU_FLOPS = 80e9, 19.5e12
 
 _Bytes = Annotated[StrictInt, Field(gt=0)]
@@ -85,12 +81,8 @@ class TopologySpec(BaseModel):
     @model_validator(mode="after")
     def _gpu_has_memory(self) -> Self:
         if self.device == "cuda":
-            missing = [
-                name
-                for name in ("hbm_bytes", "hbm_bandwidth", "hbm_to_ddr_bandwidth")
-                if getattr(self, name) is None
-            ]
-            if missing:
+            names = ("hbm_bytes", "hbm_bandwidth", "hbm_to_ddr_bandwidth")
+            if missing := [name for name in names if getattr(self, name) is None]:
                 raise ValueError(f"device cuda needs {', '.join(missing)}")
         return self
 
@@ -116,16 +108,14 @@ class TopologySpec(BaseModel):
 
     @property
     def least_costs(self) -> step_cost.StageCosts:
-        """Lower bounds of ``costs``: nothing but bandwidths and operations a second.
+        """Lower bounds of ``costs``, by bandwidths and operations per second.
 
-        A lookup reads an embedding, and the backward pass reads and writes it again. Nothing hides
-        what cached tables move, as lookahead may.
+        A lookup reads an embedding, and the backward pass reads and writes it again.
         """
-        on_device = self.device == "cuda" and self.hbm_bandwidth is not None
-        memory = self.hbm_bandwidth if on_device else self.ddr_bandwidth
-        to_host = self.hbm_to_ddr_bandwidth if on_device else self.ddr_bandwidth
-        assert memory is not None, "checked when it was made"
-        assert to_host is not None, "checked when it was made"
+        memory = self.hbm_bandwidth or self.ddr_bandwidth
+        to_host = self.hbm_to_ddr_bandwidth or self.ddr_bandwidth
+        if self.device == "cpu":
+            memory = to_host = self.ddr_bandwidth
         # Of a tensor that is reduced each rank sends 2 (U - 1) / U: what counts as reduced.
         reduced = CollectiveRates.of_topology(self).ar_global.bytes_per_second
         reduced *= 2 * (self.world_size - 1) / self.world_size or 1.0
@@ -135,7 +125,7 @@ class TopologySpec(BaseModel):
                 bytes_from_host=1 / to_host,
                 bytes_from_file=1 / FILE_BYTES_PER_SECOND,
             ),
-            gemm=step_cost.GemmCost(matmul_flops=1 / self.flops, attention_flops=1 / self.flops),
+            gemm=step_cost.GemmCost(matmul_flops=1 / self.flops),
             all_to_all=step_cost.AllToAllCost(
                 bytes_in_node=1 / self.intra_node_bandwidth,
                 bytes_across_nodes=1 / self.inter_node_bandwidth,
@@ -146,17 +136,17 @@ class TopologySpec(BaseModel):
 
     @property
     def sections(self) -> dict[str, BaseModel]:
-        """What packages of plugins know of these machines, by the name of the section."""
+        """Sections that plugins declare, by name."""
         names = type(self).model_fields.keys() - TopologySpec.model_fields.keys()
         return {name: found for name in names if (found := getattr(self, name)) is not None}
 
     def with_section(self, name: str, section: BaseModel) -> TopologySpec:
-        """The same with what a package of plugins has measured."""
+        """Return a copy with a section of a plugin."""
         return _model().model_validate({**dict(self), name: section})
 
     def to_torchrec(self) -> Topology:
-        """Return the topology for TorchRec's planner. Its bandwidths are bytes a millisecond."""
-        # `recd validate` reads topologies without the seconds that these imports take.
+        """Return the topology for TorchRec's planner, in bytes per millisecond."""
+        # `recd validate` reads topologies without torchrec, which takes seconds to import.
         from torchrec.distributed.planner.types import (
             BasicCommsBandwidths,
             HardwareConfig,
@@ -165,16 +155,17 @@ class TopologySpec(BaseModel):
             TrainerConfig,
         )
 
+        def per_millisecond(rate: float | None) -> float | None:
+            return None if rate is None else rate / 1000
+
         return TopologyFactory.create_topology(
             TrainerConfig(world_size=self.world_size, local_world_size=self.ranks_per_node),
             HardwareConfig(
                 hbm_cap_bytes=self.hbm_bytes if self.device == "cuda" else None,
                 ddr_cap_bytes=self.ddr_bytes,
-                hbm_mem_bw=None if self.hbm_bandwidth is None else self.hbm_bandwidth / 1000,
+                hbm_mem_bw=per_millisecond(self.hbm_bandwidth),
                 ddr_mem_bw=self.ddr_bandwidth / 1000,
-                hbm_to_ddr_mem_bw=(
-                    None if self.hbm_to_ddr_bandwidth is None else self.hbm_to_ddr_bandwidth / 1000
-                ),
+                hbm_to_ddr_mem_bw=per_millisecond(self.hbm_to_ddr_bandwidth),
             ),
             KernelConfig(
                 compute_device=self.device,
@@ -188,39 +179,37 @@ class TopologySpec(BaseModel):
 
 
 def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = None) -> TopologySpec:
-    """Return machines like this one, with assumed bandwidths and operations a second."""
+    """Return machines like this one, with assumed bandwidths and operations per second."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if device is None or device.type == "cpu":
-        cores = max(1, len(os.sched_getaffinity(0)) // ranks)
-        return TopologySpec(
-            device="cpu",
-            ranks_per_node=ranks,
-            nodes=nodes,
-            ddr_bytes=memory // ranks,
-            ddr_bandwidth=_DDR,
-            intra_node_bandwidth=_GLOO,
-            inter_node_bandwidth=_GLOO,
-            flops=cores * _CPU_FLOPS,
-        )
-    import torch
+    on_gpu: dict[str, Any] = {}
+    if device is not None and device.type == "cuda":
+        import torch
 
-    return TopologySpec(
-        device="cuda",
-        ranks_per_node=ranks,
-        nodes=nodes,
-        hbm_bytes=torch.cuda.get_device_properties(device).total_memory,
-        ddr_bytes=memory // ranks,
-        hbm_bandwidth=_HBM,
-        ddr_bandwidth=_DDR,
-        hbm_to_ddr_bandwidth=_PCI,
-        intra_node_bandwidth=_NVLINK,
-        inter_node_bandwidth=_NETWORK,
-        flops=_GPU_FLOPS,
-    )
+        on_gpu = {
+            "device": "cuda",
+            "hbm_bytes": torch.cuda.get_device_properties(device).total_memory,
+            "hbm_bandwidth": _HBM,
+            "hbm_to_ddr_bandwidth": _PCI,
+            "intra_node_bandwidth": _NVLINK,
+            "inter_node_bandwidth": _NETWORK,
+            "flops": _GPU_FLOPS,
+        }
+    cores = max(1, len(os.sched_getaffinity(0)) // ranks)
+    on_cpu: dict[str, Any] = {
+        "device": "cpu",
+        "ranks_per_node": ranks,
+        "nodes": nodes,
+        "ddr_bytes": memory // ranks,
+        "ddr_bandwidth": _DDR,
+        "intra_node_bandwidth": _GLOO,
+        "inter_node_bandwidth": _GLOO,
+        "flops": cores * _CPU_FLOPS,
+    }
+    return TopologySpec.model_validate(on_cpu | on_gpu)
 
 
 def topology_names() -> list[str]:
-    """The built-in topologies, this machine last."""
+    """Return the names of the built-in topologies, this machine last."""
     return [*sorted(_built_in()), MACHINE]
 
 
@@ -236,8 +225,8 @@ def load_topology(
 
     Args:
         name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
-        nodes: in place of the topology's own.
-        ranks_per_node: likewise; no more than a node has GPUs.
+        nodes: replaces the number of nodes.
+        ranks_per_node: likewise; at most the GPUs of a node.
         ranks: of this machine, unless ``ranks_per_node`` is given.
         device: of this machine, ``cpu`` or ``cuda``.
 
@@ -253,17 +242,15 @@ def load_topology(
             where = torch.device(device)
         return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=where)
     spec = read_topology(_path_of(name))
-    if (
-        ranks_per_node is not None
-        and spec.device == "cuda"
-        and ranks_per_node > spec.ranks_per_node
-    ):
+    if ranks_per_node is None:
+        return spec if nodes is None else spec.model_copy(update={"nodes": nodes})
+    if spec.device == "cuda" and ranks_per_node > spec.ranks_per_node:
         raise RecdError(
-            f"a node of {name} has {spec.ranks_per_node} GPUs, which is no room for "
-            f"{ranks_per_node} ranks; take more nodes"
+            f"a node of {name} has {spec.ranks_per_node} GPUs, too few for {ranks_per_node} ranks; "
+            "take more nodes"
         )
-    if ranks_per_node is not None and spec.device == "cpu":
-        # The ranks share what a node has, but for the bandwidth of the network of one.
+    if spec.device == "cpu":
+        # Ranks share the memory and cores of a node; network bandwidths are those of one rank.
         scale = spec.ranks_per_node / ranks_per_node
         spec = spec.model_copy(
             update={
@@ -272,8 +259,7 @@ def load_topology(
                 "flops": spec.flops * scale,
             }
         )
-    changed = {"nodes": nodes, "ranks_per_node": ranks_per_node}
-    return spec.model_copy(update={key: n for key, n in changed.items() if n is not None})
+    return spec.model_copy(update={"nodes": nodes or spec.nodes, "ranks_per_node": ranks_per_node})
 
 
 def machine_of(
@@ -282,15 +268,13 @@ def machine_of(
     local_world_size: int | None = None,
     device: torch.device | None = None,
 ) -> TopologySpec:
-    """Return the ranks that a registry is trained on from here.
-
-    They are those of ``training.topology``; if it names none, machines like this one.
+    """Return the ranks that train a registry: ``training.topology``, or machines like this one.
 
     Args:
         training: its ranks count if there is no process group.
-        world_size: ranks; those of the process group, else of the registry, without it.
-        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it.
-        device: of the tables; CPU without it.
+        world_size: number of ranks; default: the process group's, else the registry's.
+        local_world_size: ranks per node; default: ``LOCAL_WORLD_SIZE``, else all ranks.
+        device: of the tables; default: CPU.
 
     Raises:
         SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
@@ -326,11 +310,11 @@ def default_topology(
 def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> TopologySpec:
     """Return the topology of a name or file, adapted to a number of nodes.
 
-    On other numbers of nodes, measured collectives scale as the bounds of the links do.
+    Measured collectives scale with the bounds of the links.
 
     Raises:
         RegistryError: the file is wrong.
-        SetupError: it is of another device, or was measured on nodes that say nothing of these.
+        SetupError: it is of another device.
     """
     spec = load_topology(name)
     if spec.device != device:
@@ -341,12 +325,6 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
         )
     if (spec.nodes, spec.ranks_per_node) == (nodes, ranks_per_node):
         return spec
-    if _is_measured(spec) and (why := _says_nothing_of(spec, nodes, ranks_per_node)):
-        raise SetupError(
-            f"training.topology: {name} was measured on {_shape(spec.nodes, spec.ranks_per_node)}, "
-            f"and this run has {_shape(nodes, ranks_per_node)}, {why}: measure these with "
-            "`recd calibrate`, started as this run is, or set training.topology to null"
-        )
     adapted = load_topology(name, nodes=nodes, ranks_per_node=ranks_per_node)
     if spec.collectives is None:
         return adapted
@@ -364,33 +342,17 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
 
 
 def costs_source(spec: TopologySpec) -> str:
-    """Return where the costs of a topology come from, in words."""
+    """Return where the costs of a topology come from."""
     if spec.costs is None:
-        return "bandwidths and operations a second of the topology: what none can be faster than"
+        return "lower bounds, by the bandwidths and operations per second of the topology"
     return "measured, of the topology"
 
 
-def _is_measured(spec: TopologySpec) -> bool:
-    return spec.costs is not None or spec.collectives is not None
-
-
-def _says_nothing_of(measured: TopologySpec, nodes: int, ranks_per_node: int) -> str:
-    """Why a run on other nodes cannot be told by those that were measured; empty if it can."""
-    if measured.ranks_per_node != ranks_per_node:
-        return "which share their cores and their network otherwise"
-    return "of whose network it says nothing" if measured.nodes == 1 < nodes else ""
-
-
-def _shape(nodes: int, ranks_per_node: int) -> str:
-    ranks = "1 rank" if ranks_per_node == 1 else f"{ranks_per_node} ranks"
-    return f"one node of {ranks}" if nodes == 1 else f"{nodes} nodes of {ranks} each"
-
-
 def read_topology(path: Path) -> TopologySpec:
-    """The topology of a YAML file.
+    """Read a topology from a YAML file.
 
     Raises:
-        RegistryError: what is wrong with it, with lines.
+        RegistryError: the file is wrong; names the lines.
     """
     document = read_yaml(path, first="`device:` and `ranks_per_node:`")
     model = _model()
@@ -402,12 +364,11 @@ def read_topology(path: Path) -> TopologySpec:
 
 
 def topology_of(values: Mapping[str, Any]) -> TopologySpec:
-    """A topology of what its ``model_dump`` gave, with the sections of the installed plugins."""
+    """Return the topology of a ``model_dump``, with the sections of the installed plugins."""
     return _model().model_validate(values)
 
 
 def _model() -> type[TopologySpec]:
-    """The schema of a topology file, with the sections of the installed plugins."""
     return _with_fields(tuple(PluginManager().register_topology_sections().items()))
 
 
@@ -418,7 +379,7 @@ def _with_fields(sections: tuple[tuple[str, type[BaseModel]], ...]) -> type[Topo
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a topology of this name, which is no built-in one, is a file."""
+    """Return whether a topology of this name, if not built in, is a file."""
     return Path(name).suffix in (".yaml", ".yml")
 
 

@@ -56,6 +56,15 @@ def read_bytes(words: str | int) -> int:
     return num_bytes
 
 
+def size_text(num_bytes: float) -> str:
+    """Return bytes with a unit in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
 def bytes_text(value: float | None) -> str:
     """Return bytes with a fitting unit, in powers of 1000."""
     if value is None:

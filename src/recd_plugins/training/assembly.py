@@ -18,13 +18,12 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugins.config import RunConfig
 from recd_plugins.interfaces import FeatureSchema, PlanContext, Table, TableStrategy
 from recd_plugins.interfaces.data_profile import DataProfile
-from recd_plugins.interfaces.model_tables import all_tables_of, tables_of
+from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules, tables_of
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables
-from recd_plugins.planning.choosing import choose
-from recd_plugins.planning.compute import measure_compute, measure_kept
+from recd_plugins.planning.choosing import choose, prepare
+from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.planner import build_planner, profile_of
-from recd_plugins.planning.prepare import prepare
 from recd_plugins.planning.prepared import Prepared, prepare_parts
 from recd_plugins.planning.profile import equal_gradients_pay
 from recd_plugins.planning.setting import RegistryData, setting_of
@@ -97,7 +96,7 @@ def assemble(
 
     def activations() -> int:
         with generators_kept():
-            kept = measure_kept(registry)
+            kept = measure_compute(registry)
         return activation_bytes(prepared, profile, kept, registry.training.batch_size)
 
     planner = build_planner(
@@ -236,13 +235,15 @@ def _whole(
 ) -> tuple[Prepared, PlanContext | None]:
     seed_generators(registry.training.seed)
     model = build_model(registry, schema)
+    modules = list(embedding_modules(model))
     if side == "plugins":
-        setting = setting_of(registry, model, topology, device=device)
+        setting = setting_of(registry, modules, topology, device=device)
         prepared = prepare(registry, model, setting)
         return prepared, prepared.setting
     entries = registry
     if registry.wrappers:  # which the model is read by, as it is before it changes
-        entries, *_ = choose(registry, model, setting_of(registry, model, topology, device=device))
+        setting = setting_of(registry, modules, topology, device=device)
+        entries, *_ = choose(registry, model, modules, setting)
     prepared = without_plugins(registry, model, device.type)
     if registry.wrappers:
         prepared = replace(prepared, batch_parts=_batch_parts(entries, prepared, device, topology))
@@ -254,6 +255,7 @@ def _batch_parts(
 ) -> Mapping[str, TableStrategy]:
     """Return what the entries of ``registry`` would do to the tables of a baseline's model."""
     # Nothing is coalesced of a baseline.
-    data = RegistryData(replace(registry, sharding=()), plain.model)
-    setting = setting_of(registry, plain.model, topology, device=device, data=data)
+    modules = list(embedding_modules(plain.model))
+    data = RegistryData(replace(registry, sharding=()), modules)
+    setting = setting_of(registry, modules, topology, device=device, data=data)
     return prepare_parts(registry, plain.tables, setting)

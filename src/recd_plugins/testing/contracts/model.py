@@ -19,7 +19,7 @@ from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import placement_of
 from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling, Sharding
 from recd_plugins.interfaces.batch import Batch, ModelInput, Placement
-from recd_plugins.interfaces.model_tables import tables_of
+from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.model.build import model_of
 from recd_plugins.model.made_collections import one_row_tables
 from recd_plugins.model.sequence_pooling import SequencePooling
@@ -96,7 +96,7 @@ class ModelContract(PluginContract):
     ) -> None:
         pooled = {name for module in _poolings(model) for name in module.features}
         assert pooled >= {*features.sequence}, "SequencePooling pools what pooling entries name"
-        assert {*placement_of(model, {}).sequence} >= pooled
+        assert {*placement_of(embedding_modules(model), {}).sequence} >= pooled
 
     def test_every_parameter_is_trained(self, features: ModelFeatures, model: nn.Module) -> None:
         loss, _ = model(_batch(model, features, deduplicated=False))
@@ -286,5 +286,5 @@ def _batch(
         else (),
     )
     plugins: dict[str, Sharding] = {name: _Replicating(PluginOptions()) for name in replicated}
-    placement: Placement = placement_of(model, plugins)
+    placement: Placement = placement_of(embedding_modules(model), plugins)
     return lower(batch, placement)
