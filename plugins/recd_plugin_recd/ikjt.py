@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
@@ -18,6 +17,7 @@ from recd_plugins.api import (
     PlainConverter,
     PluginOptions,
     Rows,
+    did_you_mean,
 )
 
 if TYPE_CHECKING:
@@ -69,12 +69,9 @@ class IkjtConverter(Converter):
         @field_validator("groups")
         @classmethod
         def _no_feature_twice(cls, groups: str | list[list[str]]) -> str | list[list[str]]:
-            names = [] if isinstance(groups, str) else [name for group in groups for name in group]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
+            names = list(chain(*groups)) if isinstance(groups, list) else []
+            if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"a feature is in one group only: {', '.join(twice)}")
-            if not isinstance(groups, str) and [] in groups:
-                raise ValueError("a group without features")
             return groups
 
     options: Options
@@ -91,30 +88,26 @@ class IkjtConverter(Converter):
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
         """Decide on groups."""
-        if self.options.groups == "auto":
-            groups = self._coinciding(sample, schema)
+        groups, least = self.options.groups, 0.0
+        if groups == "auto":
+            groups, least = self._coinciding(sample, schema), self.options.min_dedupe_factor
         else:
-            check_features(f"{self.name}: groups", chain(*self.options.groups), schema)
-            groups = self.options.groups
+            check_features(f"{self.name}: groups", chain(*groups), schema)
         factors = [ikjt.dedupe_factor() for ikjt in self._deduplicated(sample, groups)]
         self._groups = tuple(
-            DedupGroup(
-                tuple(group),
-                factor,
-                self.options.groups != "auto" or factor >= self.options.min_dedupe_factor,
-            )
+            DedupGroup(tuple(group), factor, factor >= least)
             for group, factor in zip(groups, factors, strict=True)
         )
         if self.options.compare == "auto":
             self._compare_neighbours_if_enough(sample)
 
     def report(self) -> tuple[DedupGroup, ...]:
-        """What ``fit`` decided: the groups and how far they deduplicated its sample."""
+        """Return the groups that ``fit`` chose, and their dedupe factors in its sample."""
         return self._groups or ()
 
     @property
     def neighbours_only(self) -> bool:
-        """Whether rows merge with the row before only, by option or by what ``fit`` found."""
+        """Whether rows merge with the row before only."""
         return self._deduplicate.neighbours_only
 
     def dedupe_factors(self) -> Mapping[str, float]:
@@ -126,7 +119,7 @@ class IkjtConverter(Converter):
         }
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """A batch; the first one is also the sample if ``fit`` was not called."""
+        """Convert rows; the first ones are the sample if ``fit`` was not called."""
         from recd_plugins.api import Batch, dense_features, kjt_from_columns, labels, sparse_column
 
         if self._groups is None:
@@ -144,29 +137,25 @@ class IkjtConverter(Converter):
     def _deduplicated(
         self, rows: Rows, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        """The unique rows of each group of features."""
         from recd_plugins.api import ikjts_from_columns, sparse_column
 
         columns = [{name: sparse_column(rows, name) for name in group} for group in groups]
         return ikjts_from_columns(columns, len(rows), self._deduplicate)
 
     def _compare_neighbours_if_enough(self, sample: Rows) -> None:
-        """Leave other rows aside where neighbours are nearly all of the equal ones."""
+        """Compare neighbours only if these are nearly all of the equal rows."""
         from recd_plugins.api import Deduplicator
 
         groups = [group.features for group in self.report() if group.deduplicated]
-        compare_all = self._deduplicate
-        of_all = self._deduplicated(sample, groups)
+        compare_all, all_equal = self._deduplicate, self._deduplicated(sample, groups)
         self._deduplicate = Deduplicator(neighbours_only=True)
-        of_neighbours = self._deduplicated(sample, groups)
-        if any(
-            more.values().numel() > _NEARLY_ALL * ikjt.values().numel()
-            for more, ikjt in zip(of_neighbours, of_all, strict=True)
-        ):
-            self._deduplicate = compare_all
+        neighbours = self._deduplicated(sample, groups)
+        for more, ikjt in zip(neighbours, all_equal, strict=True):
+            if more.values().numel() > _NEARLY_ALL * ikjt.values().numel():
+                self._deduplicate = compare_all
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
-        """Features grouped by their inverse lookup."""
+        """Group features with the same inverse lookup."""
         groups: dict[bytes, list[str]] = {}
         for ikjt in self._deduplicated(sample, [[name] for name in schema.sparse]):
             groups.setdefault(ikjt.inverse_lookup().numpy().tobytes(), []).extend(ikjt.keys())
@@ -174,12 +163,11 @@ class IkjtConverter(Converter):
 
 
 def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
-    """Refuse names, given by an option, of what is no sparse feature."""
+    """Refuse an option that names something else than a sparse feature."""
     for name in names:
         if name not in schema.sparse:
-            near = get_close_matches(name, schema.sparse, n=1)
-            advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(schema.sparse)}"
-            raise DataError(f"{option} names {name}, which is no sparse feature; {advice}")
+            meant = did_you_mean(name, schema.sparse) or f"; there are {', '.join(schema.sparse)}"
+            raise DataError(f"{option} names {name}, which is no sparse feature{meant}")
 
 
 class ListDictConverter(IkjtConverter):
@@ -203,13 +191,10 @@ class ListDictConverter(IkjtConverter):
 
         stored, by_ids = {}, []
         for number, group in enumerate(groups):
-            columns = {
-                name: column
-                for name in group
-                if (column := dictionary_column(rows, name)) is not None
-            }
-            if len(columns) == len(group):
-                stored[number] = columns
+            columns = {name: dictionary_column(rows, name) for name in group}
+            found = {name: column for name, column in columns.items() if column is not None}
+            if len(found) == len(group):
+                stored[number] = found
             else:
                 by_ids.append(number)
         try:

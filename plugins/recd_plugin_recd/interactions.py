@@ -14,20 +14,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from recd_plugin_recd.interactions_file import (
-    Columns,
-    Events,
-    Trained,
-    detect_format,
-    read_events,
-)
 from recd_plugin_recd.interactions_log import (
     DENSE,
     LABEL,
     SESSION,
     SPARSE,
     TIMESTAMP,
+    Events,
     InteractionLog,
+    detect_format,
+    read_events,
 )
 from recd_plugins.api import (
     DataError,
@@ -88,8 +84,6 @@ class SplitOptions(BaseModel):
 
     @model_validator(mode="after")
     def _suit_each_other(self) -> Self:
-        if self.by == "time" and (self.validation or self.measure == "validation"):
-            raise ValueError("validation events are of by: leave_one_out; leave them out")
         if self.measure == "validation" and not self.validation:
             raise ValueError("measure: validation needs validation: true, or it is trained on")
         return self
@@ -159,7 +153,7 @@ class Interactions(Dataset):
             return self
 
     options: Options
-    #: The dataset whose model scores this log, which may lack outcomes; None of one for training.
+    #: The dataset that is trained on where this log is scored, which may lack outcomes.
     _trained: Interactions | None = None
 
     def prepare(self) -> None:
@@ -242,14 +236,16 @@ class Interactions(Dataset):
     @cached_property
     def _events(self) -> Events:
         options = self.options
-        outcome = options.label or options.value
-        assert outcome is not None, "checked by Options"
-        layout = detect_format(options.path, options.separator, options.header)
-        columns = Columns(options.user, options.item, outcome, options.timestamp)
-        trained = None
-        if (by := self._trained) is not None:
-            trained = Trained(by.options.path, by.kinds() or by.trained_kinds)
-        events = read_events(options.path, layout, columns, trained)
+        trained = self._trained
+        events = read_events(
+            options.path,
+            detect_format(options.path, options.separator, options.header),
+            user=options.user,
+            item=options.item,
+            outcome=options.label or options.value or "",
+            timestamp=options.timestamp,
+            kinds=None if trained is None else trained.kinds() or trained.trained_kinds,
+        )
         if options.timestamp_unit == "ms":
             return replace(events, times=events.times / 1000)
         if events.times.max() > _LATEST_SECOND:
@@ -290,7 +286,7 @@ class Interactions(Dataset):
     def _liked(self, outcomes: NDArray[np.float64]) -> NDArray[np.bool_]:
         if self.options.label is None:
             return outcomes >= self.options.positive_threshold
-        wrong = np.flatnonzero((outcomes != 0) & (outcomes != 1) & ~np.isnan(outcomes))
+        wrong = np.flatnonzero(~np.isin(outcomes, (0, 1)) & ~np.isnan(outcomes))
         if len(wrong):
             raise DataError(
                 f"{self.options.path}: column {self.options.label} has {outcomes[wrong[0]]:g} in "
@@ -299,19 +295,16 @@ class Interactions(Dataset):
         return outcomes == 1
 
     def _places(self, split: Split) -> NDArray[np.int64]:
-        """The events of a split in the order of reading."""
+        """Return the events of a split in the order of reading."""
         log = self._log
         if self._trained is not None:
             return np.argsort(log.file_rows)
-        if self.options.order != "time":
-            # Sessions follow each other by the time of their first event.
-            order = np.argsort(log.ranks[log.session_starts], kind="stable")
-        else:
-            order = np.argsort(log.ranks)
+        # Sessions follow each other by the time of their first event.
+        by_time = self.options.order == "time"
+        order = np.argsort(log.ranks if by_time else log.ranks[log.session_starts], kind="stable")
         return order[self._in_split(split)[order]]
 
     def _in_split(self, split: Split) -> NDArray[np.bool_]:
-        """By place."""
         log, options = self._log, self.options
         if options.test.by == "time":
             num_train = len(log) - round(len(log) * options.test_fraction)

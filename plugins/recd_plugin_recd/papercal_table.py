@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from recd_plugins.api import DataError, parse_json, real_path, scratch_folder, why_not
+from recd_plugins.api import DataError, parse_json, real_path, scratch_folder
 
 #: Key of the Parquet metadata under which a file says how it was generated, as JSON.
 PROVENANCE = b"recd.papercal"
@@ -73,13 +72,7 @@ def write_table(
         row_groups = papercal.chunks(keys, options.row_group_rows)
         for number in range(options.files):
             path = new / f"part-{number:05d}.parquet"
-            try:
-                _write_file(path, options, row_groups, rows_a_file, progress)
-            except OSError as error:
-                raise DataError(
-                    f"{folder / path.name}: cannot be written ({why_not(error, path)}); "
-                    "generate fewer rows, or elsewhere"
-                ) from error
+            _write_file(path, options, row_groups, rows_a_file, progress)
         try:
             os.replace(new, real_path(folder))
         except OSError:
@@ -89,23 +82,17 @@ def write_table(
 
 
 def provenance(folder: Path) -> dict[str, Any] | None:
-    """How the table in ``folder`` was generated, or None where it was not generated here."""
-    path = folder / "part-00000.parquet"
-    if not path.is_file():
-        return None
+    """Return how the table in ``folder`` was generated, None if it was not generated here."""
     try:
-        metadata = pq.read_schema(path).metadata or {}
-    except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: no readable Parquet file: {error}") from error
-    try:
+        metadata = pq.read_schema(folder / "part-00000.parquet").metadata or {}
         found = parse_json(metadata.get(PROVENANCE, b"null"))
-    except ValueError:  # whoever wrote that, it was not this program
+    except (ValueError, OSError):  # Arrow's errors of damage are ValueErrors
         return None
     return found if isinstance(found, dict) else None
 
 
 def provenance_of(options: TableOptions) -> dict[str, Any]:
-    """What the files of a table with these options say of themselves."""
+    """Return what ``provenance`` says of a table with these options."""
     from recd_plugin_recd import papercal
 
     # PAPERCAL's own tables say what they said before there were other shapes.

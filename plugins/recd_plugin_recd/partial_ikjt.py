@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is known of a feature from the first batch, and what follows.
-
-    Attributes:
-        exact: ids over ids in unique rows, 1.0 where there are no ids.
-        partial: ids over ids that are not shared with the row before.
-        stored_partially: whether it becomes a partial IKJT; if not, recd.ikjt's rules hold.
-    """
+    """Dedupe factors of a feature in the first batch, and whether it becomes a partial IKJT."""
 
     exact: float
     partial: float
@@ -61,14 +55,10 @@ class PartialIkjtConverter(Converter):
 
         @model_validator(mode="after")
         def _no_feature_in_both(self) -> Self:
-            # Groups themselves are looked at by the converter that makes them.
             IkjtConverter.Options(groups=self.groups)
-            if not isinstance(self.features, str):
-                both = sorted(set(self.features) & _named(self.groups))
-                if both:
-                    raise ValueError(f"in features and in groups: {', '.join(both)}")
-                if len(set(self.features)) < len(self.features):
-                    raise ValueError("features names one twice")
+            named = set() if self.features == "auto" else set(self.features)
+            if both := sorted(named & _named(self.groups)):
+                raise ValueError(f"in features and in groups: {', '.join(both)}")
             return self
 
     options: Options
@@ -76,7 +66,6 @@ class PartialIkjtConverter(Converter):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         exact = {"groups": options.groups, "min_dedupe_factor": options.min_dedupe_factor}
-        # Which is recd.ikjt, but for columns that storage has deduplicated.
         self._exact = ListDictConverter(ListDictConverter.Options.model_validate(exact))
         self._choices: dict[str, Choice] | None = None
 
@@ -98,7 +87,7 @@ class PartialIkjtConverter(Converter):
         self._exact.fit(sample, self._rest(schema))
 
     def report(self) -> Mapping[str, Choice]:
-        """What ``fit`` found and decided, by feature."""
+        """Return the choice of ``fit`` for each feature."""
         return self._choices or {}
 
     def dedupe_factors(self) -> Mapping[str, float]:
@@ -107,7 +96,7 @@ class PartialIkjtConverter(Converter):
         return partial | dict(self._exact.dedupe_factors())
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """A batch; the first one is also the sample if ``fit`` was not called."""
+        """Convert rows; the first ones are the sample if ``fit`` was not called."""
         if self._choices is None:
             self.fit(rows, schema)
         batch = self._exact.convert(rows, self._rest(schema))
@@ -117,7 +106,7 @@ class PartialIkjtConverter(Converter):
     def _packed(
         self, rows: Rows, names: Sequence[str]
     ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
-        """Features by their distinct lists where storage tells these, by all rows elsewhere."""
+        """Pack features by their distinct lists where storage has these, else by all rows."""
         from recd_plugins.api import (
             BrokenListError,
             broken_list,

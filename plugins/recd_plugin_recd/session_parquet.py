@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,12 @@ import pyarrow as pa
 import pyarrow.types as pt
 from pydantic import Field, NonNegativeInt
 
-from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
+from recd_plugin_recd.papercal_table import (
+    TableOptions,
+    provenance,
+    provenance_of,
+    write_table,
+)
 from recd_plugins.api import (
     Condition,
     DataError,
@@ -33,7 +38,9 @@ from recd_plugins.api import (
     Url,
     digest,
     is_list_dict,
+    progress_bars,
     read_footers,
+    row_progress,
 )
 
 _LISTS = pa.list_(pa.int64())
@@ -96,13 +103,13 @@ class SessionParquet(Dataset):
     def prepare(self) -> None:
         if self.options.generate is not None:
             self._generate(self.options.generate)
-        schema = self.schema()
-        tables = [self._table]
-        if self.options.test_path is not None:
-            tables.append(self._test_table)
-        for table in tables:
-            self._columns(table, schema)
-            self._count(table)
+        for split in self.splits():
+            table = self._table_of(split)
+            self._columns(table)
+            # The rows that the filter keeps, which readers find counted then.
+            if table.num_to_count:
+                with progress_bars() as add_bar:
+                    table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))
 
     def identity(self) -> dict[str, Any]:
         return {split: self._table_of(split).contents() for split in self.splits()}
@@ -121,14 +128,10 @@ class SessionParquet(Dataset):
                     f"{table.locations[0]}: no column {column}; set option {option} to one of: "
                     f"{', '.join(table.schema.names)}"
                 )
-        for option in ("session", "timestamp"):
-            if own[option] == own["label"]:
-                raise DataError(f"column {own[option]} is both option {option} and option label")
         free = [field for field in table.schema if field.name not in own.values()]
         sparse = self._choose("sparse", free, _is_ids, _is_feature)
         dense = self._choose("dense", free, _is_number, _is_float)
-        both = set(sparse) & set(dense)
-        if both:
+        if both := set(sparse) & set(dense):
             raise DataError(
                 f"columns {', '.join(sorted(both))} match both option sparse and option dense"
             )
@@ -139,25 +142,22 @@ class SessionParquet(Dataset):
 
     def left_out(self) -> dict[str, str]:
         schema = self.schema()
-        keys = (self.options.session, self.options.timestamp)
-        used = {*schema.sparse, *schema.dense, schema.label, *keys}
+        used = {*schema.sparse, *schema.dense, schema.label, *self._own_keys}
         return {
-            field.name: self._why_not(field)
+            field.name: f"{field.type}: "
+            + next(
+                (f"option {option} does not name it" for option, can in _CAN.items() if can(field)),
+                "no option takes it",
+            )
             for field in self._table.schema
             if field.name not in used
         }
-
-    def _why_not(self, field: pa.Field) -> str:
-        option = next((name for name, can in _CAN.items() if can(field)), None)
-        if option is None:
-            return f"{field.type}: no option takes it"
-        return f"{field.type}: option {option} does not name it"
 
     def splits(self) -> tuple[Split, ...]:
         return ("train",) if self.options.test_path is None else ("train", "test")
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        columns = self._columns(self._table_of(split), self.schema())
+        columns = self._columns(self._table_of(split))
         return self._reader(columns, rank, world_size, batch_size, split)
 
     def session_reader(
@@ -169,56 +169,57 @@ class SessionParquet(Dataset):
     def _reader(
         self, columns: pa.Schema, rank: int, world_size: int, batch_size: int, split: Split
     ) -> Reader:
-        table = self._table_of(split)
+        table, options = self._table_of(split), self.options
+        data: dict[str, Any] = {"split": split, "files": digest(table.identity())}
+        if options.where:
+            data["where"] = [str(each) for each in options.where]
+        shuffle = options.shuffle and split == "train"
         return PlannedReader(
-            ReadPlan(
-                table.units,
-                batch_size,
-                shuffle=self.options.shuffle and split == "train",
-                seed=self.options.seed,
-            ),
+            ReadPlan(table.units, batch_size, shuffle=shuffle, seed=options.seed),
             lambda pieces: self._labelled(table.read(pieces, columns)),
-            data={"split": split, "files": digest(table.identity()), **self._conditions()},
+            data=data,
             what=str(table.root),
             rank=rank,
             world_size=world_size,
-            ahead=self.options.prefetch,
+            ahead=options.prefetch,
         )
 
     def statistics(self) -> TableStatistics | None:
-        """The statistics in the files' footers, None where one has none, or rows are left out."""
+        """Return the statistics in the footers; None if one has none, or rows are left out."""
         return None if self.options.where else read_footers(self._table.locations)
 
+    @property
+    def _own_keys(self) -> tuple[str, str]:
+        return self.options.session, self.options.timestamp
+
     def session_keys(self) -> SessionKeys | None:
-        """None of a table to be scored that lacks session or time, which scoring does without."""
-        keys = SessionKeys(self.options.session, self.options.timestamp)
-        return keys if self._trained is None or len(self.keys()) == 2 else None
+        """Return None for a table to be scored that lacks session or time."""
+        return SessionKeys(*self._own_keys) if len(self.keys()) == 2 else None
 
     def keys(self) -> dict[str, str]:
-        """Session and time, where they are there."""
-        wanted = (self.options.session, self.options.timestamp)
-        return {name: name for name in wanted if name in self._table.schema.names}
+        """Return session and time, where they are there."""
+        return {name: name for name in self._own_keys if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
-        """Every row, with the keys."""
+        """Yield every row, with the keys."""
         table = self._table_of(split)
-        keys = list(self.keys())
-        if self._trained is None:
-            keys = [self.options.session, self.options.timestamp]
-        columns = self._with_keys(split, keys)
+        keys = list(self._own_keys if self._trained is None else self.keys())
         pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
-        return self._labelled(table.read(pieces, columns))
+        return self._labelled(table.read(pieces, self._with_keys(split, keys)))
 
     def _labelled(self, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
-        """Of a table to be scored with labels that are 0: its own, if any, are not looked at."""
-        if self._trained is None:
-            yield from rows
-            return
+        """Give rows to be scored labels of 0; their own, if any, are not read."""
         for each in rows:
-            yield Rows(_with_zeros(each.data, self.schema().label), each.origins)
+            if self._trained is None:
+                yield each
+                continue
+            data = each.data
+            zeros = pa.nulls(len(data), pa.int8()).fill_null(0)
+            names = [*data.schema.names, self.schema().label]
+            data = pa.RecordBatch.from_arrays([*data.columns, zeros], names=names)
+            yield Rows(data, each.origins)
 
     def to_score(self, location: str) -> SessionParquet:
-        # What leaves rows out, or puts them into another order, is of training alone.
         own: dict[str, Any] = {"test_path": None, "where": [], "generate": None, "shuffle": False}
         values = {**self.options.model_dump(), "path": location, **own}
         scored = type(self)(type(self.options).model_validate(values))
@@ -226,15 +227,11 @@ class SessionParquet(Dataset):
         return scored
 
     def _with_keys(self, split: Split, keys: list[str]) -> pa.Schema:
-        """The columns of ``reader`` and then ``keys``."""
+        """Return the columns of ``reader`` and then ``keys``."""
         table = self._table_of(split)
-        columns = self._columns(table, self.schema())
-        if missing := [name for name in keys if name not in table.schema.names]:
-            raise DataError(
-                f"{table.locations[0]}: no column {missing[0]}, which {self.options.path} has"
-            )
+        columns = self._columns(table)
         for name in keys:
-            columns = columns.append(table.schema.field(name))
+            columns = columns.append(self._field(table, name, lambda _: True, ""))
         return columns
 
     def _table_of(self, split: Split) -> ParquetTable:
@@ -254,41 +251,22 @@ class SessionParquet(Dataset):
         options = self.options
         return ParquetTable(path, options.storage, where=options.where, options=options.read)
 
-    def _conditions(self) -> dict[str, list[str]]:
-        """What a state remembers of them; nothing where there are none, as states ever had it."""
-        return {"where": [str(each) for each in self.options.where]} if self.options.where else {}
-
-    def _count(self, table: ParquetTable) -> None:
-        """The rows that the filter keeps, which readers find counted then."""
-        if table.num_to_count:
-            from recd_plugins.api import progress_bars
-
-            with progress_bars() as add_bar:
-                table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))
-
     def _choose(
         self,
         option: str,
-        fields: Iterable[pa.Field],
+        fields: Sequence[pa.Field],
         allowed: Callable[[pa.Field], bool],
         by_default: Callable[[pa.Field], bool],
     ) -> tuple[str, ...]:
         patterns: list[str] | None = getattr(self.options, option)
         if patterns is None:
             return tuple(field.name for field in fields if by_default(field))
-        fields = list(fields)
-        for role in ("session", "timestamp", "label"):
-            if getattr(self.options, role) in patterns:
-                raise DataError(
-                    f"{self._table.locations[0]}: column {getattr(self.options, role)} is option "
-                    f"{role} already, and cannot be {option} too: write it to the table a second "
-                    "time under another name"
-                )
+        where = self._table.locations[0]
         for pattern in patterns:
             if not any(fnmatchcase(field.name, pattern) for field in fields):
                 raise DataError(
-                    f"{self._table.locations[0]}: {pattern} of option {option} matches no column; "
-                    f"there are: {', '.join(field.name for field in fields)}"
+                    f"{where}: {pattern} of option {option} matches no column; there are: "
+                    f"{', '.join(field.name for field in fields)}"
                 )
         chosen = [
             field
@@ -298,13 +276,14 @@ class SessionParquet(Dataset):
         for field in chosen:
             if not allowed(field):
                 raise DataError(
-                    f"{self._table.locations[0]}: column {field.name} is {field.type}, "
-                    f"which option {option} cannot take"
+                    f"{where}: column {field.name} is {field.type}, which option {option} cannot "
+                    "take"
                 )
         return tuple(field.name for field in chosen)
 
-    def _columns(self, table: ParquetTable, schema: FeatureSchema) -> pa.Schema:
-        """Names and types of what the reader yields, ids as int64."""
+    def _columns(self, table: ParquetTable) -> pa.Schema:
+        """Return names and types of what the reader yields, ids as int64."""
+        schema = self.schema()
         label = () if self._trained is not None else (schema.label,)
         ids = [_as_int64(self._field(table, name, _is_ids, "ids")) for name in schema.sparse]
         numbers = [
@@ -315,7 +294,7 @@ class SessionParquet(Dataset):
     def _field(
         self, table: ParquetTable, name: str, allowed: Callable[[pa.Field], bool], what: str
     ) -> pa.Field:
-        trained = self.options.path if self._trained is None else self._trained.options.path
+        trained = (self._trained or self).options.path
         if name not in table.schema.names:
             raise DataError(f"{table.locations[0]}: no column {name}, which {trained} has")
         field = table.schema.field(name)
@@ -327,32 +306,18 @@ class SessionParquet(Dataset):
         return field
 
     def _generate(self, wanted: TableOptions) -> None:
-        from recd_plugin_recd.generate import write_with_progress
-
         path = self.options.path
         if isinstance(path, str):
-            raise DataError(
-                f"{path}: option generate writes to a folder of this machine; generate the table "
-                "there, and copy it"
-            )
-        try:
-            if not path.exists():
-                write_with_progress(path, wanted)
-        except DataError:
-            # Another run may have generated it meanwhile, with these options or others.
-            if not path.exists():
-                raise
+            raise DataError(f"{path}: option generate writes to a folder of this machine alone")
+        if not path.exists():
+            with row_progress(f"generating {path.name}", wanted.rows) as advance:
+                write_table(path, wanted, advance)
         found = provenance(path)
         if found != provenance_of(wanted):
             raise DataError(
                 f"{path} was not generated with the options of generate: it has {found}, wanted is "
                 f"{provenance_of(wanted)}; remove it, or name another path"
             )
-
-
-def _with_zeros(rows: pa.RecordBatch, label: str) -> pa.RecordBatch:
-    zeros = pa.nulls(len(rows), pa.int8()).fill_null(0)
-    return pa.RecordBatch.from_arrays([*rows.columns, zeros], names=[*rows.schema.names, label])
 
 
 def _as_int64(field: pa.Field) -> pa.Field:

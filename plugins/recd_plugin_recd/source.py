@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from recd_plugins.api import (
     Piece,
     Rows,
     SessionKeys,
+    did_you_mean,
     id_features,
     real_path,
 )
@@ -78,7 +78,7 @@ def open_source(
     timestamp: str | None = None,
     plugins_dir: Path | None = None,
 ) -> SessionTable:
-    """What PATH of a command stands for.
+    """Open what PATH of a command names.
 
     Args:
         path: a Parquet file, a folder with ``*.parquet`` at any depth, or a registry file (.yaml or
@@ -140,10 +140,9 @@ class ParquetSource(SessionTable):
     def _check_column(self, option: str, column: str) -> None:
         names = self.schema.names
         if column not in names:
-            near = get_close_matches(column, names, n=1)
-            meant = f"did you mean {near[0]}? " if near else ""
+            meant = did_you_mean(column, names)
             raise DataError(
-                f"{self.table.files[0]}: no column {column}; {meant}name it with {option}; "
+                f"{self.table.files[0]}: no column {column}{meant}; name it with {option}; "
                 f"the columns are {', '.join(names)}"
             )
 

@@ -101,7 +101,6 @@ def test_groups_given_by_hand_are_kept_whatever_their_factor():
     ("options", "message"),
     [
         ({"groups": [["a", "b"], ["b"]]}, "one group only: b"),
-        ({"groups": [[]]}, "without features"),
         ({"groups": "automatic"}, "groups"),
         ({"min_dedupe_factor": 0.5}, "min_dedupe_factor"),
     ],

@@ -293,16 +293,9 @@ def test_a_user_of_few_events_stays_in_training(path):
     assert [row[:2] for row in items_and_histories(data, "test")] == [(2, 7)]
 
 
-@pytest.mark.parametrize(
-    ("test", "message"),
-    [
-        ({"validation": True}, "of by: leave_one_out"),
-        ({**LEAVE_ONE_OUT, "measure": "validation"}, "needs validation: true"),
-    ],
-)
-def test_splits_that_cannot_be_are_refused(path, test, message):
-    with pytest.raises(ValidationError, match=message):
-        dataset(path, test=test)
+def test_validation_events_are_not_trained_on(path):
+    with pytest.raises(ValidationError, match="needs validation: true"):
+        dataset(path, test={**LEAVE_ONE_OUT, "measure": "validation"})
 
 
 def test_a_shuffled_order_keeps_requests_together_and_is_another_in_each_epoch(path):

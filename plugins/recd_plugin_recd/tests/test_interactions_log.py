@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugin_recd.interactions_file import Events
-from recd_plugin_recd.interactions_log import DENSE, InteractionLog
+from recd_plugin_recd.interactions_log import DENSE, Events, InteractionLog
 
 logs = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans(), st.integers(0, 12)),

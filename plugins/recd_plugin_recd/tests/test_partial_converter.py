@@ -113,7 +113,6 @@ def test_batches_do_not_share_memory():
     ("options", "message"),
     [
         ({"features": ["a"], "groups": [["a", "b"]]}, "in features and in groups: a"),
-        ({"features": ["a", "a"]}, "names one twice"),
         ({"groups": [["a"], ["a"]]}, "one group only: a"),
         ({"max_shift": -1}, "max_shift"),
         ({"min_gain": 0.5}, "min_gain"),

@@ -136,6 +136,6 @@ def test_ids_are_of_the_kind_that_is_trained_on(tmp_path: Path, there: bool) -> 
             del dataset._events
     found = rows_of(scored_log(texts, tmp_path, HEAD + "2,7,5,10\n"))
     assert found[0]["user_id"][0] in ids
-    said = r"new.csv: column user_id has texts, and whole numbers in .*log.csv"
+    said = r"new.csv: column user_id has texts, and whole numbers in the log"
     with pytest.raises(DataError, match=said):
         scored_log(whole, tmp_path, HEAD + "2,7,5,10\nguest,7,5,10\n").prepare()

@@ -10,8 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugin_recd import papercal
-from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.runtime.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
@@ -201,35 +199,15 @@ def test_generates_a_missing_table_once(tmp_path):
         dataset(path, generate={**generate, "seed": 2}).prepare()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_two_first_runs_at_once_share_a_table_of_the_same_options(tmp_path, monkeypatch, seed):
-    def while_another_run_writes(keys, shape):
-        monkeypatch.undo()
-        write_table(tmp_path / "t", TableOptions(rows=50, seed=seed))
-        return papercal.make_rows(keys, shape)
-
-    monkeypatch.setattr(papercal, "make_rows", while_another_run_writes)
-    mine = dataset(tmp_path / "t", generate={"rows": 50, "seed": 1})
-    if seed == 1:
-        mine.prepare()
-        assert sum(map(len, reader(mine, batch_size=10))) == 50
-    else:
-        with pytest.raises(DataError, match="not generated with the options"):
-            mine.prepare()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"session": "sid"}, "no column sid; set option session to one of: session_id, ts"),
-        ({"timestamp": "time"}, "no column time; set option timestamp"),
-        ({"label": "click"}, "no column click; set option label"),
         ({"sparse": ["sean*"]}, r"sean\* of option sparse matches no column"),
         ({"sparse": ["price"]}, "column price is float, which option sparse cannot take"),
         ({"dense": ["seen"]}, "column seen is list"),
         ({"dense": ["price", "country"], "sparse": ["country"]}, "country match both"),
         ({"label": "seen"}, "label seen is list"),
-        ({"label": "ts"}, "column ts is both option timestamp and option label"),
     ],
 )
 def test_wrong_columns_are_named(folder, options, message):
@@ -250,14 +228,6 @@ def test_a_damaged_page_is_named_and_what_came_before_is_read(folder, prefetch):
     assert numbers([next(batches), next(batches)]) == list(range(60))
     with pytest.raises(DataError, match=r"day=01/part.parquet: row group 2 cannot be read"):
         next(batches)
-
-
-def test_papercal_is_read_as_it_was_made(tmp_path):
-    write_table(tmp_path / "t", TableOptions(rows=700, row_group_rows=256))
-    expected = pq.read_table(tmp_path / "t")
-    batches = list(reader(dataset(tmp_path / "t"), batch_size=100))
-    read = pa.Table.from_batches([rows.data for rows in batches])
-    assert read.equals(expected.select(read.schema.names).cast(read.schema))
 
 
 class TestContract(DatasetContract):
