@@ -22,14 +22,9 @@ from recd_plugin_dsi.helper import Helper, serve
 from recd_plugin_dsi.options import RayOptions
 from recd_plugins.api import SetupError
 
-# For a cluster that exists to answer.
-_CONNECT_SECONDS = 5.0
-# For a cluster of this run to end.
-_LEAVE_SECONDS = 20.0
-# For processes of a cluster whose host has ended.
-_END_SECONDS = 2.0
-# For the other ranks to leave the cluster of a run.
-_PATIENCE_SECONDS = 60.0
+# Seconds for a cluster of this run to end, for its processes after their host, and for the other
+# ranks to leave it.
+_LEAVE_SECONDS, _END_SECONDS, _PATIENCE_SECONDS = 20.0, 2.0, 60.0
 # Readers that are ahead of their trainer wait for it, and take seconds to start anew.
 _IDLE_SECONDS = 600
 # Ray starts with no less.
@@ -42,21 +37,21 @@ class RayCluster:
 
     Attributes:
         address: of Ray.
-        ranks: that share it.
-        token: that lets a process in, of a cluster that ends with the run.
-        lock: held while this rank uses a cluster that ends with the run.
+        ranks: number of ranks that share it.
+        token: lets a process in. This and the following are for a cluster that ends with the run.
+        lock: held while this rank uses the cluster.
+        folder: its files.
         host: the process that holds it, in the rank that started it.
-        processes: of Ray, likewise; its agents outlive a host that is killed.
-        folder: its files, likewise; None of a cluster that existed.
+        processes: of Ray, in the same rank; its agents outlive a host that is killed.
     """
 
     address: str
     ranks: int
     token: str | None = None
     lock: IO[str] | None = None
+    folder: Path | None = None
     host: Helper | None = field(default=None, repr=False)
     processes: list[psutil.Process] = field(default_factory=list, repr=False)
-    folder: Path | None = None
 
     def leave(self) -> None:
         """Leave the cluster. In the rank that started it, it ends with the last rank."""
@@ -80,19 +75,17 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
     machine starts Ray and tells the others.
     """
     if options.address is not None:
-        return RayCluster(_reachable(options.address), world_size)
-    machine = socket.gethostname()
-    machines = _gather(machine)
-    ranks = machines.count(machine)
-    host, told = None, None
-    if machines.index(machine) == _rank():
-        host, told = _start(options, ranks)
+        return RayCluster(options.address, world_size)
+    me = socket.gethostname(), os.getpid()
+    ranks = _gather(me)
+    here = [rank for rank in ranks if rank[0] == me[0]]
+    host, told = _start(options, len(here)) if here[0] == me else (None, None)
     answers = _gather(told)
     try:
-        for answer in answers:
-            if answer is not None and "message" in answer:
+        for answer in filter(None, answers):
+            if "message" in answer:
                 raise SetupError(answer["message"])
-        mine = answers[machines.index(machine)]
+        mine = answers[ranks.index(here[0])]
         lock = Path(mine["lock"]).open()  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_SH)
         _gather(None)  # nobody leaves before all have come
@@ -102,7 +95,7 @@ def join(options: RayOptions, world_size: int) -> RayCluster:
         raise
     processes = [] if host is None else host.children()
     folder = Path(mine["lock"]).parent
-    return RayCluster(mine["address"], ranks, mine["token"], lock, host, processes, folder)
+    return RayCluster(mine["address"], len(here), mine["token"], lock, folder, host, processes)
 
 
 def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
@@ -135,22 +128,6 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     return host, {**fields, "token": token}
 
 
-def _reachable(address: str) -> str:
-    if address == "auto":
-        return address
-    name, _, port = address.rpartition(":")
-    if not name or not port.isdigit():
-        raise SetupError(f"address {address!r} of dsi.ray is not HOST:PORT, nor auto")
-    try:
-        socket.create_connection((name, int(port)), _CONNECT_SECONDS).close()
-    except OSError as error:
-        raise SetupError(
-            f"no Ray cluster answers at {address}: {error}; start one by `ray start --head`, or "
-            "leave address out and the run starts its own"
-        ) from None
-    return address
-
-
 def _gather(value: Any) -> list[Any]:
     """Return the values of all ranks; only this one's without a process group."""
     import torch.distributed as dist
@@ -160,12 +137,6 @@ def _gather(value: Any) -> list[Any]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
-
-
-def _rank() -> int:
-    import torch.distributed as dist
-
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def main() -> None:

@@ -30,15 +30,13 @@ from recd_plugins.api import (
 
 # Readers are removed if the waiting share is below this part of the target.
 _FAR_BELOW = 0.25
-# For the block that is being made when a read is left.
-_STOP_SECONDS = 30.0
 # Readers kept per reader that is needed, before one is removed.
 _MARGIN = 1.25
 
 
 @dataclass
 class Window:
-    """Measurements since the number of readers changed last.
+    """Sums since the number of readers changed last.
 
     Attributes:
         steps: batches that were taken.
@@ -96,11 +94,11 @@ def wanted(window: Window, readers: int, bounds: tuple[int, int], target: float)
 
 
 class RayFeed(Feed):
-    """Tells a process that speaks to Ray what to read, and takes the blocks that it sends.
+    """Takes blocks from a process that speaks to Ray.
 
-    It is sent ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a block),
-    ``stop`` and ``readers`` (how many). It sends ``ready``, ``block``, ``scaled``, ``done``, and on
-    errors ``failed``, ``died``, ``lost`` and ``raised``.
+    Messages to it: ``start``, ``read`` (position, number of blocks, readers), ``taken`` (a block)
+    and ``readers`` (their number). Messages from it: ``ready``, ``block``, ``scaled``, ``done``,
+    and on errors ``failed``, ``died``, ``lost`` and ``raised``.
     """
 
     def __init__(self, task: ReadTask, options: RayOptions) -> None:
@@ -114,8 +112,7 @@ class RayFeed(Feed):
         self._scaling = False
         self._window = Window()
         self._feeder: Helper | None = None
-        # The current read; None between two.
-        self._current: object = None
+        self._reading = False
         self._cluster = join(options, task.world_size)
         try:
             self._feeder = self._start_feeder()
@@ -149,11 +146,11 @@ class RayFeed(Feed):
         self._cluster.leave()
 
     def _blocks(self, position: State, num_blocks: int | None) -> Generator[BatchBlock, None, None]:
-        if self._current is not None:
-            self._stop()  # an iteration was left and not closed
+        # A read that is left early ends the feeder, and the next one starts another.
+        if self._reading:
+            self._end_feeder()
         feeder = self._feeder = self._feeder or self._start_feeder()
-        self._current = current = object()
-        self._scaling = False
+        self._reading, self._scaling = True, False
         feeder.send("read", position=position, num_blocks=num_blocks, readers=self._readers)
         timeout: float | None = self._options.start_timeout
         try:
@@ -170,13 +167,9 @@ class RayFeed(Feed):
                 block: BatchBlock = decode(data)
                 self._count(**fields)
                 yield block.moved(fields["packing"], time.perf_counter() - start)
-                if self._current is not current:
+                if self._feeder is not feeder:
                     raise RuntimeError("this iteration was left: the feed is read anew, or closed")
-            self._current = None
-        except GeneratorExit:
-            if self._current is current:
-                self._stop()
-            raise
+            self._reading = False
         except TimeoutError:
             raise SetupError(
                 f"no batch of rank {self._rank} within {timeout:.0f} s from Ray at "
@@ -184,22 +177,8 @@ class RayFeed(Feed):
                 "readers take so long, raise start_timeout"
             ) from None
         finally:
-            if self._current is current:
+            if self._reading and self._feeder is feeder:
                 self._end_feeder()
-
-    def _stop(self) -> None:
-        """Throw away the rest of a read that was left; its readers are ready for the next."""
-        feeder, self._current = self._feeder, None
-        if feeder is None:
-            return
-        feeder.send("stop")
-        try:
-            while (message := self._receive(feeder, _STOP_SECONDS))[0] != "done":
-                if message[0] == "block":
-                    receive_block(feeder.connection, message[1]["size"]).close()
-                    feeder.send("taken")
-        except (SetupError, RuntimeError, TimeoutError):
-            self._end_feeder()
 
     def _receive(self, feeder: Helper, timeout: float | None) -> tuple[str, dict[str, Any]]:
         try:
@@ -213,9 +192,9 @@ class RayFeed(Feed):
         if kind == "died":
             raise SetupError(
                 f"readers of rank {self._rank} died {self._options.deaths + 1} times over the same "
-                "block of batches. Where nobody killed them, a reader needs more memory than there "
-                "is: lower readers, training.batch_size or the size of row groups, or read with "
-                f"workers to see the error. {fields['message'].strip().partition(chr(10))[0]}"
+                "block of batches. If nobody killed them, memory ran out: lower readers, "
+                "training.batch_size or the size of row groups. "
+                f"{fields['message'].strip().partition(chr(10))[0]}"
             )
         if kind == "raised":
             raise RuntimeError(f"a reader of rank {self._rank} raised\n{fields['message']}")
@@ -266,7 +245,7 @@ class RayFeed(Feed):
         return feeder
 
     def _end_feeder(self) -> None:
-        self._current = None
+        self._reading = False
         if self._feeder is not None:
             self._feeder.end()
             self._feeder = None
@@ -308,7 +287,6 @@ class RayFeed(Feed):
             )
 
     def _say_once(self, why: str) -> None:
-        """Say why there are no more readers."""
         if not self._told_full:
             self._told_full = True
             self._say(why)

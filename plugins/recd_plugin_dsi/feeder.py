@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from queue import Queue
-from threading import Event, Thread
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -75,14 +75,7 @@ def main() -> None:
 
 
 class _Feeder:
-    """See ``feed.py`` for the messages.
-
-    Args:
-        connection: to the trainer.
-        address: of the cluster.
-        task: a pickled ``ReadTask``.
-        cpus_per_reader, memory, deaths: options.
-    """
+    """Runs a pickled ``ReadTask``; ``feed.py`` lists the messages."""
 
     def __init__(
         self,
@@ -99,9 +92,7 @@ class _Feeder:
         self._sender = Sender(connection)
         self._asked: Queue[dict[str, Any]] = Queue()
         self._position: dict[str, Any] = {}
-        # The newest number of readers that was requested.
-        self._wanted = 0
-        self._stopped = Event()
+        self._wanted = 0  # readers
         # Before Ray: joining a cluster that has gone would outlast the trainer.
         Thread(target=self._listen, daemon=True).start()
         try:
@@ -125,10 +116,7 @@ class _Feeder:
             while True:
                 kind, fields = self._connection.recv()
                 if kind == "read":
-                    self._stopped.clear()
                     self._asked.put(fields)
-                elif kind == "stop":
-                    self._stopped.set()
                 elif kind == "taken":
                     self._sender.taken()
                 else:
@@ -165,7 +153,7 @@ class _Feeder:
         return int(cpus / self._cpus_per_reader + 1e-6)
 
     def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
-        """Send the blocks from a position to the end of the epoch, in order, or until stopped."""
+        """Send the blocks from a position to the end of the epoch, in order."""
         self._position, self._wanted = position, readers
         if num_blocks is None:
             AtMost.tasks = 1
@@ -177,8 +165,6 @@ class _Feeder:
         try:
             with closing(rows):
                 for row in rows:
-                    if self._stopped.is_set():
-                        break
                     data = memoryview(row.column("data").chunk(0)[0].as_buffer())
                     fields = row.drop_columns("data").to_pylist()[0]
                     self._sender.send_block(data, **fields)

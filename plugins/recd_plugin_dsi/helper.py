@@ -1,7 +1,7 @@
 """Processes that speak to Ray in place of a trainer, and the channel to them.
 
-Ray ends a process that uses it when its node is lost, and writes much of its own. In a process
-apart neither reaches the trainer, and none of Ray's threads takes its time.
+Ray ends a process that uses it when its node is lost, prints a lot and runs threads. In a process
+apart none of it reaches the trainer.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from typing import Any
 
 import psutil
 
-# Of what Ray wrote: lines that an error message shows.
+# Lines of Ray's output that an error message shows.
 _LAST_LINES = 4
 
 
 class Helper:
-    """A module run as a process; it ends when its connection does, as when this process dies.
+    """A module run as a process, which ends when its connection or this process does.
 
     Args:
-        module: whose ``main`` runs.
-        token: of a Ray cluster that lets in who has it; None where there is none, or the
-            environment says it.
-        environ: of the process, besides that of this one.
+        module: its ``main`` runs.
+        token: of a Ray cluster that needs one.
+        environ: added to the environment of this process.
     """
 
     def __init__(self, module: str, token: str | None = None, **environ: str) -> None:
@@ -61,18 +60,18 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """The process id."""
         return self._process.pid
 
     def send(self, kind: str, **fields: Any) -> None:
-        """A message; lost where the process has ended, which ``receive`` notices."""
+        """Send a message; it is lost if the process has ended, which ``receive`` notices."""
         with suppress(OSError):
             self.connection.send((kind, fields))
 
     def receive(
         self, timeout: float | None = None, needed: Helper | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """The next message."""
+        """Return the next message; EOFError with its last words if a process has ended."""
         sources = [each.connection for each in (self, needed) if each is not None]
         ready = wait(sources, timeout)
         if not ready:
@@ -91,14 +90,14 @@ class Helper:
         self.leave(patience=60.0)
 
     def children(self) -> list[psutil.Process]:
-        """The processes that it has started, and those that these have."""
+        """Return the processes below it."""
         try:
             return psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
     def leave(self, patience: float) -> bool:
-        """Let the process end by itself; wait some seconds for it. Whether it did."""
+        """Let the process end by itself, within some seconds. Return whether it did."""
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
@@ -115,7 +114,7 @@ class Helper:
 
 
 def serve() -> Connection:
-    """The connection of the process, for code that runs in it; signals are the trainer's."""
+    """Return the connection of this helper process; signals are the trainer's."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
@@ -123,15 +122,12 @@ def serve() -> Connection:
     return Connection(descriptor)
 
 
-# Blocks that are sent and not yet taken. A connection itself holds a hundred, whatever their size.
+# Blocks that are sent and not yet taken. A connection alone would hold a hundred of any size.
 _BLOCKS_ON_THE_WAY = 2
 
 
 class Sender:
-    """The end that blocks are sent from; any thread may send.
-
-    For each block that the other end takes, ``taken`` has to be called here.
-    """
+    """Sends messages and blocks from any thread; call ``taken`` for each block that was taken."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -140,33 +136,30 @@ class Sender:
         self._room = threading.Semaphore(_BLOCKS_ON_THE_WAY)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """One message."""
+        """Send a message."""
         with self._lock:
             self._connection.send((kind, fields))
 
     def send_block(self, data: memoryview, **fields: Any) -> None:
-        """One message ``block``, and bytes in a file without a name.
+        """Send a message ``block``, and its bytes in a file without a name.
 
-        Waits while the other end takes none. What is in flight goes with the processes, however
-        they end.
+        Waits while the other end takes none. Files end with the processes that have them open.
         """
         self._room.acquire()
-        file = _anonymous_file()
-        try:
-            size = _write(file, data)
+        with open(_anonymous_file(), "wb") as file:
+            file.write(data)
+            file.flush()
             with self._lock:
-                self._connection.send(("block", {**fields, "size": size}))
-                send_handle(self._connection, file, self._receiver)
-        finally:
-            os.close(file)
+                self._connection.send(("block", {**fields, "size": data.nbytes}))
+                send_handle(self._connection, file.fileno(), self._receiver)
 
     def taken(self) -> None:
-        """The other end has taken a block."""
+        """Note that the other end has taken a block."""
         self._room.release()
 
 
 def receive_block(connection: Connection, size: int) -> mmap.mmap:
-    """The bytes after a message ``block``, mapped, not copied."""
+    """Map the bytes after a message ``block``."""
     file = recv_handle(connection)
     try:
         return mmap.mmap(file, size)
@@ -179,10 +172,3 @@ def _anonymous_file() -> int:
         return os.memfd_create("recd-block")
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
-
-
-def _write(file: int, data: memoryview) -> int:
-    written = 0
-    while written < data.nbytes:
-        written += os.write(file, data[written:])
-    return written

@@ -1,22 +1,17 @@
-"""Options of ``dsi.ray``, and the versions of Ray that it takes."""
+"""Options of ``dsi.ray``."""
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 from typing import Annotated, Self
 
-from pydantic import Field, StrictInt, field_validator, model_validator
+from pydantic import Field, StrictInt, model_validator
 
 from recd_plugins.api import PluginOptions, SetupError, read_bytes
 
-#: The oldest one whose tasks ``feeder.py`` can bound, and the first that is refused unseen.
-OLDEST, TOO_NEW = (2, 60), (2, 61)
-
-_INSTALL = 'pip install "recd-plugins[ray]"'
-
 Count = Annotated[StrictInt, Field(gt=0)]
 
-# Of each rank, where the options do not say.
+# Readers of each rank by default.
 _READERS = 2
 
 
@@ -71,14 +66,9 @@ class RayOptions(PluginOptions):
         default=180.0, description="Seconds to wait for Ray, and for a first reader of a rank."
     )
 
-    @field_validator("memory")
-    @classmethod
-    def _memory_is_known(cls, value: str | int) -> str | int:
-        read_bytes(value)
-        return value
-
     @model_validator(mode="after")
-    def _readers_agree(self) -> Self:
+    def _check(self) -> Self:
+        read_bytes(self.memory)
         if self.readers is not None and (self.min_readers or self.max_readers):
             raise ValueError(
                 "readers is a fixed number, min_readers and max_readers are the bounds of "
@@ -106,23 +96,14 @@ class RayOptions(PluginOptions):
 
     @property
     def memory_bytes(self) -> int:
-        """``memory`` as a number."""
+        """The option ``memory`` in bytes."""
         return read_bytes(self.memory)
 
 
 def check_ray() -> None:
-    """Look at what is installed, without importing it."""
-    try:
-        version = importlib.metadata.version("ray")
-    except importlib.metadata.PackageNotFoundError:
+    """Refuse to start without Ray, without importing it."""
+    if importlib.util.find_spec("ray") is None:
         raise SetupError(
-            f"dsi.ray runs readers on Ray, which is not installed: {_INSTALL}; or take the "
-            "ingestion section out, and the trainer reads by itself"
-        ) from None
-    major, minor = (int(part) for part in version.split(".")[:2])
-    if not OLDEST <= (major, minor) < TOO_NEW:
-        oldest, too_new = (".".join(map(str, each)) for each in (OLDEST, TOO_NEW))
-        raise SetupError(
-            f"dsi.ray needs Ray {oldest} or newer, below {too_new}, and {version} is there: "
-            f"{_INSTALL}"
+            'dsi.ray runs readers on Ray, which is not installed: pip install "recd-plugins[ray]"; '
+            "or take the ingestion section out, and the trainer reads by itself"
         )

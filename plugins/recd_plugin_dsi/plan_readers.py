@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import click
 
@@ -11,7 +10,7 @@ from recd_plugins.api import FiniteFloat, PlanAnswer, PlanMode, PlanQuestion
 
 
 class ReadersPlan(PlanMode):
-    """The readers that a trainer needs, by what one reader and the trainer cost here."""
+    """Plans readers by the measured costs of one reader and of the trainer."""
 
     flag = "--readers"
     help = (
@@ -22,7 +21,7 @@ class ReadersPlan(PlanMode):
     because = "measures this machine as the registry uses it"
 
     def options(self) -> Sequence[click.Option]:
-        """What the trainer may wait."""
+        """See ``PlanMode.options``."""
         return [
             click.Option(
                 ["--stall-target"],
@@ -33,8 +32,8 @@ class ReadersPlan(PlanMode):
         ]
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """Measure, and follow the rule."""
-        from recd_plugin_dsi.readers_report import plot, render, study_readers
+        """See ``PlanMode.plan``."""
+        from recd_plugin_dsi.readers_report import render, study_readers
         from recd_plugins.api import STALL_TARGET
 
         assert question.batch_size is not None, "the batch size is not looked for"
@@ -46,4 +45,4 @@ class ReadersPlan(PlanMode):
             question.options["stall_target"] or STALL_TARGET,
             question.say,
         )
-        return PlanAnswer(render(plan), plan.as_json, partial(plot, plan))
+        return PlanAnswer(render(plan), plan.as_json)

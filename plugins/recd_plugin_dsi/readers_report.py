@@ -1,8 +1,8 @@
-"""Costs of one reader and of the trainer alone on this machine.
+"""How many readers a trainer needs, from the costs of one reader and of the trainer alone.
 
-The reader runs in a process of its own with one thread of torch, as the trainer's workers do, and
-packs its blocks for the wire. The trainer then trains, on all ranks, on batches that lie ready.
-Each takes several rounds, of which medians count: other load of the machine slows some of them.
+The reader runs in a process of its own with one thread of torch, as workers do, and packs its
+blocks for the wire. The trainer then trains, on all ranks, on batches that lie ready. Each takes
+several rounds, and medians count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import cycle, islice, pairwise
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -42,36 +42,34 @@ from recd_plugins.api import (
     encode,
     launch,
     peak_bytes,
-    plot_style,
     prepare,
     read_task,
     silence_upstream,
     size_text,
     wrapped_dataset,
-    write_figure,
 )
 
 _ROUNDS = 5
-# Of a round: whole blocks, until there are so many batches and so many seconds.
+# A round reads whole blocks, until there are so many batches and seconds.
 _READ_BATCHES, _READ_SECONDS = 8, 0.5
 # Batches that lie ready, and steps of a round, after those that fill the pipeline.
 _READY, _STEPS, _WARMUP = 8, 8, 4
+# Numbers of readers that the table shows, at most.
+_LINES = 12
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One reader.
+    """Costs of one reader.
 
     Attributes:
-        making: seconds of a batch by part, packing for the wire and unpacking with it.
-        deviation: standard deviation of the seconds that the reader is busy with a batch.
-        cpu_seconds: of processors, a batch.
-        batch_bytes: of a batch on the wire.
-        memory_bytes: of the reader's process at its peak, the libraries that it imports with it.
+        making: seconds of a batch by part, with packing for the wire and unpacking.
+        cpu_seconds: processor time of a batch.
+        batch_bytes: bytes of a batch on the wire.
+        memory_bytes: peak memory of the process, imported libraries included.
     """
 
     making: MakingTimes
-    deviation: float
     cpu_seconds: float
     batch_bytes: float
     memory_bytes: int
@@ -79,17 +77,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Training:
-    """The trainer on batches that lie ready, the slowest rank.
+    """Costs of a step on batches that lie ready, on the slowest rank.
 
     Attributes:
-        seconds: of a step.
-        deviation: their standard deviation.
-        cpu_seconds: of processors, a step of one rank.
-        pin_seconds: that pinning a batch took; 0 without CUDA.
+        seconds: wall time of a step.
+        cpu_seconds: processor time of a step of one rank.
+        pin_seconds: to pin a batch; 0 without CUDA.
     """
 
     seconds: float
-    deviation: float
     cpu_seconds: float
     pin_seconds: float
 
@@ -107,13 +103,14 @@ def study_readers(
         registry: not prepared.
         plugins_dir: of the registry.
         batch_size: rows of a rank.
-        target: the share of its time that the trainer may wait.
+        target: share of its time that the trainer may wait.
         show: called with each step.
     """
     overrides = {"batch_size": batch_size, "checkpoint": {}, "ranks_per_node": None}
     registry = _without_stores(registry.with_training(overrides))
     ranks = registry.training.ranks
-    wrapped_dataset(registry).prepare()
+    dataset = wrapped_dataset(registry)
+    dataset.prepare()
     device = choose_device(registry)
     job = Job(
         registry.path,
@@ -126,22 +123,12 @@ def study_readers(
     with torch.device("meta"):
         prepared = prepare(registry, build_model(registry, registry.dataset.schema()))
     work = read_task(registry, 0, ranks, prepared=prepared)
-    reader = wrapped_dataset(registry).reader(
-        rank=0, world_size=ranks, batch_size=batch_size, split="train"
-    )
-    blocks = reader.num_blocks()
+    reader = dataset.reader(rank=0, world_size=ranks, batch_size=batch_size, split="train")
     reading = launch(_read, 1, work, reader.state_dict(), threads=1)[0]
     show("training on batches that lie ready")
     trained = launch(_train, ranks, job, backend=backend_for(device))
-    return ReaderPlan(
-        reading=reading,
-        training=max(trained, key=lambda rank: rank.seconds),
-        block=len(reader) / blocks if blocks else 1.0,
-        target=target,
-        batch_size=batch_size,
-        ranks=ranks,
-        cores=available_cores(),
-    )
+    training = max(trained, key=lambda rank: rank.seconds)
+    return ReaderPlan(reading, training, target, batch_size, ranks, available_cores())
 
 
 def _read(_rank: int, _world_size: int, work: ReadTask, position: dict[str, Any]) -> Reading:
@@ -150,16 +137,14 @@ def _read(_rank: int, _world_size: int, work: ReadTask, position: dict[str, Any]
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
     _round(blocks, batches=1, seconds=0.0)
     rounds = [_round(blocks, _READ_BATCHES, _READ_SECONDS) for _ in range(_ROUNDS)]
+    making = {
+        part.name: median(
+            fmean(getattr(made, part.name) for made in each.making) for each in rounds
+        )
+        for part in fields(MakingTimes)
+    }
     return Reading(
-        MakingTimes(
-            **{
-                part.name: median(
-                    fmean(getattr(made, part.name) for made in each.making) for each in rounds
-                )
-                for part in fields(MakingTimes)
-            }
-        ),
-        median(pstdev(made.reader for made in each.making) for each in rounds),
+        MakingTimes(**making),
         median(each.cpu_seconds / len(each.making) for each in rounds),
         sum(each.bytes for each in rounds) / sum(len(each.making) for each in rounds),
         peak_bytes(torch.device("cpu")),
@@ -192,7 +177,7 @@ def _round(blocks: Iterator[BatchBlock], batches: int, seconds: float) -> _Round
 
 
 def _endless(blocks: Callable[[], Iterator[BatchBlock]]) -> Iterator[BatchBlock]:
-    """Blocks with batches, epoch after epoch."""
+    """Yield blocks with batches, epoch after epoch."""
     while True:
         for block in blocks():
             if isinstance(block.end, Exception):
@@ -204,8 +189,7 @@ def _endless(blocks: Callable[[], Iterator[BatchBlock]]) -> Iterator[BatchBlock]
 def _train(rank: int, world_size: int, job: Job) -> Training:
     silence_upstream()
     device = device_of_rank(job.device)
-    registry = _without_stores(job.load())
-    parts = assemble(registry, "plugins", device)
+    parts = assemble(_without_stores(job.load()), "plugins", device)
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with parts.prepared.dataloader(rank=rank, world_size=world_size, device=device) as loader:
         ready = list(islice(_epochs(loader), _READY))
@@ -222,14 +206,10 @@ def _train(rank: int, world_size: int, job: Job) -> Training:
         for _ in range(_STEPS):
             pipeline.progress(batches)
             marks.append(clock.mark())
-        steps.append([clock.seconds(*pair) for pair in pairwise(marks)])
+        steps.append(fmean(clock.seconds(*pair) for pair in pairwise(marks)))
         cpu.append((time.process_time() - begun) / _STEPS)
-    return Training(
-        median(fmean(each) for each in steps),
-        median(pstdev(each) for each in steps),
-        median(cpu),
-        fmean(batch.making.arrival for batch in ready),
-    )
+    pinning = fmean(batch.making.arrival for batch in ready)
+    return Training(median(steps), median(cpu), pinning)
 
 
 def _without_stores(registry: RunConfig) -> RunConfig:
@@ -242,19 +222,15 @@ def _epochs(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-# Numbers of readers that are shown, at the most.
-_LINES = 12
-
-
 @dataclass(frozen=True)
 class ReadersPoint:
-    """So many readers of each rank.
+    """Estimates for a number of readers per rank.
 
     Attributes:
         readers: 0 where ranks read by themselves.
-        share: of its time, what the trainer waits where every process has a core.
-        share_here: on the cores of this machine.
-        cores: busy on a node, readers and ranks.
+        share: waiting share of the trainer where every process has a core.
+        share_here: the same on the cores of this machine.
+        cores: busy on a node, with readers and ranks.
     """
 
     readers: int
@@ -268,8 +244,7 @@ class ReaderPlan:
     """The report of ``recd plan --readers``.
 
     Attributes:
-        reading, training: what was measured.
-        block: batches of a block, a mean.
+        reading, training: measured costs.
         target: share of its time that the trainer may wait.
         batch_size: rows of a batch of one rank.
         ranks: of the training.
@@ -278,7 +253,6 @@ class ReaderPlan:
 
     reading: Reading
     training: Training
-    block: float
     target: float
     batch_size: int
     ranks: int
@@ -286,52 +260,44 @@ class ReaderPlan:
 
     @cached_property
     def pace(self) -> Pace:
-        """What the rule goes by."""
+        """Mean seconds per batch."""
         making = self.reading.making
-        return Pace(
-            making=making.reader,
-            training=self.training.seconds,
-            making_deviation=self.reading.deviation,
-            training_deviation=self.training.deviation,
-            arrival=making.arrival + self.training.pin_seconds,
-            block=self.block,
-        )
+        arrival = making.arrival + self.training.pin_seconds
+        return Pace(making.reader, self.training.seconds, arrival)
 
     @cached_property
     def readers(self) -> int | None:
-        """Readers of a rank for the target; 0 where it may read by itself, None where none do."""
+        """Readers per rank for the target; 0 if ranks may read by themselves, None if none do."""
         return 0 if self.pace.stall_share(0) <= self.target else self.pace.readers_for(self.target)
 
     @property
     def trainer_cores(self) -> float:
-        """Busy with the ranks of this machine while they do not wait."""
+        """Cores busy with the ranks of this machine while they do not wait."""
         return self.ranks * self.training.cpu_seconds / self.training.seconds
 
     @property
     def reader_cores(self) -> float:
-        """Busy with the readers of these ranks while they keep up, whatever their number."""
+        """Cores busy with the readers of these ranks while they keep up."""
         return self.ranks * self.reading.cpu_seconds / self.pace.taking
 
     @property
     def cores_suffice(self) -> bool:
-        """Whether ranks and readers have cores enough on this machine."""
+        """Whether this machine has cores enough for ranks and readers."""
         return self.trainer_cores + self.reader_cores <= self.cores
 
     @property
     def bytes_per_second(self) -> float:
-        """What the readers of one rank send it."""
+        """Bytes per second that the readers of one rank send it."""
         return self.reading.batch_bytes / self.pace.taking
 
     def point(self, readers: int) -> ReadersPoint:
-        """What so many readers would give."""
+        """Return the estimates for a number of readers per rank."""
         share = self.pace.stall_share(readers)
-        # A step is never shorter than the processors' work for it, shared out to all cores.
+        # A step is never shorter than the processor time for it, shared out to all cores.
         work = self.training.cpu_seconds + self.reading.cpu_seconds
-        least = self.ranks * work / self.cores
-        step = self.training.seconds / (1 - share) if share < 1 else float("inf")
-        stretched = max(step, least)
-        share_here = max(share, 1 - self.training.seconds / stretched)
-        return ReadersPoint(readers, share, share_here, self.ranks * work / stretched)
+        step = max(self.training.seconds / (1 - share), self.ranks * work / self.cores)
+        share_here = 1 - self.training.seconds / step
+        return ReadersPoint(readers, share, share_here, self.ranks * work / step)
 
     @cached_property
     def curve(self) -> list[ReadersPoint]:
@@ -343,25 +309,22 @@ class ReaderPlan:
 
     @property
     def share_here(self) -> float:
-        """The share of its time that the trainer would wait here with the readers it takes."""
+        """The smallest waiting share that this machine reaches."""
         return min(point.share_here for point in self.curve)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values; times in seconds."""
-        making = self.reading.making
-        readers = self.readers
+        """Return JSON values; times in seconds."""
+        making, readers = self.reading.making, self.readers
         return {
             "stall_target": self.target,
             "readers_per_rank": readers,
             "readers": None if readers is None else readers * self.ranks,
             "batch_size": self.batch_size,
             "ranks": self.ranks,
-            "block_batches": self.block,
             "reader": {
                 **{f"{cause}_seconds": getattr(making, cause) for cause in STALL_CAUSES},
                 "batch_seconds": self.pace.making,
                 "arrival_seconds": self.pace.arrival,
-                "deviation_seconds": self.reading.deviation,
                 "cpu_seconds": self.reading.cpu_seconds,
                 "batch_bytes": self.reading.batch_bytes,
                 "memory_bytes": self.reading.memory_bytes,
@@ -379,7 +342,7 @@ class ReaderPlan:
         }
 
     def advice(self) -> str:
-        """What to set, in words."""
+        """Return what to set."""
         pace, readers = self.pace, self.readers
         if readers == 0:
             return (
@@ -394,63 +357,48 @@ class ReaderPlan:
         waits = f"{self.point(readers).share:.1%} of their time for data"
         if self.cores_suffice:
             return f"training.workers: {readers}: ranks then wait about {waits}"
-        left = max(0.0, self.cores - self.trainer_cores)
         return (
-            f"{readers} readers a rank, and ranks would wait about {waits}; but this machine has "
-            f"no cores for them: they are busy with {self.reader_cores:.1f}, and beside the "
-            f"trainer's {self.trainer_cores:.1f} there are {left:.1f} of {self.cores}. On this "
-            f"machine ranks wait {self.share_here:.0%} at the least. Read on other machines "
-            f"(ingestion: {{use: dsi.ray}}) with {self.reader_cores:.1f} cores for each node, or "
-            "store the data as a reader needs it: clustered, with list_dict, preprocessed"
+            f"{readers} readers a rank, and ranks would wait about {waits}; but this machine lacks "
+            f"cores for them: they take {self.reader_cores:.1f}, the trainer "
+            f"{self.trainer_cores:.1f} of {self.cores}. Here ranks wait at least "
+            f"{self.share_here:.0%}. Read on other machines (ingestion: {{use: dsi.ray}}) with "
+            f"{self.reader_cores:.1f} cores for each node, or store the data as a reader needs it: "
+            "clustered, with list_dict, preprocessed"
         )
 
 
 def render(plan: ReaderPlan) -> RenderableType:
-    """What was measured, what so many readers give, and what to set."""
-    return Group(_measured(plan), "", _curve(plan), "", _needs(plan), Text(plan.advice()))
-
-
-def _measured(plan: ReaderPlan) -> Table:
-    table = _new("Seconds of a batch of one rank", "", "ms")
-    making = plan.reading.making
-    for cause in STALL_CAUSES:
-        table.add_row(cause, f"{getattr(making, cause) * 1e3:.2f}")
-    table.add_row("one reader", f"{plan.pace.making * 1e3:.2f}")
-    table.add_row("  of processors", f"{plan.reading.cpu_seconds * 1e3:.2f}")
-    table.add_row("unpacking, in the trainer", f"{plan.pace.arrival * 1e3:.2f}")
-    table.add_row("trainer, on ready batches", f"{plan.training.seconds * 1e3:.2f}")
-    table.add_row("  of processors", f"{plan.training.cpu_seconds * 1e3:.2f}")
-    table.caption = f"{plan.batch_size:,} rows; medians"
-    return table
-
-
-def _curve(plan: ReaderPlan) -> Table:
+    """Return the measured costs, the table by number of readers, and the advice."""
+    making, reading = plan.reading.making, plan.reading
+    measured = _new("Seconds of a batch of one rank", "", "ms")
+    for name, seconds in {
+        **{cause: getattr(making, cause) for cause in STALL_CAUSES},
+        "one reader": plan.pace.making,
+        "  of processors": reading.cpu_seconds,
+        "unpacking, in the trainer": plan.pace.arrival,
+        "trainer, on ready batches": plan.training.seconds,
+        "  of processors ": plan.training.cpu_seconds,
+    }.items():
+        measured.add_row(name, f"{seconds * 1e3:.2f}")
+    measured.caption = f"{plan.batch_size:,} rows; medians"
     columns = "readers of a rank", "trainer waits", "on this machine", "cores of a node"
-    table = _new(f"Waiting, by readers; wanted: at most {plan.target:.0%}", *columns)
+    curve = _new(f"Waiting, by readers; wanted: at most {plan.target:.0%}", *columns)
     for point in plan.curve:
         chosen = point.readers == plan.readers
-        table.add_row(
+        curve.add_row(
             f"{'* ' if chosen else ''}{point.readers}",
             f"{point.share:.1%}",
             f"{point.share_here:.1%}",
             f"{point.cores:.1f} of {plan.cores}",
             style="bold" if chosen else "",
         )
-    return table
-
-
-def _needs(plan: ReaderPlan) -> Text:
-    readers, memory = plan.readers or 0, plan.reading.memory_bytes
-    wire = (
-        f"a batch has {size_text(plan.reading.batch_bytes)} on the wire: "
-        f"{size_text(plan.bytes_per_second)}/s to a rank"
-    )
-    if not readers:
-        return Text(wire)
-    return Text(
-        f"readers: {readers} of a rank, {readers * plan.ranks} in all; memory "
-        f"{size_text(memory)} each, {size_text(readers * plan.ranks * memory)} in all\n{wire}"
-    )
+    needs = f"a batch has {size_text(reading.batch_bytes)} on the wire: "
+    needs += f"{size_text(plan.bytes_per_second)}/s to a rank"
+    if plan.readers:
+        total, memory = plan.readers * plan.ranks, reading.memory_bytes
+        needs += f"\nreaders: {plan.readers} of a rank, {total} in all; memory {size_text(memory)} "
+        needs += f"each, {size_text(total * memory)} in all"
+    return Group(measured, "", curve, "", Text(needs), Text(plan.advice()))
 
 
 def _new(title: str, *columns: str) -> Table:
@@ -460,30 +408,3 @@ def _new(title: str, *columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     return table
-
-
-@plot_style()
-def plot(plan: ReaderPlan, path: Path) -> None:
-    """What the trainer waits by readers of a rank, with the target and the chosen number."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    numbers = [point.readers for point in plan.curve]
-    axes.plot(numbers, [point.share for point in plan.curve], "o-", label="a core for each reader")
-    axes.plot(
-        numbers,
-        [point.share_here for point in plan.curve],
-        "s--",
-        label=f"on this machine: {plan.cores} cores",
-    )
-    axes.axhline(plan.target, color="gray", linestyle=":", label=f"wanted: {plan.target:.0%}")
-    if plan.readers is not None:
-        axes.axvline(plan.readers, color="red", alpha=0.4, label=f"{plan.readers} readers")
-    axes.set(xlabel="readers of a rank", ylabel="trainer waits", ylim=(0, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.legend(fontsize="small")
-    axes.grid(alpha=0.3)
-    write_figure(path, figure)

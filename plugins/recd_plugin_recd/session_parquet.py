@@ -28,7 +28,6 @@ from recd_plugins.api import (
     PlannedReader,
     PluginOptions,
     Reader,
-    ReadOptions,
     ReadPlan,
     Rows,
     SessionKeys,
@@ -52,7 +51,7 @@ class SessionParquet(Dataset):
     name = "recd.session_parquet"
     # What the columns and files are, identity and schema say.
     free_options = frozenset(
-        {"path", "test_path", "storage", "read", "prefetch", "generate", "sparse", "dense"}
+        {"path", "test_path", "storage", "prefetch", "generate", "sparse", "dense"}
     )
     row_options = frozenset({"where", "shuffle", "seed"})
 
@@ -70,9 +69,6 @@ class SessionParquet(Dataset):
         where: list[Condition] = Field(
             default=[],
             description="Conditions that rows have to meet, all of them: [column, op, value].",
-        )
-        read: ReadOptions = Field(
-            default=ReadOptions(), description="How the columns of a row group are read."
         )
         session: str = Field(default="session_id", description="Column of the session id.")
         timestamp: str = Field(default="ts", description="Column of the time.")
@@ -249,7 +245,7 @@ class SessionParquet(Dataset):
 
     def _open(self, path: Path | str) -> ParquetTable:
         options = self.options
-        return ParquetTable(path, options.storage, where=options.where, options=options.read)
+        return ParquetTable(path, options.storage, where=options.where)
 
     def _choose(
         self,

@@ -27,7 +27,6 @@ from recd_plugins.api import (
     Piece,
     PlannedReader,
     Reader,
-    ReadOptions,
     ReadPlan,
     RecdError,
     Rows,
@@ -48,7 +47,7 @@ class Table(Dataset):
     """Any table, by the use of each column; imported into Parquet once."""
 
     name = "tables.table"
-    free_options = frozenset({"path", "test_path", "source", "cache", "read", "prefetch"})
+    free_options = frozenset({"path", "test_path", "source", "cache", "prefetch"})
     row_options = frozenset({"split", "order", "shuffle", "seed"})
 
     class Options(ImportOptions):
@@ -64,9 +63,6 @@ class Table(Dataset):
             default=False, description="Read row groups in another order in each epoch."
         )
         seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
-        read: ReadOptions = Field(
-            default=ReadOptions(), description="How the columns of the import are read."
-        )
         prefetch: NonNegativeInt = Field(
             default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
         )
@@ -322,7 +318,7 @@ class Table(Dataset):
         for split in self.splits():
             apart = split == "test" and self.options.test_path is not None
             folder = self._imported(split).folder / ("train" if apart else split)
-            found[split] = ParquetTable(folder, options=self.options.read)
+            found[split] = ParquetTable(folder)
         return found
 
     def _table_of(self, split: Split) -> ParquetTable:

@@ -116,7 +116,6 @@ if TYPE_CHECKING:
         prefetch as prefetch,
     )
     from recd_plugins.data.row_filter import Condition as Condition
-    from recd_plugins.data.row_groups import ReadOptions as ReadOptions
     from recd_plugins.data.plain import PlainConverter as PlainConverter
     from recd_plugins.data.row_pipeline import (
         RowPipeline as RowPipeline,

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recd_plugins.data import row_pipeline
 from recd_plugins.data.row_pipeline import RowPipeline
-from recd_plugins.data.stalls import StallMeter, StallTotals
+from recd_plugins.data.stalls import Pace, StallMeter, StallTotals
 from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
 from recd_plugins.training.measurement import Meter
 
@@ -66,7 +66,7 @@ def test_a_turn_is_from_batch_to_batch(clock):
     assert (recent.steps, recent.step_seconds) == (2, 5.5)
     assert recent.seconds == {"fill": 2.5, "convert": 0.0, "preprocess": 0.0, "transfer": 0.0}
     assert recent.share == pytest.approx(5 / 11)
-    assert (recent.training_seconds, recent.training_deviation) == (3.0, 0.0)
+    assert recent.training_seconds == 3.0
     assert meter.taken == 4
 
 
@@ -79,8 +79,7 @@ def test_totals():
     assert mean.seconds == {"fill": 1.0, "convert": 0.0, "preprocess": 1.0, "transfer": 1.0}
     assert mean.shares()["fill"] == pytest.approx(1 / 12)
     assert mean.making == MakingTimes(fill=3.0, transfer=2.0, arrival=1.0)
-    assert (mean.training_seconds, mean.training_deviation) == pytest.approx((9.0, 1.0))
-    assert mean.making_deviation == pytest.approx(1.0)
+    assert mean.training_seconds == pytest.approx(9.0)
 
 
 def test_the_first_steps_are_left_out_and_steps_that_take_no_batch(clock):
@@ -129,3 +128,24 @@ def _empty_input():
     from recd_plugins.interfaces.batch import ModelInput
 
     return ModelInput(torch.zeros(0), None, torch.zeros(0))
+
+
+positive = st.floats(0.001, 10)
+
+
+@given(making=positive, training=positive, target=st.sampled_from([0.01, 0.05, 0.2]))
+@example(making=1.03125, training=0.001, target=0.01)
+def test_the_fewest_that_keep_the_target(making, training, target):
+    pace = Pace(making, training)
+    found = pace.readers_for(target)
+    assert found is not None
+    assert pace.stall_share(found) <= target + 1e-6
+    assert found == 1 or pace.stall_share(found - 1) > target - 1e-6
+
+
+def test_unpacking_is_waiting_that_no_reader_takes_away():
+    pace = Pace(1.0, 9.0, arrival=1.0)
+    assert pace.stall_share(0) == pytest.approx(2 / 11)
+    assert pace.stall_share(5) == pytest.approx(0.1)
+    assert pace.readers_for(0.05) is None
+    assert pace.readers_for(0.1) == 1

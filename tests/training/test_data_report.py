@@ -33,8 +33,6 @@ def stalls(
         step_seconds=training + sum(waited),
         seconds=seconds,
         making=MakingTimes(fill=making, transfer=arrival, arrival=arrival),
-        making_deviation=0.0,
-        training_deviation=0.0,
     )
 
 

@@ -35,12 +35,11 @@ def plan(*arguments: str) -> Result:
 
 
 def test_measures_and_plans(folder):
-    result = plan("--readers", "--stall-target", "0.1", "--json", "plan.json", "--plot", "p.svg")
+    result = plan("--readers", "--stall-target", "0.1", "--json", "plan.json")
     assert result.exit_code == 0, result.output
     report = json.loads((folder / "plan.json").read_text())
     assert report["stall_target"] == 0.1
     assert report["ranks"] == 2
-    assert report["block_batches"] == 4
     reader = report["reader"]
     parts = [reader[f"{part}_seconds"] for part in ("fill", "convert", "preprocess", "transfer")]
     assert min(parts) > 0
@@ -48,7 +47,6 @@ def test_measures_and_plans(folder):
     assert reader["batch_bytes"] > 64 * 8
     assert report["trainer"]["seconds"] > 0
     assert report["advice"] in " ".join(result.output.split())
-    assert (folder / "p.svg").exists()
 
 
 @pytest.mark.parametrize(

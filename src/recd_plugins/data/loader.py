@@ -213,14 +213,6 @@ class DataLoader:
         """Return the batches left in the epoch; None where the dataset cannot say."""
         return self._reader.num_left()
 
-    def batches_a_block(self) -> float:
-        """Return the adjacent batches that one reader makes at a time, a mean.
-
-        1 where the dataset does not say: then readers take turns with single batches.
-        """
-        blocks = self._reader.num_blocks()
-        return len(self) / blocks if blocks else 1.0
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last batch that was handed out, whoever read it.
 

@@ -1,4 +1,4 @@
-"""A table of Parquet files, local or in a store: its splits, row counts and statistics."""
+"""Tables of Parquet files, local or in an object store: row groups, row counts and reading."""
 
 from __future__ import annotations
 
@@ -9,31 +9,25 @@ import os
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from recd_plugins.data.list_dict import is_list_dict
+from recd_plugins.data.list_dict import decoded_field, is_list_dict
 from recd_plugins.data.reader import Piece, Unit
 from recd_plugins.data.row_filter import Condition, RowFilter, holds_for_key
-from recd_plugins.data.row_groups import (
-    ReadOptions,
-    RowGroup,
-    decoded_schema,
-    footer_digest,
-    look_at,
-    read_splits,
-)
 from recd_plugins.data.storage import Location
-from recd_plugins.interfaces import Rows
+from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.interfaces.data_profile import TableStatistics
 from recd_plugins.interfaces.rows import Storage
 from recd_plugins.runtime.errors import DataError, RecdError
@@ -42,8 +36,16 @@ from recd_plugins.runtime.files import parse_json, read_note, real_path, write_n
 #: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
 FOOTER_KEY = b"recd.statistics"
 
-# Files that are read at once from a store, where each takes a round trip or two.
+# Files of a store that are read at once, where each takes a round trip or two.
 _FOOTERS_AT_ONCE, _COUNTED_AT_ONCE = 16, 8
+# Rows decoded at once: more costs page faults, less costs calls. Dictionaries are built anew for
+# every batch: then whole row groups, if they are not huge.
+_DECODE_ROWS, _DECODE_DICTIONARY_ROWS = 2048, 16_384
+# Of names in a damaged footer pyarrow raises the last.
+_UNREADABLE = (pa.ArrowException, OSError, UnicodeError)
+# Bytes at a file's end that are read first, as pyarrow does; and those behind a footer.
+_TAIL, _ENDING = 1 << 16, 8
+_FOOTER = "footer"
 # The folder of a Hive partition whose key is null.
 _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 _COUNTS_VERSION = 2
@@ -63,7 +65,6 @@ class ParquetTable:
         storage: how the store of a URL is reached.
         where: conditions on columns, or on keys of Hive partitions; rows for which all hold are the
             table's. Files whose keys do not fit are not opened.
-        options: how columns are read.
 
     Raises:
         DataError: there is no such file, one is not Parquet, or two differ in their columns; a
@@ -72,19 +73,13 @@ class ParquetTable:
     """
 
     def __init__(
-        self,
-        path: Path | str,
-        storage: Storage | None = None,
-        *,
-        where: Sequence[Condition] = (),
-        options: ReadOptions | None = None,
+        self, path: Path | str, storage: Storage | None = None, *, where: Sequence[Condition] = ()
     ) -> None:
         self.path = path
         self.root = Location(path, storage or Storage())
-        self._options = options or ReadOptions()
         found = self.root.find(".parquet")
         first = _look(found[0])
-        self.schema = decoded_schema(first[0])
+        self.schema = _decoded_schema(first[0])
         counts = Counter(self.schema.names)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise DataError(f"{found[0]}: has two columns named {twice[0]}; rename one")
@@ -96,8 +91,16 @@ class ParquetTable:
         if self.locations[0] != found[0]:
             looked[0] = _look(self.locations[0])
         self._metadata, self.locations = map(list, zip(*looked, strict=True))
+        mine = _kinds(self.schema)
         for location, metadata in zip(self.locations, self._metadata, strict=True):
-            self._check_same(found[0], location, decoded_schema(metadata))
+            kinds = _kinds(_decoded_schema(metadata))
+            for name in {**mine, **kinds}:
+                one, two = mine.get(name, "missing"), kinds.get(name, "missing")
+                if one != two:
+                    raise DataError(
+                        f"files of one table differ: column {name} is {one} in {found[0]} "
+                        f"and {two} in {location}"
+                    )
 
     @property
     def files(self) -> list[Path]:
@@ -106,14 +109,14 @@ class ParquetTable:
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
-        """Row groups and how many rows they have, those without rows left out.
+        """Row groups with rows.
 
-        With conditions on columns they are counted first, unless ``counted`` did it before.
+        With conditions on columns rows are counted first, unless ``counted`` did it before.
         """
         return self.counted()
 
     def counted(self, progress: Callable[[int], None] = lambda _groups: None) -> tuple[Unit, ...]:
-        """As ``units``; ``progress`` gets how many more row groups were counted."""
+        """Return ``units``; ``progress`` gets how many more row groups were counted."""
         counts = None if self._filter is None else self._counts(self._filter, progress)
         units = [
             Unit(number, group, first_row, num_rows if counts is None else counts[number][group])
@@ -130,43 +133,81 @@ class ParquetTable:
         return sum(map(len, self._groups))
 
     def identity(self) -> list[list[str | int]]:
-        """Path below the table's, footer and rows of each row group of every file; JSON values."""
+        """Return path, footer digest and rows of each row group of every file; JSON values."""
         rows: list[list[str | int]] = [
-            [location.below(self._top), footer_digest(location)] for location in self.locations
+            [location.below(self._top), str(dict(location.seen)[_FOOTER])]
+            for location in self.locations
         ]
         for unit in self.units:
             rows[unit.file].append(unit.num_rows)
         return rows
 
     def contents(self) -> dict[str, dict[str, int | str | None]]:
-        """Size of every file, and a digest of its footer, by its path below the table's."""
+        """Return size and footer digest of every file, by its path below the table's."""
         return {
             location.below(self._top): {"bytes": location.size, "footer": _digest(footer)}
             for location, footer in zip(self.locations, self._metadata, strict=True)
         }
 
-    def splits(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[RowGroup]:
-        """Yield pieces as work items, consecutive ones of one row group as one."""
-        for unit, adjacent in groupby(pieces, key=lambda piece: piece.unit):
-            yield RowGroup(
-                file=self.locations[unit.file],
-                group=unit.group,
-                first_row=unit.first_row,
-                group_rows=self._groups[unit.file][unit.group][1],
-                num_rows=unit.num_rows,
-                ranges=tuple((piece.skip, piece.num_rows) for piece in adjacent),
-                columns=schema,
-                where=self._where,
-                options=self._options,
-            )
-
     def read(self, pieces: Iterable[Piece], schema: pa.Schema) -> Generator[Rows, None, None]:
-        """Read ``pieces`` with the columns and types of ``schema``; see ``read_splits``."""
-        return read_splits(self.splits(pieces, schema))
+        """Read pieces in order, with the columns and types of ``schema``.
+
+        Consecutive pieces of one file share an open file. Batches have any size, and hold rows of
+        one piece.
+
+        Raises:
+            DataError: a file was replaced since this table was made, or is damaged.
+        """
+        for number, in_file in groupby(pieces, key=lambda piece: piece.unit.file):
+            with _open(self.locations[number], schema) as (file, check):
+                for unit, in_unit in groupby(in_file, key=lambda piece: piece.unit):
+                    ranges = [(piece.skip, piece.num_rows) for piece in in_unit]
+                    yield from self._read(file, unit, ranges, schema)
+                    check()
+
+    def _read(
+        self,
+        file: pq.ParquetFile,
+        unit: Unit,
+        ranges: Sequence[tuple[int, int]],
+        schema: pa.Schema,
+    ) -> Iterator[Rows]:
+        """Read ranges, pairs of first row and number of rows, of the rows that the filter keeps."""
+        location, num_rows = self.locations[unit.file], self._groups[unit.file][unit.group][1]
+        names = list(schema.names)
+        if self._filter is not None:
+            names += [name for name in self._filter.columns if name not in names]
+        decoded = _DECODE_DICTIONARY_ROWS if any(map(is_list_dict, schema)) else _DECODE_ROWS
+        # Rows that the filter has kept so far, and rows of the row group.
+        row, group_row = 0, 0
+        stop = sum(ranges[-1])
+        with closing(_batches(file, location, unit.group, names, decoded)) as batches:
+            for batch in batches:
+                origin = Origin(str(location), unit.first_row + group_row, batch.num_rows)
+                group_row += batch.num_rows
+                if self._filter is not None:
+                    kept = self._filter.kept(batch)
+                    if len(kept) < batch.num_rows:
+                        batch, origin = batch.take(pa.array(kept)), _kept(origin, kept)
+                for skip, count in ranges:
+                    first, last = max(row, skip), min(row + batch.num_rows, skip + count)
+                    if first < last:
+                        mine = origin.slice(first - row, last - first)
+                        data = batch.slice(first - row, last - first)
+                        yield Rows(_cast(data, schema, mine), (mine,))
+                row += batch.num_rows
+                if row >= stop and group_row < num_rows:
+                    return
+        if row != unit.num_rows:
+            raise _replaced(
+                location,
+                f", or it is damaged ({row} rows of row group {unit.group} were read, "
+                f"{unit.num_rows} were expected)",
+            )
 
     @cached_property
     def _groups(self) -> list[list[tuple[int, int]]]:
-        """First row and rows of every row group of every file."""
+        """First row and number of rows of every row group of every file."""
         found = []
         for metadata in self._metadata:
             rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
@@ -179,39 +220,10 @@ class ParquetTable:
             return cached
         with ThreadPoolExecutor(_COUNTED_AT_ONCE) as threads:
             counts = list(
-                threads.map(lambda file: self._count(file, row_filter, progress), self.locations)
+                threads.map(lambda file: _count(file, row_filter, progress), self.locations)
             )
         with suppress(RecdError):  # else every reader counts for itself
             write_note(self._cache, {"version": _COUNTS_VERSION, "counts": counts})
-        return counts
-
-    def _count(
-        self, location: Location, row_filter: RowFilter, progress: Callable[[int], None]
-    ) -> list[int]:
-        limits = self._options
-        scan = ds.ParquetFragmentScanOptions(
-            pre_buffer=limits.pre_buffer,
-            cache_options=pa.CacheOptions(
-                hole_size_limit=limits.hole_size_limit, range_size_limit=limits.range_size_limit
-            ),
-            page_checksum_verification=True,
-        )
-        counts, where = [], row_filter.expression
-        try:
-            with location.told():
-                files, path = location.file_system()
-                format_ = ds.ParquetFileFormat(default_fragment_scan_options=scan)
-                fragment = format_.make_fragment(path, files)
-                for group in fragment.row_groups:
-                    part = fragment.subset(row_group_ids=[group.id])
-                    if row_filter.floats:  # of a NaN the statistics say nothing
-                        keeps = part.to_table(columns={"keeps": where})["keeps"]
-                        counts.append(pc.sum(keeps).as_py() or 0)
-                    else:
-                        counts.append(part.count_rows(filter=where))
-                    progress(1)
-        except (pa.ArrowException, OSError, UnicodeError) as error:
-            raise DataError(f"{location}: rows cannot be counted: {error}") from error
         return counts
 
     def _cached_counts(self) -> _Counts | None:
@@ -245,7 +257,7 @@ class ParquetTable:
         return self.root
 
     def _with_keys(self, found: list[Location], where: Sequence[Condition]) -> list[Location]:
-        """The files whose Hive partitions meet conditions."""
+        """Return the files whose Hive partitions meet the conditions."""
         if not where:
             return found
         kept = []
@@ -268,22 +280,12 @@ class ParquetTable:
             )
         return kept
 
-    def _check_same(self, first_file: Location, file: Location, schema: pa.Schema) -> None:
-        first, other = ({each.name: _kind(each) for each in of} for of in (self.schema, schema))
-        for name in {**first, **other}:
-            one, two = first.get(name, "missing"), other.get(name, "missing")
-            if one != two:
-                raise DataError(
-                    f"files of one table differ: column {name} is {one} in {first_file} "
-                    f"and {two} in {file}"
-                )
-
 
 def read_metadata(path: Path | Location) -> pq.FileMetaData:
     """Return the footer of a file.
 
     Raises:
-        DataError: it is no Parquet file, or a column is marked as another layout than it has.
+        DataError: it is no Parquet file.
         SetupError: its store cannot be reached, or refuses.
     """
     return _look(Location(path) if isinstance(path, Path) else path)[0]
@@ -313,28 +315,168 @@ def _look_at_all(locations: Sequence[Location]) -> list[tuple[pq.FileMetaData, L
 
 
 def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
-    """As ``read_metadata``, and the location with what identifies the file's content."""
+    """Return the footer of a file, and the location with what identifies its content."""
+    with _errors(location), location.open() as file:
+        return _look_at(location, file)
+
+
+def _look_at(location: Location, source: pa.NativeFile) -> tuple[pq.FileMetaData, Location]:
+    seen = location.state_of(source)
+    _check_same(location, dict(seen))
+    size = source.size()
+    tail: bytes = source.read_at(min(size, _TAIL), max(0, size - _TAIL))
+    length = int.from_bytes(tail[-_ENDING:-4], "little") + _ENDING
+    if len(tail) < length <= size:
+        tail = source.read_at(length, size - length)
+    footer = tail[-length:]
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    seen = (*seen, (_FOOTER, hashlib.sha256(footer).hexdigest()[:16]))
+    _check_same(location, dict(seen))
+    return metadata, replace(location, seen=seen)
+
+
+@contextmanager
+def _errors(location: Location, what: str = "no readable Parquet file") -> Iterator[None]:
     try:
-        with location.told(), location.open() as file:
-            return look_at(location, file)
-    except (pa.ArrowException, OSError, UnicodeError) as error:
+        with location.told():
+            yield
+    except _UNREADABLE as error:
         other = "magic bytes" in str(error)
         advice = f" recd init {location} my.yaml reads other formats." if other else ""
-        raise DataError(f"{location}: no readable Parquet file: {error}{advice}") from error
+        raise DataError(f"{location}: {what}: {error}{advice}") from error
+
+
+@contextmanager
+def _open(
+    location: Location, columns: pa.Schema
+) -> Iterator[tuple[pq.ParquetFile, Callable[[], None]]]:
+    """Open a file that was looked at; the function refuses a local one that was written over.
+
+    An object is checked at the end, as the requests that read it may have met different ones.
+    """
+    with _errors(location):
+        source = location.open()
+    with closing(source):
+        with _errors(location):
+            metadata, location = _look_at(location, source)
+            file = pq.ParquetFile(
+                source,
+                metadata=metadata,
+                read_dictionary=[each.name for each in columns if is_list_dict(each)],
+                page_checksum_verification=True,
+                pre_buffer=True,
+            )
+
+        def check() -> None:
+            if location.local is not None:
+                _check_same(location, dict(location.state_of(source)))
+
+        with closing(file):
+            yield file, check
+            check()
+            if location.local is None:
+                with location.told(), location.open() as again:
+                    _check_same(location, dict(location.state_of(again)))
+
+
+def _batches(
+    file: pq.ParquetFile, location: Location, group: int, names: Sequence[str], num_rows: int
+) -> Generator[pa.RecordBatch, None, None]:
+    """Yield columns of a row group, ``num_rows`` rows at once, in file order."""
+    with _errors(location, f"row group {group} cannot be read"):
+        for batch in file.iter_batches(
+            num_rows, row_groups=[group], columns=list(names), use_threads=False
+        ):
+            for name, column in zip(names, map(batch.column, names), strict=True):
+                # No checksum guards the header of a dictionary page.
+                if pt.is_dictionary(column.type) and len(column):
+                    code = pc.max(column.indices).as_py()
+                    if code is not None and code >= len(column.dictionary):
+                        raise DataError(
+                            f"{location}: row group {group}: column {name} has a code without a "
+                            "value; the table is damaged, write it anew"
+                        )
+            yield batch
+
+
+def _count(location: Location, row_filter: RowFilter, progress: Callable[[int], None]) -> list[int]:
+    """Return the rows that a filter keeps of each row group."""
+    scan = ds.ParquetFragmentScanOptions(pre_buffer=True, page_checksum_verification=True)
+    counts, where = [], row_filter.expression
+    with _errors(location, "rows cannot be counted"):
+        files, path = location.file_system()
+        format_ = ds.ParquetFileFormat(default_fragment_scan_options=scan)
+        fragment = format_.make_fragment(path, files)
+        for group in fragment.row_groups:
+            part = fragment.subset(row_group_ids=[group.id])
+            if row_filter.floats:  # of a NaN the statistics say nothing
+                keeps = part.to_table(columns={"keeps": where})["keeps"]
+                counts.append(pc.sum(keeps).as_py() or 0)
+            else:
+                counts.append(part.count_rows(filter=where))
+            progress(1)
+    return counts
+
+
+def _replaced(location: Location, what: str) -> DataError:
+    return DataError(f"{location} was replaced while it was in use{what}; start anew")
+
+
+def _check_same(location: Location, now: dict[str, str | int]) -> None:
+    """Refuse a file that is not the one that ``_look_at`` saw."""
+    before = dict(location.seen)
+    if not before and location.size is not None:
+        before = {"size": location.size}
+    for name, value in now.items():
+        if (was := before.get(name, value)) != value:
+            raise _replaced(location, f" (its {name} was {was} and is {value})")
+
+
+def _kept(origin: Origin, kept: np.ndarray) -> Origin:
+    if not len(kept):
+        return Origin(origin.path, origin.first_row, 0)
+    rows = kept + origin.first_row
+    first, last = int(rows[0]), int(rows[-1])
+    adjacent = last - first + 1 == len(rows)
+    return Origin(origin.path, first, len(rows), None if adjacent else pa.array(rows))
+
+
+def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordBatch:
+    cast = []
+    for wanted in schema:  # projection keeps the order of the file
+        column = data.column(wanted.name)
+        try:
+            cast.append(column if column.type == wanted.type else column.cast(wanted.type))
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{origin.path}: column {wanted.name}, rows {origin.first_row} to "
+                f"{origin.row(origin.num_rows - 1)}: {error}"
+            ) from error
+    return pa.record_batch(cast, schema=schema)
+
+
+def _decoded_schema(metadata: pq.FileMetaData) -> pa.Schema:
+    """Return the columns of a file as readers yield them."""
+    return pa.schema([decoded_field(field) for field in metadata.schema.to_arrow_schema()])
 
 
 def _digest(footer: pq.FileMetaData) -> str:
-    """Digest of row groups, places and statistics: not all file systems say when files change."""
+    """Digest row groups, places and statistics: not all file systems say when files change."""
     sink = io.BytesIO()
     footer.write_metadata_file(sink)
     return hashlib.sha256(sink.getbuffer()).hexdigest()
 
 
-def _kind(field: pa.Field) -> str:
-    """The type in words. Whether lists can hold nulls makes no difference."""
-    if is_list_dict(field):
-        return "list_dict"
-    return f"list<{field.type.value_type}>" if pt.is_list(field.type) else str(field.type)
+def _kinds(schema: pa.Schema) -> dict[str, str]:
+    """Types by column. Whether lists can hold nulls makes no difference."""
+    return {
+        field.name: "list_dict"
+        if is_list_dict(field)
+        else f"list<{field.type.value_type}>"
+        if pt.is_list(field.type)
+        else str(field.type)
+        for field in schema
+    }
 
 
 def _key(text: str) -> str | None:

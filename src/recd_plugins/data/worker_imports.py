@@ -10,7 +10,8 @@ with without_collections():
     import numba
     import pyarrow as pa
     import pyarrow.parquet
-    import torchdata.stateful_dataloader  # noqa: F401
+
+    import recd_plugins.data.loader  # noqa: F401
 
 
 @numba.njit(cache=True)

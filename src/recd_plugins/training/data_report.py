@@ -26,7 +26,6 @@ class StallReport:
 
     ranks: tuple[Stalls, ...]
     workers: int
-    block: float = 1.0
     ingestion: str | None = None
 
     @classmethod
@@ -34,12 +33,11 @@ class StallReport:
         cls,
         ranks: Sequence[Stalls | None],
         workers: int,
-        block: float = 1.0,
         ingestion: str | None = None,
     ) -> StallReport | None:
         """Return None for a run too short to tell."""
         known = tuple(rank for rank in ranks if rank is not None)
-        return cls(known, workers, block, ingestion) if len(known) == len(ranks) else None
+        return cls(known, workers, ingestion) if len(known) == len(ranks) else None
 
     @property
     def share(self) -> float:
@@ -68,10 +66,7 @@ class StallReport:
         pace = Pace(
             making=worst.making.reader,
             training=worst.training_seconds,
-            making_deviation=worst.making_deviation,
-            training_deviation=worst.training_deviation,
             arrival=worst.making.arrival,
-            block=self.block,
         )
         return pace.readers_for(STALL_TARGET)
 

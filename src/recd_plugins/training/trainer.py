@@ -146,7 +146,6 @@ class Trainer:
         self.pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self.loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
         check_fitted_alike(self.registry)
-        self.batches_a_block = self.loader.batches_a_block()
         self.rates = LearningRates(parts.optimizer, training.schedule)
         self.step_samples = training.batch_size * world_size
         self.callbacks = self._make_callbacks()
@@ -384,7 +383,6 @@ class Trainer:
             stalls=StallReport.of(
                 [rank.stalls for rank in ranks],
                 self.training.workers,
-                self.batches_a_block,
                 None if ingestion is None else ingestion.plugin.name,
             ),
             ingestion=None if ingestion is None else together(lambda: dict(self.loader.report())),

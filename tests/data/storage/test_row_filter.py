@@ -91,10 +91,9 @@ def kept_rows(wanted: list[Condition], data: dict[str, list[Any]]) -> list[int]:
     batch_size=st.integers(1, 4),
     world_size=st.integers(1, 3),
     stop=st.integers(0, 5),
-    options=st.sampled_from([{}, {"pre_buffer": False}, {"hole_size_limit": 0}]),
 )
 def test_any_filter_on_any_ranks_reads_what_numpy_takes(
-    data, wanted, group_rows, batch_size, world_size, stop, options
+    data, wanted, group_rows, batch_size, world_size, stop
 ):
     num_rows = len(data["whole"])
     stored = pa.table(
@@ -111,7 +110,7 @@ def test_any_filter_on_any_ranks_reads_what_numpy_takes(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.parquet"
         pq.write_table(stored, path, row_group_size=group_rows)
-        given = {"path": path, "dense": ["row"], "sparse": ["ids"], "read": options, "prefetch": 0}
+        given = {"path": path, "dense": ["row"], "sparse": ["ids"], "prefetch": 0}
         given["where"] = [each.model_dump() for each in wanted]
         dataset = SessionParquet(SessionParquet.Options.model_validate(given))
 
