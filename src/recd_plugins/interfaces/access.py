@@ -1,4 +1,4 @@
-"""How often each row of one table is read: counts, their sketch, and what they say.
+"""Access profiles: how often each row of a table is read.
 
 Counts are pairs of arrays: distinct row ids, and how often each was read.
 """
@@ -22,18 +22,16 @@ Rows = NDArray[np.int64]
 Counts = NDArray[np.float64]
 
 _PENDING_IDS = 1 << 16
-
-
-def count_ids(ids: Rows) -> tuple[Rows, Counts]:
-    """The distinct ids, ascending, and how often each is there."""
-    rows, counts = np.unique(ids, return_counts=True)
-    return rows, counts.astype(np.float64)
+_KEY = b"recd_plugins.access_profile"
+_VERSION = 1
+# Attributes of a table in the metadata of a file; old files lack the last two.
+_KEPT = ("features", "num_embeddings", "samples", "total", "error", "dedupe_factor", "batch_size")
 
 
 def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Counts]:
-    """All rows of several pairs, ascending, and the sums of their counts."""
+    """Add several counts; return all rows, ascending, and the sums."""
     every = np.concatenate(rows)
-    # Stable is a merge sort, which is quick where the parts are sorted already.
+    # Stable is a merge sort, fast for sorted parts.
     order = np.argsort(every, kind="stable")
     every = every[order]
     first = np.empty(len(every), bool)
@@ -45,8 +43,8 @@ def add_counts(rows: Sequence[Rows], counts: Sequence[Counts]) -> tuple[Rows, Co
     return every[starts], np.add.reduceat(np.concatenate(counts)[order], starts)
 
 
-def most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
-    """Distinct rows by falling count; of equal counts the smaller row is first."""
+def _most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
+    """Sort distinct rows by falling count, then by id."""
     if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
         order = np.argsort(rows)
         rows, counts = rows[order], counts[order]
@@ -55,12 +53,11 @@ def most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
 
 
 def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
-    """The most read rows, at most ``bound``, with counts that are the third value too low at most.
+    """Keep at most ``bound`` rows; the returned float is how much too low counts may be.
 
-    Misra-Gries' step: the count of the most read row that must go is taken off all counts, and
-    rows that keep one stay. More than ``bound`` rows lose that much, so over any number of such
-    steps the error is below ``total / (bound + 1)`` (Agarwal et al., Mergeable Summaries, PODS
-    2012, section 2).
+    Misra-Gries' step: the count of the most read row that goes is subtracted from all counts. Over
+    any number of steps the error stays below ``total / (bound + 1)`` (Agarwal et al., Mergeable
+    Summaries, PODS 2012, section 2).
     """
     if len(rows) <= bound:
         return rows, counts, 0.0
@@ -69,26 +66,25 @@ def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts
     return rows[keep], counts[keep] - error, error
 
 
-# Arrays have no one truth value, so profiles are compared by identity.
+# Compared by identity, as arrays have no single truth value.
 @dataclass(frozen=True, eq=False)
 class TableAccess:
     """How often the rows of one table are read.
 
-    With deduplicated data only the unique rows of batches may be counted, as they are sent. The
-    probabilities are then still those of all rows of data.
+    With deduplicated data only the unique rows of batches may be counted. Probabilities are then
+    still those of all rows of data.
 
     Attributes:
         table: its name.
-        features: those that look it up; their accesses are added up.
+        features: that look it up; their accesses are added up.
         num_embeddings: rows of the table.
-        samples: rows of the dataset that were seen. Those of distributions have seen 1.
-        rows: int64 ``[known]``: the rows that are known one by one, most read first; of rows that
-            are read equally often the smaller id is first.
-        accesses: float64 ``[known]``: how often each of them is read, non-increasing.
-        total: all accesses, those of rows that are not known one by one too.
-        error: how much too low one of ``accesses`` may be, and how many a row that is not in
-            ``rows`` may have. 0: all counts are exact, and other rows are never read.
-        dedupe_factor: accesses of all rows of data over those that were counted; 1 where all were.
+        samples: rows of the dataset that were seen; 1 for distributions.
+        rows: int64 ``[known]``: individually known rows, most read first, then by id.
+        accesses: float64 ``[known]``, non-increasing: how often each is read.
+        total: all accesses, those of other rows too.
+        error: how much too low one of ``accesses`` may be, and the most that another row may have.
+            0: all counts are exact, and other rows are never read.
+        dedupe_factor: accesses of all rows of data over those counted; 1 if all were.
         batch_size: rows of the batches whose unique rows were counted; None: all rows were.
     """
 
@@ -116,31 +112,31 @@ class TableAccess:
         total: float | None = None,
         error: float = 0.0,
     ) -> Self:
-        """Access to distinct rows in any order; ``total`` is the sum of ``accesses`` without it."""
-        ordered = most_read_first(rows, accesses)
+        """Make it of distinct rows in any order; ``total`` defaults to the sum of ``accesses``."""
+        ordered = _most_read_first(rows, accesses)
         if total is None:
             total = float(accesses.sum())
         return cls(table, features, num_embeddings, samples, *ordered, total, error)
 
     def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
-        """The same, as counts of the unique rows of batches.
+        """Mark it as counts of the unique rows of batches.
 
         Args:
             batch_size: rows of a batch.
-            every_row: what would have been counted of all rows; ``total`` where that is more.
+            every_row: accesses of all rows; at least ``total`` is used.
         """
         factor = max(1.0, every_row / self.total) if self.total else 1.0
         return replace(self, dedupe_factor=factor, batch_size=batch_size)
 
     @property
     def length(self) -> float:
-        """Mean accesses of a sample, before deduplication: FlexShard's L."""
+        """Mean accesses per sample before deduplication: FlexShard's L."""
         return self.total * self.dedupe_factor / self.samples
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Accesses of a sample, of each of ``rows``; above 1 for one that is read twice a sample.
+        """Return accesses per sample of ``rows``, float64 ``[known]``, non-increasing.
 
-        float64 ``[known]``, non-increasing: FlexShard's p (arXiv 2301.02959, section 3).
+        FlexShard's p (arXiv 2301.02959, section 3); above 1 for rows read twice per sample.
         """
         return self.accesses * self.dedupe_factor / self.samples
 
@@ -156,17 +152,13 @@ class TableAccess:
 
     @property
     def tail_probability(self) -> float:
-        """Accesses of a sample of a row that is not in ``rows``: what is left, spread evenly.
-
-        0 where counts are exact. A sketch that is much too small can give them more than the last
-        of ``rows``.
-        """
+        """Mean accesses per sample of a row that is not in ``rows``; 0 for exact counts."""
         if not self.tail_rows:
             return 0.0
         return self.tail_accesses * self.dedupe_factor / self.samples / self.tail_rows
 
     def covered(self, num_rows: int) -> float:
-        """The share of all accesses that the ``num_rows`` most read rows have."""
+        """Return the share of all accesses of the ``num_rows`` most read rows."""
         known = min(num_rows, len(self.rows))
         accesses = float(self.accesses[:known].sum())
         if self.tail_rows:
@@ -210,16 +202,13 @@ class TableAccess:
 
     @property
     def counted(self) -> str:
-        """Which rows of data were counted, in words."""
+        """Which rows of data were counted, for messages."""
         if self.batch_size is None:
             return "all rows"
         return f"the unique rows of batches of {self.batch_size:,}"
 
     def bounded(self, bound: int) -> TableAccess:
-        """A sketch of at most ``bound`` known rows, itself where it has no more.
-
-        The count of the most read row that goes is taken off all others, and added to the error.
-        """
+        """Return a sketch of at most ``bound`` known rows, as ``keep_most_read`` makes it."""
         if len(self.rows) <= bound:
             return self
         rows, accesses, error = keep_most_read(self.rows, self.accesses, bound)
@@ -227,15 +216,13 @@ class TableAccess:
 
 
 class TableCounter:
-    """Exact counts of up to ``bound`` distinct rows; beyond it Misra-Gries' sketch of so many.
+    """Exact counts of up to ``bound`` distinct rows, beyond it Misra-Gries' sketch of so many.
 
-    A sketch knows the rows that are read most. Their counts are too low, by ``error`` at most,
-    which is what was really taken off them and never above ``total / (bound + 1)``. What it holds
-    depends on the order of the ids, and on nothing else.
+    The counts of a sketch are too low by at most ``error``, below ``total / (bound + 1)``. They
+    depend on the order of ids, and on nothing else.
 
     Args:
-        bound: distinct rows to keep; each takes 16 bytes, and up to four times as much for a moment
-            while counts are added up.
+        bound: distinct rows to keep, at 16 bytes each, and briefly up to 64.
 
     Attributes:
         total: ids that were added.
@@ -255,14 +242,14 @@ class TableCounter:
         self._pending.append(ids.copy())
         self._num_pending += len(ids)
         self.total += len(ids)
-        # So that adding up costs a constant number of operations an id.
+        # A constant number of operations per id.
         if self._num_pending >= max(_PENDING_IDS, len(self._rows) // 2):
             self._add_up()
 
     def access(
         self, table: str, features: tuple[str, ...], num_embeddings: int, samples: int
     ) -> TableAccess:
-        """What was counted, as the profile of a table of which ``samples`` were seen."""
+        """Return the counts as the profile of a table, after ``samples`` rows of data."""
         self._add_up()
         return TableAccess.from_counts(
             table,
@@ -278,27 +265,20 @@ class TableCounter:
     def _add_up(self) -> None:
         if not self._pending:
             return
-        rows, counts = count_ids(np.concatenate(self._pending))
+        rows, new = np.unique(np.concatenate(self._pending), return_counts=True)
         self._pending, self._num_pending = [], 0
-        rows, counts = add_counts([self._rows, rows], [self._counts, counts])
+        rows, counts = add_counts([self._rows, rows], [self._counts, new.astype(np.float64)])
         self._rows, self._counts, error = keep_most_read(rows, counts, self._bound)
         self._error += error
 
 
-_KEY = b"recd_plugins.access_profile"
-_VERSION = 1
-# Attributes of a table in the metadata of a file; files of earlier versions lack the last two.
-_KEPT = ("features", "num_embeddings", "samples", "total", "error", "dedupe_factor", "batch_size")
-
-
-# Arrays have no one truth value, so profiles are compared by identity.
 @dataclass(frozen=True, eq=False)
 class AccessProfile:
     """How often the rows of some tables are read.
 
     Attributes:
         tables: by name.
-        source: where the counts come from, in words.
+        source: origin of the counts, for messages.
         path: of the file that it was loaded from, if any.
     """
 
@@ -316,9 +296,7 @@ class AccessProfile:
         return _read(Path(path))
 
     def save(self, path: str | Path) -> None:
-        """Write a Parquet file, whole or not at all.
-
-        It has a line for each known row, table after table, and the rest as JSON metadata.
+        """Write a Parquet file: a line per known row, table by table, and JSON metadata.
 
         Raises:
             RecdError: the place cannot be written.
@@ -348,10 +326,10 @@ class AccessProfile:
             )
 
     def merge(self, other: AccessProfile) -> AccessProfile:
-        """What both have seen together; a table that only one has is taken as it is.
+        """Return the sum of both; a table of only one stays as it is.
 
         Raises:
-            DataError: a table has other features or another number of rows in the other.
+            DataError: a table differs in features, rows or the way of counting.
         """
         tables = dict(self.tables)
         for name, table in other.tables.items():
@@ -359,15 +337,15 @@ class AccessProfile:
         return AccessProfile(tables, f"{self.source}; {other.source}")
 
     def bounded(self, bound: int) -> AccessProfile:
-        """The same with at most ``bound`` known rows a table; see ``TableAccess.bounded``."""
+        """Return the profile with at most ``bound`` known rows per table."""
         tables = {name: table.bounded(bound) for name, table in self.tables.items()}
         return AccessProfile(tables, self.source)
 
     def covering(self, table: str, num_embeddings: int) -> TableAccess:
-        """The profile of a table of so many rows.
+        """Return the access of a table.
 
         Raises:
-            DataError: there is none, or it is of a table with another number of rows.
+            DataError: there is none, or it has another number of rows.
         """
         found = self.tables.get(table)
         name = f"the access profile {f'{self.path} ' if self.path else ''}of {self.source}"
@@ -378,9 +356,8 @@ class AccessProfile:
             )
         if found.num_embeddings != num_embeddings:
             raise DataError(
-                f"{name} has table {table} with "
-                f"{found.num_embeddings:,} rows, and the model's has {num_embeddings:,}; profile "
-                "the data anew with recd profile registry"
+                f"{name} has table {table} with {found.num_embeddings:,} rows, and the model's has "
+                f"{num_embeddings:,}; profile the data anew with recd profile registry"
             )
         return found
 

@@ -1,8 +1,8 @@
-"""A batch in logical form, as converters make it, and as a model takes it."""
+"""Batches in logical form, as converters make them, and as a model takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -15,27 +15,23 @@ from recd_plugins.runtime.errors import ExactnessError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import Segments
 
-#: What a batch is made of, in order.
+#: Parts of making a batch, in order.
 STALL_CAUSES = ("fill", "convert", "preprocess", "transfer")
 
 
 @dataclass(frozen=True, slots=True)
 class MakingTimes:
-    """Seconds that one batch took, by part.
-
-    All are wall time of the process that did the part, which does one batch at a time: a reader
-    makes a batch every ``total`` seconds.
+    """Seconds to make one batch by part, in wall time of the process that does the part.
 
     Attributes:
-        fill: until its rows were there: reading, decompressing, decoding and joining them. Where
-            the dataset reads ahead in a thread, only what was left to wait for.
-        convert: the converter, and the check of what it made.
-        preprocess: the preprocessing steps, and the check of the ids.
+        fill: reading, decompressing, decoding and joining rows. If the dataset reads ahead in a
+            thread, the remaining wait.
+        convert: the converter and the check of its result.
+        preprocess: preprocessing and the check of ids.
         transfer: from the preprocessed batch to the trainer's input: lowering, packing, pinning by
-            a thread, and what ``arrival`` says. The way over a network counts where a process
-            waits for it.
-        arrival: of ``transfer``, what the trainer did itself when it took the batch: unpacking,
-            and pinning what no thread has pinned. Of the batches of one block the first has it all.
+            a thread, and ``arrival``. A network counts while a process waits for it.
+        arrival: the part of ``transfer`` in the trainer as it takes the batch: unpacking and
+            pinning. The first batch of a block has that of the block.
     """
 
     fill: float = 0.0
@@ -51,23 +47,22 @@ class MakingTimes:
 
     @property
     def reader(self) -> float:
-        """Seconds of the process that made it, where that is not the trainer's."""
+        """Seconds of the process that made it, if that is not the trainer."""
         return self.total - self.arrival
 
     def transferred(self, seconds: float) -> MakingTimes:
-        """With more transfer, in the process that made it."""
+        """Add transfer in the process that made it."""
         return replace(self, transfer=self.transfer + seconds)
 
     def arrived(self, seconds: float) -> MakingTimes:
-        """With more transfer, in the trainer's process while it took the batch."""
+        """Add transfer in the trainer's process."""
         return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
 
     def causes_of(self, waited: float) -> tuple[float, ...]:
-        """Seconds of a wait for this batch by cause, in the order of ``STALL_CAUSES``; they add up.
+        """Split the seconds of a wait for this batch by ``STALL_CAUSES``.
 
-        What the trainer's process did itself in that time is known: ``arrival``, which is transfer.
-        The rest is waiting for the batch to be made, and each part has the share of it that it has
-        of the making. All is transfer where no making times came along.
+        ``arrival`` is transfer; the rest is shared out as the making was, or is transfer if the
+        making times are unknown.
         """
         arrival = min(self.arrival, waited)
         rest = waited - arrival
@@ -81,14 +76,14 @@ class MakingTimes:
 
 @dataclass(frozen=True)
 class Batch(Pipelineable):
-    """One batch of B rows. Every sparse feature stands in it once.
+    """One batch of B rows, with each sparse feature once.
 
     Attributes:
         dense_features: ``[B, num_dense]``, float32; before preprocessing maybe float64.
         labels: float32 ``[B]``.
-        kjt: the features that are not deduplicated, or None where all are.
-        ikjts: deduplicated features, one entry a group that shares its inverse lookup.
-        partials: features whose rows share ids with the row before.
+        kjt: features that are not deduplicated, or None.
+        ikjts: deduplicated features, one IKJT per group that shares an inverse lookup.
+        partials: features whose rows share ids with the previous row.
     """
 
     dense_features: Tensor
@@ -98,7 +93,7 @@ class Batch(Pipelineable):
     partials: tuple[PartialInverseKeyedJaggedTensor, ...] = ()
 
     def __post_init__(self) -> None:
-        # What yields them is at its end when they are looked at.
+        # Generators could be read only once.
         object.__setattr__(self, "ikjts", tuple(self.ikjts))
         object.__setattr__(self, "partials", tuple(self.partials))
 
@@ -107,39 +102,27 @@ class Batch(Pipelineable):
         return self.labels.shape[0]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
-        return replace(
-            self,
-            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-            kjt=None if self.kjt is None else self.kjt.to(device, non_blocking=non_blocking),
-            ikjts=tuple(ikjt.to(device, non_blocking=non_blocking) for ikjt in self.ikjts),
-            partials=tuple(part.to(device, non_blocking=non_blocking) for part in self.partials),
-        )
+        return self._map(lambda each: each.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        return replace(
-            self,
-            dense_features=self.dense_features.pin_memory(),
-            labels=self.labels.pin_memory(),
-            kjt=None if self.kjt is None else self.kjt.pin_memory(),
-            ikjts=tuple(ikjt.pin_memory() for ikjt in self.ikjts),
-            partials=tuple(partial.pin_memory() for partial in self.partials),
-        )
+        return self._map(lambda each: each.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
-        self.dense_features.record_stream(stream)
-        self.labels.record_stream(stream)
-        if self.kjt is not None:
-            self.kjt.record_stream(stream)
-        for ikjt in self.ikjts:
-            ikjt.record_stream(stream)
-        for partial in self.partials:
-            partial.record_stream(stream)
+        self._map(lambda each: each.record_stream(stream))
+
+    def _map(self, function: Callable[[Any], Any]) -> Self:
+        return type(self)(
+            function(self.dense_features),
+            function(self.labels),
+            None if self.kjt is None else function(self.kjt),
+            tuple(map(function, self.ikjts)),
+            tuple(map(function, self.partials)),
+        )
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Which features a model pools in which way, each in the order in which the KJT carries it."""
+    """Features by the way in which a model pools them, in the order of the KJT."""
 
     pooled: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
@@ -147,7 +130,7 @@ class Placement:
 
 
 class _Noting(dict[str, Tensor]):
-    """A dict that notes for which keys it was asked, all of them where it was gone through."""
+    """A dict that notes the keys that were read; reading all items notes all."""
 
     def __init__(self, items: Mapping[str, Tensor], asked: set[str]) -> None:
         super().__init__(items)
@@ -170,30 +153,30 @@ class _Noting(dict[str, Tensor]):
         return super().values()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default one asks for every item.
+        # The default reads every item.
         return type(self), (dict(dict.items(self)), self._asked)
 
 
 @dataclass(frozen=True)
 class ModelInput(Pipelineable):
-    """One batch of B rows as the model takes it; the first three names are those of TorchRec's.
+    """One batch of B rows for the model; the first three names are TorchRec's.
 
     Attributes:
         dense_features: float32 ``[B, num_dense]``.
-        sparse_features: pooled features, plain or VBE, or None without any.
+        sparse_features: pooled features, plain or VBE, or None.
         labels: float32 ``[B]``.
         replicated_features: features of data-parallel tables, plain, or None.
         sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
-            unique rows of any group; a group with fewer has empty rows at its end. A feature of a
-            partial IKJT has its stored ids in the first row instead.
+            unique rows of any group; other groups end with empty rows. A feature of a partial IKJT
+            has all its stored ids in the first row.
         num_unique: unique rows by sequence feature.
-        inverse_lookup: int64 ``[B]`` by sequence feature: the unique row of each row. A feature
-            that is not deduplicated has no entry. Features of one group share one tensor.
+        inverse_lookup: int64 ``[B]`` by deduplicated sequence feature: the unique row of each row.
+            Features of one group share one tensor.
         segments: by sequence feature of a partial IKJT: its unique rows among the stored ids.
-        groups: how many of the rows belong to which group, as ``Rows`` says.
+        groups: number of rows by group, from ``Rows``.
         making: seconds that it took, by part.
-        sessions: int64 ``[B]``, equal where rows are of one session; only where they are asked for.
-        taken: sequence features whose unique rows, or whose ``inverse_lookup``, were asked for.
+        sessions: int64 ``[B]``, equal for rows of one session, if requested.
+        taken: sequence features whose unique rows or ``inverse_lookup`` were read.
     """
 
     dense_features: Tensor
@@ -214,13 +197,12 @@ class ModelInput(Pipelineable):
         object.__setattr__(self, "inverse_lookup", noting)
 
     def check_taken(self) -> None:
-        """Refuse a model that took unique rows for rows, once it has had this batch.
+        """Refuse a model that took unique rows for rows, after its forward pass.
 
-        Those of a sequence feature may be as many as the batch has rows, where another feature has
-        no duplicates: then no shape is wrong.
+        Shapes are right if another feature has no duplicates, so only this check tells.
 
         Raises:
-            ExactnessError: names the features whose unique rows were not asked for.
+            ExactnessError: names the features whose unique rows were not read.
         """
         forgotten = [
             feature
@@ -238,11 +220,11 @@ class ModelInput(Pipelineable):
             )
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
-        """The unique rows of a sequence feature, for a module that pools rows.
+        """Return the unique rows of a sequence feature, for a module that pools rows.
 
         Args:
             feature: its name.
-            embeddings: what an EmbeddingCollection made of it from ``sequence_features``.
+            embeddings: of the feature, from an EmbeddingCollection fed ``sequence_features``.
 
         Returns:
             Embeddings of ``num_unique[feature]`` rows.
@@ -263,13 +245,13 @@ class ModelInput(Pipelineable):
     def record_stream(self, stream: torch.Stream) -> None:
         self._map(lambda value: value.record_stream(stream))
         if self.sparse_features is not None:
-            # A KeyedJaggedTensor (torchrec 1.6 to 1.9) leaves these out.
+            # KeyedJaggedTensor.record_stream leaves these out (torchrec 1.6 to 1.9).
             inverse_indices = self.sparse_features.inverse_indices_or_none()
             if inverse_indices is not None:
                 inverse_indices[1].record_stream(stream)
 
-    def _map(self, function: Any) -> Self:
-        """Apply ``function`` to every tensor, to a shared one once."""
+    def _map(self, function: Callable[[Any], Any]) -> Self:
+        """Apply ``function`` to every tensor, once to a shared one."""
         done: dict[int, Any] = {}
 
         def once(value: Any) -> Any:

@@ -24,20 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunStart:
-    """The start of a run, as one rank sees it.
+    """The start of a run on one rank.
 
     Attributes:
         rank: of this process.
-        world_size: ranks.
-        step: optimizer steps done before; 0 unless the run goes on from a checkpoint.
-        expected_steps: at which it ends, those before counted in.
+        world_size: number of ranks.
+        step: optimizer steps done before; 0 unless the run is resumed.
+        expected_steps: steps at the end, including those before.
         tables: of the model.
-        claimed: names of the features or tables that the plugin's entry is for; empty where its
-            kind claims none.
-        step_samples: rows of a step, of all ranks.
-        registry: the text of the registry file.
-        settings: values in its place, ``KEY=VALUE``, as ``recd run`` takes them, and
-            ``--sharding NAME``.
+        claimed: features or tables of the plugin's entry; empty for kinds without patterns.
+        step_samples: rows of a step on all ranks.
+        registry: text of the registry file.
+        settings: ``KEY=VALUE`` overrides of ``recd run``, and ``--sharding NAME``.
     """
 
     rank: int
@@ -52,23 +50,28 @@ class RunStart:
 
 
 @dataclass(frozen=True)
-class RunBatch:
-    """A batch that this rank was trained on.
+class RunEvent:
+    """Something that happened on a rank.
 
     Attributes:
         rank: of this process.
-        step: the step it was for, from 1.
-        batch: as the loader made it, in host memory.
+        step: optimizer steps done.
     """
 
     rank: int
     step: int
+
+
+@dataclass(frozen=True)
+class RunBatch(RunEvent):
+    """A batch from the loader that this rank was trained on, in host memory, as step ``step``."""
+
     batch: ModelInput
 
     def ids(self, feature: str) -> Tensor:
-        """The ids that this rank looked up for a sparse feature, int64 ``[num_ids]``.
+        """Return the ids that this rank looked up for a sparse feature, int64 ``[num_ids]``.
 
-        Of a deduplicated feature, those of the unique rows.
+        For a deduplicated feature, those of the unique rows.
         """
         batch = self.batch
         for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
@@ -78,33 +81,29 @@ class RunBatch:
 
 
 @dataclass(frozen=True)
-class RunStep:
-    """An optimizer step that is done.
+class RunStep(RunEvent):
+    """A finished optimizer step.
 
     Attributes:
-        rank: of this process.
-        step: how many are done.
-        loss: of this rank's batch, a scalar where the model is. To read it waits for the device.
-        learning_rate: that ``training`` and its schedule had for it; None where nobody says.
+        loss: of this rank's batch, a scalar on the model's device; reading it waits for the device.
+        learning_rate: from ``training`` and its schedule, if known.
     """
 
-    rank: int
-    step: int
     loss: Tensor
     learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Figures over the samples that were seen.
+    """Figures over evaluated samples.
 
     Attributes:
         normalized_entropy: log loss over that of predicting the mean label; lower is better. NaN
-            where all labels are the same.
+            if all labels are equal.
         auc: area under the ROC curve; NaN likewise.
         num_samples: samples of all ranks.
         log_loss: the mean over samples, in nats.
-        calibration: the sum of predictions over that of labels; 0 where all labels are.
+        calibration: sum of predictions over sum of labels; 0 if all labels are.
     """
 
     normalized_entropy: float
@@ -115,98 +114,76 @@ class Quality:
 
 
 @dataclass(frozen=True)
-class RunEvaluation:
-    """A split that was evaluated.
+class RunEvaluation(RunEvent):
+    """An evaluated split.
 
     Attributes:
-        rank: of this process.
-        step: optimizer steps done before.
-        split: which.
+        split: its name.
         quality: over the samples of all ranks, the same on each.
-        metrics: figures of the metrics of the registry file, by name.
+        metrics: figures of the registry's metrics, by name.
     """
 
-    rank: int
-    step: int
     split: Split
     quality: Quality
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class RunInterruption:
-    """The end of a run that a signal ended before its time.
+class RunInterruption(RunEvent):
+    """The end of a run by the signal ``SIGINT``, ``SIGTERM`` or ``SIGHUP``."""
 
-    Attributes:
-        rank: of this process.
-        step: optimizer steps done; a checkpoint of them is written where the run keeps some.
-        by: the signal's name, ``SIGINT``, ``SIGTERM`` or ``SIGHUP``.
-    """
-
-    rank: int
-    step: int
     by: str
 
 
 @dataclass(frozen=True)
-class RunEnd:
-    """The end of a run that nothing ended before its time.
+class RunEnd(RunEvent):
+    """The regular end of a run, with the mean loss over ranks of every step; NaN if unknown."""
 
-    Attributes:
-        rank: of this process.
-        step: optimizer steps done.
-        losses: by step, the mean over ranks, those before a checkpoint too; NaN where nobody kept
-            them.
-    """
-
-    rank: int
-    step: int
     losses: tuple[float, ...]
 
 
 class Callback(Plugin, ABC):
-    """Looks on while a model is trained, on every rank: no result depends on it.
+    """Observes training on every rank, without changing it. Every method is optional.
 
-    Each method may be left out. A plugin of another kind that is a subclass of this one too is
-    called as well.
+    Plugins of other kinds that are also subclasses of this one are called, too.
     """
 
     kind: ClassVar[str] = "callback"
 
     def on_start(self, start: RunStart) -> None:
-        """See that training begins; first of all."""
+        """Called first, when training begins."""
 
     def on_batch(self, batch: RunBatch) -> None:
-        """See a batch once it was trained on, before ``on_step``: what was read ahead is not."""
+        """Called with each trained batch, before ``on_step``."""
 
     def on_step(self, step: RunStep) -> None:
-        """See a step once it is done."""
+        """Called after each step."""
 
     def on_evaluate(self, evaluation: RunEvaluation) -> None:
-        """See how good the model is, where a split is evaluated; more than once with validation."""
+        """Called after each evaluation, and so after each validation."""
 
     def on_interrupt(self, interruption: RunInterruption) -> None:
-        """See that a signal ends the run here, in place of ``on_end``."""
+        """Called in place of ``on_end`` if a signal ends the run."""
 
     def on_end(self, end: RunEnd) -> None:
-        """See that the run is over; last of all."""
+        """Called last, when the run is over."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What a checkpoint is to hold of this rank: a JSON object, empty for nothing.
+        """Return this rank's state for a checkpoint: a JSON object, or empty.
 
         Called after ``on_step`` of the checkpoint's step.
         """
         return {}
 
     def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what ``state_dict`` gave, after ``on_start``.
+        """Restore ``state_dict``, after ``on_start``.
 
         Args:
-            states: of each rank of the run that wrote the checkpoint, in their order. There may
-                have been more ranks or fewer than now.
+            states: of each rank of the run that wrote the checkpoint, which may have had another
+                number of ranks.
 
         Raises:
-            RecdError: they are none that this plugin can go on from.
+            RecdError: the states do not fit this plugin.
         """
         raise RecdError(
             f"{self.name} has no state, and the checkpoint has one of it ({len(states)} ranks); "
@@ -219,10 +196,9 @@ class ScoredBatch:
     """An evaluated batch of one rank, in host memory.
 
     Attributes:
-        logits: of its samples, float32 ``[B]``.
+        logits: float32 ``[B]``.
         labels: float32 ``[B]``.
-        sessions: int64 ``[B]``, equal where samples are of one session, on all ranks; None
-            where the dataset does not say.
+        sessions: int64 ``[B]``, equal for samples of one session on all ranks; None if unknown.
     """
 
     logits: Tensor
@@ -238,37 +214,36 @@ class ScoredBatch:
 class Metric(Plugin, ABC):
     """Measures the predictions of an evaluated split.
 
-    A state is whatever the plugin needs to know of the samples that a rank has seen. It travels to
-    rank 0 by pickle, where ``results`` sees those of all ranks.
+    A state holds what the plugin needs of a rank's samples. It is pickled to rank 0, where
+    ``results`` gets those of all ranks.
     """
 
     kind: ClassVar[str] = "metric"
 
     @abstractmethod
     def start(self) -> Any:
-        """The state of a rank that has seen no sample."""
+        """Return the state of a rank without samples."""
 
     @abstractmethod
     def update(self, state: Any, batch: ScoredBatch) -> Any:
-        """The state with one batch more; ``state`` may be changed in place, the batch may not."""
+        """Return the state with one more batch; may change ``state`` in place, not the batch."""
 
     @abstractmethod
     def results(self, states: Sequence[Any]) -> Mapping[str, float]:
-        """Figures of all samples by name, one or more; the same wherever the samples were seen.
+        """Return one or more figures by name, whatever rank saw which sample.
 
         Args:
-            states: of each rank. A rank may have seen no sample, but not all of them.
+            states: of each rank; some may have no sample, but not all.
         """
 
 
 class RunReport(ABC):
-    """A file that ``recd run`` writes of a run, besides ``--json``; ``register_reports`` adds it.
+    """A file that ``recd run`` writes besides ``--json``; added by ``register_reports``.
 
-    A subclass is made without arguments. Its module imports neither torch nor torchrec at the top,
-    as ``recd run --help`` shows every one.
+    A subclass is made without arguments. Its module imports neither torch nor torchrec at the top.
 
     Attributes:
-        flag: the option that names the file, as ``--markdown``.
+        flag: option that names the file, such as ``--markdown``.
         help: of the option.
     """
 
@@ -277,11 +252,11 @@ class RunReport(ABC):
 
     @abstractmethod
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
-        """Write the file, once a run or a comparison is over, on rank 0.
+        """Write the file at the end of a run or a comparison, on rank 0.
 
         Args:
-            path: where to; found writable before the run.
-            report: what ``--json`` writes.
+            path: of the file; checked before the run.
+            report: the content of ``--json``.
         """
 
 
@@ -289,35 +264,35 @@ class TrainPipeline(Protocol):
     """Trains a model batch by batch, as TorchRec's ``TrainPipeline`` does."""
 
     def progress(self, dataloader_iter: Iterator[Any], /) -> Any:
-        """One step: ``zero_grad``, forward, backward, ``optimizer.step``.
+        """Do one step: ``zero_grad``, forward, backward, ``optimizer.step``.
 
-        ``zero_grad`` is called in the same call, before the backward pass: there tables take the
-        learning rate of the step. Where ``model.training`` is false, the forward pass alone.
-        Batches are trained in the order of the iterator, each with the weights that the step before
-        left; some may be taken ahead. Another iterator may come when one has ended.
+        ``zero_grad`` comes in this call before the backward pass: there tables take the learning
+        rate of the step. If ``model.training`` is false, only the forward pass runs. Batches are
+        trained in order, each with the weights of the step before; some may be taken ahead. After
+        the end of an iterator another may follow.
 
         Returns:
-            What the model returned besides its loss, of the batch that was trained.
+            The model's output besides its loss, for the trained batch.
 
         Raises:
-            StopIteration: every batch of the iterator is trained.
+            StopIteration: all batches are trained.
         """
 
 
 class Pipeline(Plugin, ABC):
-    """Makes what trains the sharded model batch by batch. It changes when, never what.
+    """Builds the train pipeline of the sharded model. It changes timing, never results.
 
-    Without one, a run has TorchRec's ``TrainPipelineSparseDist``, in which caches may look ahead.
+    The default is TorchRec's ``TrainPipelineSparseDist``, in which caches may look ahead.
     """
 
     kind: ClassVar[str] = "pipeline"
 
     @abstractmethod
     def build(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> TrainPipeline:
-        """A pipeline over a model, on every rank.
+        """Return a pipeline, on every rank.
 
         Args:
-            model: sharded, a ``DistributedModelParallel``; returns its loss and an output.
+            model: a ``DistributedModelParallel`` that returns its loss and an output.
             optimizer: of all its parameters.
             device: of this rank; batches come in host memory.
 

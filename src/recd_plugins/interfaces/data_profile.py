@@ -1,4 +1,8 @@
-"""What a planner knows of the data: lengths of features, and how far they are deduplicated."""
+"""Properties of data for planning: lengths of features, duplication and distinct ids.
+
+``TableStatistics`` is the characterisation of the RecD paper (section 3): sums over rows and over
+neighbouring rows of a session, so statistics of files add up to those of the table.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +22,25 @@ from recd_plugins.interfaces.rows import Table
 class DistinctIds:
     """Distinct ids of a table in batches of several sizes.
 
-    Between and beyond them they grow with a power of the batch size, as words of a text do (Heaps'
-    law).
+    Other sizes are interpolated by a power of the batch size (Heaps' law).
 
     Attributes:
         batch_sizes: rows, ascending.
-        ids: of all features of the table in such a batch, the mean.
+        ids: mean distinct ids of all features of the table in such a batch.
     """
 
     batch_sizes: tuple[int, ...]
     ids: tuple[float, ...]
 
     def of(self, batch_size: int) -> float:
-        """Distinct ids of a batch of so many rows."""
+        """Return the distinct ids of a batch of ``batch_size`` rows."""
         known = [pair for pair in zip(self.batch_sizes, self.ids, strict=True) if pair[1]]
         if not known:
             return 0.0
         (size, ids), (next_size, next_ids) = next(
             (pair for pair in pairwise(known) if batch_size <= pair[1][0]), (known[-2:] * 2)[:2]
         )
-        if size == next_size:  # one batch is all that is known
+        if size == next_size:  # only one batch size is known
             return ids * batch_size / size
         exponent = min(1.0, log(next_ids / ids) / log(next_size / size))
         return float(next_ids * (batch_size / next_size) ** exponent)
@@ -45,14 +48,13 @@ class DistinctIds:
 
 @dataclass(frozen=True)
 class DistinctGradients:
-    """How many of the gradients of a sequence table's rows differ, of those that one rank gets.
+    """Share of different gradients among those of a sequence table's rows that one rank gets.
 
     Attributes:
         owners: ranks that the rows are split over, ascending.
-        kept: shares of the gradients that are sent, those of rows that are read least; ascending.
-        coalesced: of ``kept`` and ``owners``, the share that differs where each id has one gradient
-            in a batch.
-        plain: likewise where each has one wherever it is stored.
+        kept: shares of the gradients that are sent, of the least read rows first; ascending.
+        coalesced: different shares by ``kept`` and ``owners``, with one gradient per id and batch.
+        plain: likewise, with one gradient per stored id.
     """
 
     owners: tuple[int, ...]
@@ -61,7 +63,7 @@ class DistinctGradients:
     plain: tuple[tuple[float, ...], ...]
 
     def share(self, kept: float, owners: int, *, coalesced: bool) -> float:
-        """Between those that were counted in proportion, of owners to their logarithm."""
+        """Interpolate linearly in ``kept`` and in the logarithm of ``owners``."""
         of_kept = [
             np.interp(np.log(owners), np.log(self.owners), shares)
             for shares in (self.coalesced if coalesced else self.plain)
@@ -73,16 +75,15 @@ class DistinctGradients:
 class FeatureProfile:
     """One feature, as the model gets it.
 
-    Of B adjacent rows the first is stored; each of the others is not with a certain probability. So
-    a batch of one row has nothing to share, and one of many rows has S samples of most sessions.
+    The first of B adjacent rows is stored; each other one repeats with a fixed probability.
 
     Attributes:
-        length: mean ids of a row.
-        deduplicated: whether the converter takes it apart into unique rows.
-        repeated_rows: the probability that a row is not stored, since an equal one is.
-        repeated_ids: the same of an id, with its row.
-        shared_ids: the same of an id of a sequence feature, alone or with its row: more than
-            ``repeated_ids`` where the converter stores the feature partially.
+        length: mean ids per row.
+        deduplicated: whether the converter deduplicates it.
+        repeated_rows: probability that a row is not stored, as an equal one is.
+        repeated_ids: probability that an id is not stored, with its row.
+        shared_ids: probability that an id of a sequence feature is not stored, alone or with its
+            row; above ``repeated_ids`` for partial deduplication.
     """
 
     length: float = 1.0
@@ -92,35 +93,35 @@ class FeatureProfile:
     shared_ids: float = 0.0
 
     def rows(self, batch_size: int) -> float:
-        """Unique rows of a batch."""
+        """Return the unique rows of a batch."""
         return batch_size - (batch_size - 1) * self.repeated_rows
 
     def ids(self, batch_size: int, *, pooled: bool) -> float:
-        """Ids that travel and are looked up, of a feature that is pooled in bags or a sequence."""
+        """Return the ids that are sent and looked up, for bags or a sequence."""
         repeated = self.repeated_ids if pooled else self.shared_ids
         return self.length * (batch_size - (batch_size - 1) * repeated)
 
     def dedupe_factor(self, batch_size: int, *, pooled: bool) -> float:
-        """Ids of a batch over ``ids``; 1 where there are none."""
+        """Return all ids of a batch over ``ids``; 1 if there are none."""
         ids = self.ids(batch_size, pooled=pooled)
         return self.length * batch_size / ids if ids else 1.0
 
     def plain(self) -> FeatureProfile:
-        """The same feature, not deduplicated."""
+        """Return the feature without deduplication."""
         return FeatureProfile(self.length)
 
 
 @dataclass(frozen=True)
 class DataProfile:
-    """The features of a table.
+    """The features of a table of data.
 
     Attributes:
         features: by name.
-        source: where the figures come from, in words.
-        samples_per_session: S of the whole table, None where only its first rows were seen.
-        distinct: of tables whose ids are coalesced, by table name.
-        read: rows of tables that a batch reads, each once, by table name: coalesced or not.
-        gradients: of tables whose equal gradients are sent once, by name.
+        source: origin of the figures, for messages.
+        samples_per_session: S of the whole table; None if only its first rows were seen.
+        distinct: by name of coalesced tables.
+        read: rows that a batch reads, each once, by table name, coalesced or not.
+        gradients: by name of tables whose equal gradients are sent once.
     """
 
     features: Mapping[str, FeatureProfile]
@@ -131,25 +132,26 @@ class DataProfile:
     gradients: Mapping[str, DistinctGradients] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
-        """One feature; one id a row, as TorchRec assumes, where it is none of the data's."""
+        """Return a feature's profile; one id per row for unknown features, as TorchRec assumes."""
         return self.features.get(feature, FeatureProfile())
 
     def ids(self, table: Table, batch_size: int) -> float:
-        """Ids of a rank's batch that a table is asked for; distinct ones if it is coalesced."""
+        """Return the ids that a rank's batch looks up; distinct ones of a coalesced table."""
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size)
         return sum(self.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
 
     def rows(self, table: Table, batch_size: int) -> float:
-        """Rows of a rank's batch, of all features of a table: lengths that are sent, and vectors
-        that a pooled table returns. Of a coalesced table each id is one, and a sequence's has none.
+        """Return the lengths sent for a rank's batch, and so the vectors of a pooled table.
+
+        In a coalesced table each id counts as a row; a coalesced sequence table sends no lengths.
         """
         if (distinct := self.distinct.get(table.name)) is not None:
             return distinct.of(batch_size) if table.pooled else 0.0
         return sum(self.of(f).rows(batch_size) for f in table.features)
 
     def plain(self) -> DataProfile:
-        """The same data, neither deduplicated nor coalesced, nor are equal gradients sent once."""
+        """Return the profile without deduplication of rows, ids and gradients."""
         features = {name: feature.plain() for name, feature in self.features.items()}
         return replace(self, features=features, distinct={}, gradients={})
 
@@ -160,7 +162,7 @@ _VERSION = 1
 
 
 def dedupe_len(batch_size: int, samples_per_session: float, length: float, stays: float) -> float:
-    """Ids of a feature in a batch after deduplication, on average: DedupeLen (RecD, section 4.3).
+    """Return the mean ids of a feature in a deduplicated batch: DedupeLen (RecD, section 4.3).
 
     Args:
         batch_size: B.
@@ -173,35 +175,35 @@ def dedupe_len(batch_size: int, samples_per_session: float, length: float, stays
 
 
 def least_ids_saved(*, sequence: bool) -> float:
-    """Return the ids per row that deduplicating a feature has to save to be faster on one rank.
+    """Return the ids per row that deduplication must save to be faster on one rank.
 
     Args:
-        sequence: whether the feature has a pooling of its own, which runs once per unique row.
+        sequence: whether the feature has a pooling entry, which runs once per unique row.
     """
     return 2.0 if sequence else 6.0
 
 
 def dedupe_factor(samples_per_session: float, stays: float) -> float:
-    """Ids of a feature over ids after deduplication: DedupeFactor (RecD, section 4.3).
+    """Return ids over ids after deduplication: DedupeFactor (RecD, section 4.3).
 
-    Worth the trouble from about 1.5. Infinite where every row of every session is the same.
+    Worthwhile from about 1.5. Infinite if all rows of each session are equal.
     """
     return _ratio(1.0, dedupe_len(1, samples_per_session, 1.0, stays))
 
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Sums over the rows of a feature. Rows are compared with the row before in their session.
+    """Sums over the rows of a feature, compared with the previous row of their session.
 
     Attributes:
-        rows: rows.
-        sessions: runs of neighbouring rows of one session; in a clustered table, sessions.
+        rows: number of rows.
+        sessions: runs of neighbouring rows of one session; sessions, in a clustered table.
         ids: ids of all rows.
-        unchanged_rows: rows that equal the row before.
-        unchanged_ids: their ids.
-        shifted_ids: ids of those and of rows that begin with the row before but for its first ids,
-            at most ``MAX_SHIFT``: of the latter, the ids that both have.
-        shared_ids: ids that the row before has too, wherever they stand.
+        unchanged_rows: rows that equal the previous row.
+        unchanged_ids: ids of those rows.
+        shifted_ids: ``unchanged_ids``, and of rows that begin with the previous row without its
+            first ids (at most ``MAX_SHIFT``) the ids of both.
+        shared_ids: ids that are anywhere in the previous row.
     """
 
     rows: int = 0
@@ -218,43 +220,42 @@ class FeatureStatistics:
 
     @property
     def samples_per_session(self) -> float:
-        """S, the mean rows of a session; 1 where there are no rows."""
+        """S, the mean rows of a session; 1 without rows."""
         return _ratio(self.rows, self.sessions)
 
     @property
     def stays(self) -> float:
-        """d, the share of rows that equal the row before; 0 where no session has two rows."""
-        pairs = self.rows - self.sessions
-        return self.unchanged_rows / pairs if pairs else 0.0
+        """d, the probability that the next row of a session is equal; 0 without such rows."""
+        return _share(self.unchanged_rows, self.rows - self.sessions)
 
     @property
     def length(self) -> float:
         """l, the mean ids of a row."""
-        return self.ids / self.rows if self.rows else 0.0
+        return _share(self.ids, self.rows)
 
     @property
     def exact_rows(self) -> float:
-        """The share of rows that equal the row before (figure 4, exact)."""
-        return self.unchanged_rows / self.rows if self.rows else 0.0
+        """Share of rows that equal the previous row (figure 4, exact)."""
+        return _share(self.unchanged_rows, self.rows)
 
     @property
     def exact_duplication(self) -> float:
-        """The share of ids in rows that equal the row before: ``exact_rows`` weighted by length."""
-        return self.unchanged_ids / self.ids if self.ids else 0.0
+        """Share of ids in rows that equal the previous row: ``exact_rows`` weighted by length."""
+        return _share(self.unchanged_ids, self.ids)
 
     @property
     def partial_duplication(self) -> float:
-        """The share of ids that the row before has too (figure 4, partial)."""
-        return self.shared_ids / self.ids if self.ids else 0.0
+        """Share of ids that are in the previous row (figure 4, partial)."""
+        return _share(self.shared_ids, self.ids)
 
     @property
     def dedupe_factor(self) -> float:
-        """Ids over ids that are left where a row that equals the row before is stored once."""
+        """Ids over stored ids, if rows that equal the previous row are not stored."""
         return _ratio(self.ids, self.ids - self.unchanged_ids)
 
     @property
     def partial_dedupe_factor(self) -> float:
-        """The same where of a shifted row only the new ids are stored (section 7)."""
+        """Ids over stored ids, if shifted rows store only new ids (section 7)."""
         return _ratio(self.ids, self.ids - self.shifted_ids)
 
 
@@ -263,7 +264,7 @@ class TableStatistics:
     """Statistics of rows in stored order.
 
     Attributes:
-        rows: rows.
+        rows: number of rows.
         sessions: runs of neighbouring rows of one session.
         features: by name.
     """
@@ -274,44 +275,36 @@ class TableStatistics:
 
     @property
     def samples_per_session(self) -> float:
-        """S, the mean rows of a session; 1 where there are no rows."""
+        """S, the mean rows of a session; 1 without rows."""
         return _ratio(self.rows, self.sessions)
 
     @property
     def total(self) -> FeatureStatistics:
-        """All features as one: shares of ids are weighted by length, and ``stays`` is a mean."""
+        """All features as one; shares of ids are weighted by length, ``stays`` is a mean."""
         return sum(self.features.values(), FeatureStatistics())
 
     @staticmethod
     def merge(parts: Iterable[TableStatistics]) -> TableStatistics:
-        """The statistics of several tables as one; a session that goes on in the next counts twice.
+        """Add tables up; a session that continues in the next table counts twice.
 
         Raises:
-            ValueError: there are no parts, or their features differ.
+            ValueError: the features differ.
         """
         return reduce(_merge_two, parts)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; ``from_json`` takes them back."""
+        """Return JSON values for ``from_json``."""
         own = ("rows", "sessions")
         features = {
             name: {key: count for key, count in asdict(feature).items() if key not in own}
             for name, feature in self.features.items()
         }
-        return {
-            "version": _VERSION,
-            "rows": self.rows,
-            "sessions": self.sessions,
-            "features": features,
-        }
+        counts = {"rows": self.rows, "sessions": self.sessions}
+        return {"version": _VERSION, **counts, "features": features}
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """What ``to_json`` gave.
-
-        Raises:
-            ValueError: it is something else.
-        """
+        """Read the values of ``to_json``; ValueError for anything else."""
         if not isinstance(value, dict) or value.get("version") != _VERSION:
             raise ValueError(f"no statistics of version {_VERSION}")
         try:
@@ -327,15 +320,18 @@ class TableStatistics:
 
 
 def _merge_two(first: TableStatistics, second: TableStatistics) -> TableStatistics:
-    if first.features.keys() != second.features.keys():
-        odd = sorted(first.features.keys() ^ second.features.keys())
+    if odd := sorted(first.features.keys() ^ second.features.keys()):
         raise ValueError(f"only one of two tables has {', '.join(odd)}")
     features = {name: one + second.features[name] for name, one in first.features.items()}
     return TableStatistics(first.rows + second.rows, first.sessions + second.sessions, features)
 
 
 def _ratio(whole: float, part: float) -> float:
-    """``whole / part``: 1 of nothing, infinite where nothing is left."""
+    """Return ``whole / part``: infinite without a part, 1 if both are 0."""
     if part > 0:
         return whole / part
     return float("inf") if whole > 0 else 1.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

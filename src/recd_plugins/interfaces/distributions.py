@@ -1,13 +1,11 @@
-"""Access profiles from distributions and from histograms of reuse.
-
-Each has seen one sample, so accesses are probabilities and their sum is ``length``.
-"""
+"""Access profiles from distributions and reuse histograms, with accesses per sample."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +20,12 @@ _ROUNDING = 0.0005
 _COUNT = re.compile(r"Avg # of (indices|unique cols):\s*(\d+)")
 
 
+class _Options(TypedDict, total=False):
+    cap: float | None
+    seed: int | None
+    features: tuple[str, ...]
+
+
 def zipf(
     table: str,
     num_embeddings: int,
@@ -29,58 +33,41 @@ def zipf(
     exponent: float,
     *,
     shift: float = 0.0,
-    cap: float | None = None,
-    seed: int | None = None,
-    features: tuple[str, ...] = (),
+    **options: Unpack[_Options],
 ) -> TableAccess:
-    """The k-th most read row is read ``C * (k + shift)^-exponent`` times a sample, k from 1.
+    """Read the k-th most read row ``C * (k + shift)^-exponent`` times per sample, k from 1.
 
-    Zipf's law; with a ``shift`` Zipf's and Mandelbrot's. ``from_weights`` describes the other
-    arguments.
+    Zipf's law; with a ``shift`` Zipf-Mandelbrot. See ``from_weights`` for other arguments.
     """
     weights = np.arange(1, num_embeddings + 1, dtype=np.float64)
     weights += shift
     # Relative to the first, so that large exponents do not end in zeros.
     weights /= weights[0]
     np.power(weights, -exponent, out=weights)
-    return from_weights(table, weights, length, cap=cap, seed=seed, features=features)
+    return from_weights(table, weights, length, **options)
 
 
 def exponential(
-    table: str,
-    num_embeddings: int,
-    length: float,
-    scale: float,
-    *,
-    cap: float | None = None,
-    seed: int | None = None,
-    features: tuple[str, ...] = (),
+    table: str, num_embeddings: int, length: float, scale: float, **options: Unpack[_Options]
 ) -> TableAccess:
-    """The k-th most read row is read ``C * exp(-(k - 1) / scale)`` times a sample, k from 1.
+    """Read the k-th most read row ``C * exp(-(k - 1) / scale)`` times per sample, k from 1.
 
-    ``from_weights`` describes the other arguments.
+    See ``from_weights`` for other arguments.
     """
     weights = np.exp(np.arange(num_embeddings, dtype=np.float64) / -scale)
-    return from_weights(table, weights, length, cap=cap, seed=seed, features=features)
+    return from_weights(table, weights, length, **options)
 
 
 def half_normal(
-    table: str,
-    num_embeddings: int,
-    length: float,
-    scale: float,
-    *,
-    cap: float | None = None,
-    seed: int | None = None,
-    features: tuple[str, ...] = (),
+    table: str, num_embeddings: int, length: float, scale: float, **options: Unpack[_Options]
 ) -> TableAccess:
-    """The k-th most read row is read ``C * exp(-((k - 1) / scale)^2 / 2)`` times a sample.
+    """Read the k-th most read row ``C * exp(-((k - 1) / scale)^2 / 2)`` times per sample.
 
-    ``from_weights`` describes the other arguments.
+    See ``from_weights`` for other arguments.
     """
     with np.errstate(over="ignore"):
         weights = np.exp((np.arange(num_embeddings, dtype=np.float64) / scale) ** 2 / -2)
-    return from_weights(table, weights, length, cap=cap, seed=seed, features=features)
+    return from_weights(table, weights, length, **options)
 
 
 def from_weights(
@@ -93,19 +80,17 @@ def from_weights(
     seed: int | None = None,
     features: tuple[str, ...] = (),
 ) -> TableAccess:
-    """Rows that are read in proportion to ``weights``.
+    """Read rows in proportion to ``weights``.
 
     Args:
         table: its name.
         weights: float64 ``[known]``, non-increasing, some above 0.
-        length: accesses of a sample: L.
-        num_embeddings: rows of the table, those beyond ``weights`` are never read; as many as there
-            are weights without it.
-        cap: no row is read more than so many times a sample: ``p = min(cap, C * weight)``, with C
-            chosen so that the sum is ``length``.
-        seed: which row is read how often is drawn with it; without one, row 0 is read most, row 1
-            next, and so on.
-        features: that look it up; one of the table's name without them.
+        length: accesses per sample: L.
+        num_embeddings: rows of the table, at least and by default as many as weights.
+        cap: bound of accesses per sample of a row: ``p = min(cap, C * weight)``, with C chosen so
+            that the sum is ``length``.
+        seed: of a random assignment of rows; without it, row 0 is read most, then row 1.
+        features: that look it up; by default one of the table's name.
 
     Raises:
         DataError: ``length`` is out of reach under ``cap``.
@@ -132,7 +117,7 @@ def _scaled(
             f"table {table}: {read:,} rows that are read at most {cap:g} times a sample cannot "
             f"have {length:g} accesses; lower the length, or raise the cap"
         )
-    # The number of capped rows is the least for which the next row stays below the cap.
+    # The least number of capped rows for which the next row stays below the cap.
     most = min(int(length / cap), len(weights) - 1) + 1
     rest = float(weights[most:].sum()) + np.cumsum(weights[:most][::-1])[::-1]
     fits = (length - cap * np.arange(most)) * weights[:most] <= cap * rest
@@ -154,10 +139,9 @@ class ReuseHistogram:
         batch_size: samples of the batch.
         accesses: of the whole batch.
         unique_rows: rows that it reads.
-        lower, upper: bounds of the bins, ``lower < reads <= upper``, rising; float64 ``[bins]``. A
-            last bin without an upper bound is given twice its lower one.
-        share_of_rows, share_of_accesses: of each bin, float64 ``[bins]``; rounded, as the file has
-            them.
+        lower, upper: bounds of bins, ``lower < reads <= upper``, rising; float64 ``[bins]``. An
+            open last bin ends at twice its lower bound.
+        share_of_rows, share_of_accesses: of each bin, float64 ``[bins]``; rounded in the file.
     """
 
     name: str
@@ -171,7 +155,7 @@ class ReuseHistogram:
 
     @property
     def length(self) -> float:
-        """Mean accesses of a sample."""
+        """Mean accesses per sample."""
         return self.accesses / self.batch_size
 
 
@@ -185,26 +169,25 @@ def from_reuse_histogram(
     seed: int | None = None,
     features: tuple[str, ...] = (),
 ) -> TableAccess:
-    """A table whose rows are read as often as the histogram says.
+    """Read rows of a table as often as a histogram says.
 
-    A bin has as many rows as the file says, where these can have its accesses. Where the file's
-    share of rows, of three digits, cannot be true, it has as many as have them at the geometric
-    mean of its bounds, as far as rounding allows. Within a bin reads fall from its upper bound to
-    its lower, so that they sum to the bin's. A bin whose share of accesses is 0.000 has no rows.
+    A bin has the rows of the file if these can have its accesses. Else the file's share, of three
+    digits, is wrong, and the rows follow from the geometric mean of the bounds, as far as rounding
+    allows. Within a bin reads fall from the upper to the lower bound and sum to the bin's. A bin
+    with a share of accesses of 0.000 has no rows.
 
     Args:
         table: its name.
-        histogram: what a batch reads.
-        num_embeddings: rows of the table; ``read_rows`` without it.
-        read_rows: rows that are read at all, ``histogram.unique_rows`` without it. Fewer are the
-            means of neighbours by rank.
-        length: accesses of a sample; without it that of the histogram, with fewer or more rows in
-            proportion, so that probabilities stay.
-        seed: as in ``distributions.from_weights``.
+        histogram: reads of a batch.
+        num_embeddings: rows of the table, by default ``read_rows``.
+        read_rows: rows that are read, by default ``histogram.unique_rows``. Fewer rows are means of
+            neighbours by rank.
+        length: accesses per sample; by default the histogram's, in proportion to the rows.
+        seed: as in ``from_weights``.
         features: that look it up.
 
     Raises:
-        DataError: ``num_embeddings`` are less than the rows that are read.
+        DataError: ``num_embeddings`` is less than ``read_rows``.
     """
     read = histogram.share_of_accesses > 0
     histogram = replace(
@@ -226,7 +209,7 @@ def from_reuse_histogram(
         )
     if length is None:
         length = histogram.length * read_rows / histogram.unique_rows
-    # Differences of large sums: rounding could let one rise.
+    # Rounding of the large sums could let a difference rise.
     weights = np.minimum.accumulate(-np.diff(_remaining(histogram, rows, means, read_rows)))
     return from_weights(
         table, weights, length, num_embeddings=num_embeddings, seed=seed, features=features
@@ -234,7 +217,7 @@ def from_reuse_histogram(
 
 
 def _bins(histogram: ReuseHistogram) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows of each bin, and the mean reads of one of them."""
+    """Return the rows of each bin, and their mean reads."""
     lower, upper = histogram.lower, histogram.upper
     share = histogram.share_of_accesses / histogram.share_of_accesses.sum()
     accesses = share * histogram.accesses
@@ -243,10 +226,10 @@ def _bins(histogram: ReuseHistogram) -> tuple[NDArray[np.float64], NDArray[np.fl
     with np.errstate(divide="ignore", invalid="ignore"):
         means = accesses / stated
         least, most = accesses / (stated + rounding), accesses / np.maximum(stated - rounding, 0)
-    # The first bin's rows are all read once: reads are whole numbers.
+    # Reads are whole numbers, so rows of the first bin are read once.
     middle = np.where(lower == 0, upper, np.sqrt(lower * upper))
     means = np.where((means > lower) & (means <= upper), means, np.clip(middle, least, most))
-    # An edge of the bin would be a mean of rows that are all on it.
+    # A mean on an edge of the bin would put all rows there.
     means = np.clip(means, lower + 1e-3 * (upper - lower), upper)
     return accesses / means, means
 
@@ -257,12 +240,12 @@ def _remaining(
     means: NDArray[np.float64],
     read_rows: int,
 ) -> NDArray[np.float64]:
-    """Accesses of all but the i most read of ``read_rows`` rows, i from 0; ``[read_rows + 1]``."""
+    """Return accesses of all but the i most read rows, i from 0; ``[read_rows + 1]``."""
     at = np.linspace(float(rows.sum()), 0.0, read_rows + 1)
     starts = np.concatenate([[0.0], np.cumsum(rows)])
     below = np.concatenate([[0.0], np.cumsum(rows * means)])
     remaining = np.empty(read_rows + 1)
-    # ``at`` is falling: rows that are read least fill the bins from the first on.
+    # ``at`` falls: the least read rows fill the first bins.
     edges = np.searchsorted(-at, -starts, side="right")
     edges[0], edges[-1] = read_rows + 1, 0
     for index in range(len(rows)):
@@ -279,9 +262,9 @@ def _remaining(
 def _filled(
     part: NDArray[np.float64], lower: float, upper: float, mean: float
 ) -> NDArray[np.float64]:
-    """Reads of the least read ``part`` of a bin's rows, a row; its whole is ``mean``.
+    """Return the reads of the least read ``part`` of a bin, per row of the bin.
 
-    Reads rise as ``lower + (upper - lower) * part^k``, with k such that this is their mean.
+    Reads rise as ``lower + (upper - lower) * part^k``, with the k that gives ``mean``.
     """
     if lower == 0:
         return part * mean
@@ -291,10 +274,9 @@ def _filled(
 
 
 def read_reuse_histograms(path: str | Path) -> dict[str, ReuseHistogram]:
-    """Read the histograms of a file, by name.
+    """Read the histograms of a file by name, in the format of Meta's synthetic embedding traces.
 
-    The format is that of the statistics published with Meta's synthetic embedding traces
-    (https://github.com/facebookresearch/dlrm_datasets): a block a trace, blank lines between them.
+    https://github.com/facebookresearch/dlrm_datasets: one block per trace, between blank lines.
 
     Raises:
         DataError: the file cannot be read or has another format.
@@ -314,7 +296,6 @@ def _parse(path: str | Path, block: str) -> ReuseHistogram:
     name = block.splitlines()[0]
     counts = {what: int(count) for what, count in _COUNT.findall(block)}
     batch = _BATCH.search(block)
-    # A last bin without an upper bound is given twice its lower one.
     bins = np.array(
         [
             (float(lower), float(upper or 2 * float(lower)), float(share))

@@ -1,4 +1,4 @@
-"""Kind ``ingestion``: who makes the batches of a rank, where its trainer does not itself."""
+"""Kind ``ingestion``: makes the batches of a rank outside its trainer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from recd_plugins.runtime.plugin_modules import load_file
 if TYPE_CHECKING:
     from recd_plugins.interfaces.batch import ModelInput
 
-
-#: A position: JSON values, those of ``Reader.state_dict``.
+#: A position: JSON values of ``Reader.state_dict``.
 State = dict[str, Any]
 
 
@@ -30,10 +29,10 @@ class BatchBlock:
     """Adjacent batches, each with the position after it.
 
     Attributes:
-        number: 0-based from the position that reading started at.
-        batches: may be none.
-        end: None where more may follow, the position at the end of the epoch, or what went wrong
-            after ``batches``.
+        number: 0-based from the position at which reading started.
+        batches: any number.
+        end: None if more may follow, the position at the end of the epoch, or the error after
+            ``batches``.
     """
 
     number: int
@@ -41,11 +40,11 @@ class BatchBlock:
     end: State | Exception | None = None
 
     def moved(self, packing: float, unpacking: float) -> BatchBlock:
-        """The block in the trainer, its batches with the seconds that the way there took.
+        """Return the block with its transfer times.
 
         Args:
-            packing: of the block, in the process that made it.
-            unpacking: of the block, in the trainer's.
+            packing: seconds for the block in the process that made it.
+            unpacking: seconds for the block in the trainer; counted for the first batch.
         """
         moved, left = [], unpacking
         for model_input, position in self.batches:
@@ -62,24 +61,23 @@ class TaskReader(ABC):
     def blocks(
         self, position: State, worker: int, num_workers: int
     ) -> Generator[BatchBlock, None, None]:
-        """The blocks ``worker``, ``worker + num_workers``, and so on from ``position`` on.
+        """Yield the blocks ``worker``, ``worker + num_workers``, and so on from ``position``.
 
-        What is last has an ``end``: the position at the end of the epoch, or an error. Errors of
-        data and plugins are handed out so, never raised.
+        The last has an ``end``: the position at the end of the epoch, or an error of data or a
+        plugin, which is never raised.
         """
 
     @abstractmethod
     def block(self, position: State, number: int) -> BatchBlock:
-        """The block ``number`` from ``position`` on, the same in any process and at any time.
+        """Return block ``number`` from ``position``, the same in any process at any time.
 
-        Behind the last block is one without batches, with the position at the end of the epoch. A
-        dataset whose reader overrides ``blocks`` reads that block alone; one that only iterates
-        reads all batches before it too.
+        After the last block it is empty, with the position at the end of the epoch. If the reader
+        of the dataset does not override ``blocks``, all batches before it are read too.
         """
 
     @abstractmethod
     def num_blocks(self, position: State) -> int | None:
-        """Blocks from ``position`` to the end of the epoch; None where that shows by reading only.
+        """Return the blocks from ``position`` to the end of the epoch, None if unknown.
 
         Raises:
             DataError: the position is of other data.
@@ -88,14 +86,13 @@ class TaskReader(ABC):
 
 @dataclass(frozen=True)
 class ReadTask:
-    """All that a reader has to know, but the position. Small, and pickled as it is.
+    """Everything a reader needs besides the position. Small, and pickled as it is.
 
     Attributes:
-        rank, world_size, split: whose share of which split.
-        folder: the trainer's current folder, which relative paths in options are relative to.
-        modules: files of a folder of plugins by the name of their module; a reader needs them at
-            the same place.
-        pickled: what makes the reader of a task.
+        rank, world_size, split: the share of a split to read.
+        folder: the trainer's current folder, for relative paths in options.
+        modules: files of a plugin folder by module name, which must exist at the same paths.
+        pickled: a function from the task to its reader.
     """
 
     rank: int
@@ -106,12 +103,10 @@ class ReadTask:
     pickled: bytes
 
     def open(self) -> TaskReader:
-        """What makes blocks in this process, for any number of positions.
-
-        Makes the trainer's folder the current one where it is there.
+        """Return the reader of this process, after moving to the trainer's folder if it exists.
 
         Raises:
-            PluginError: a plugin's module is not there, or fails to import.
+            PluginError: a plugin's module is missing or fails to import.
             DataError: the data is missing or wrong.
         """
         if self.folder.is_dir():
@@ -130,16 +125,15 @@ class ReadTask:
 
 
 class Ingestion(Plugin, ABC):
-    """Runs readers apart from the trainer: in other processes, or on other machines.
+    """Runs readers apart from the trainer, in other processes or on other machines.
 
-    Who reads changes nothing of what is read: the batches and positions are those of a rank that
-    reads by itself, in the same order.
+    Batches, their order and positions are those of a rank that reads by itself.
     """
 
     kind: ClassVar[str] = "ingestion"
 
     def check(self) -> None:
-        """Refuse to start where this cannot run. Called before data is prepared for training.
+        """Check before data is prepared whether this can run.
 
         Raises:
             SetupError: says what is missing and what to do.
@@ -147,12 +141,12 @@ class Ingestion(Plugin, ABC):
 
     @abstractmethod
     def open(self, task: ReadTask) -> Feed:
-        """What feeds one rank from one split; a rank may have several open, of several splits.
+        """Return a feed of one rank and split; a rank may have several open, of several splits.
 
         Every rank calls it for the same splits in the same order.
 
         Args:
-            task: all that a reader has to know; pickle it to another process.
+            task: everything a reader needs; pickle it to another process.
 
         Raises:
             SetupError: there is nothing to run readers on; says what to do.
@@ -160,33 +154,29 @@ class Ingestion(Plugin, ABC):
 
 
 class Feed(ABC):
-    """Batches of one rank from one split, made elsewhere. Left as a context, it is closed."""
+    """Batches of one rank and split that are made elsewhere; a context that closes it."""
 
     @abstractmethod
     def read(self, reader: Reader) -> Iterator[ModelInput]:
-        """The batches from the position of ``reader`` to the end of the epoch, in order.
+        """Yield the batches from the position of ``reader`` to the end of the epoch, in order.
 
-        ``reader`` is moved along by ``load_state_dict``, to the position after each batch before it
-        is handed out and at the end to the start of the next epoch: ``hand_out`` of
-        ``recd_plugins.api`` does it. It reads nothing itself. An iteration may be left
-        early, and a new one started at any position.
+        ``reader`` reads nothing. Before a batch is handed out, ``load_state_dict`` moves it to the
+        position after the batch, at the end to the next epoch; ``recd_plugins.api.hand_out`` does
+        that. An iteration may be left early and restarted at any position.
 
         Raises:
-            RecdError: what a reader raised, at its batch.
-            SetupError: readers died again and again.
+            RecdError: an error of a reader, at its batch.
+            SetupError: readers died repeatedly.
         """
 
     def report(self) -> Mapping[str, float]:
-        """Figures by name, for ``recd run --json``: readers, bytes received and the like.
-
-        It may be asked for when the feed is closed.
-        """
+        """Return figures by name for ``recd run --json``, also after ``close``."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """End what ``open`` and ``read`` started. A second call does nothing.
+        """End what ``open`` and ``read`` started; may be called twice.
 
-        What the next feed of this process would start again may stay until the process ends.
+        Resources that the next feed of this process would need may stay until the process ends.
         """
 
     def __enter__(self) -> Self:

@@ -21,8 +21,8 @@ from recd_plugins.runtime.errors import SetupError
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _UNPOOLED = (EmbeddingCollection, FusedEmbeddingCollection)
 
-# Modules of TorchRec that do something to ids before they look them up in a module inside, and have
-# to be sharded together with that one. By name, as not every version of TorchRec has them all.
+# TorchRec's modules that change ids before a lookup in a module inside, and are sharded with it. By
+# name, as not every version of TorchRec has them all.
 _REMAPPING = {
     "BaseManagedCollisionEmbeddingCollection",
     "ITEPEmbeddingBagCollection",
@@ -34,14 +34,14 @@ _HOLDING = _REMAPPING | {"FeatureProcessedEmbeddingBagCollection"}
 
 @dataclass(frozen=True)
 class EmbeddingModule:
-    """A module of a model that has tables.
+    """A module with tables.
 
     Attributes:
         path: of ``shardable``, as ``DistributedModelParallel`` names it.
-        shardable: the module that has to be sharded as a whole: the one with the tables, or one
-            of TorchRec's around it, which changes ids or weights.
-        tables: of the module; none of what is sharded already.
-        takes_rows: whether the ids that it is fed are rows of its tables.
+        shardable: the module to shard as a whole: the one with the tables, or TorchRec's module
+            around it, which changes ids or weights.
+        tables: of the module, if it is unsharded.
+        takes_rows: whether its input ids are rows of its tables.
     """
 
     path: str
@@ -51,43 +51,33 @@ class EmbeddingModule:
 
     @property
     def ours(self) -> bool:
-        """Whether ``Prepared.sharders`` shards it, and plugins may have its tables.
-
-        ``DistributedModelParallel`` matches types exactly, so a subclass is another module.
-        """
+        """Whether ``Prepared.sharders`` shards it; subclasses do not match."""
         return type(self.shardable) in (EmbeddingBagCollection, EmbeddingCollection)
 
     @property
     def is_subclass(self) -> bool:
         """Whether it is a subclass of a collection, which nobody shards."""
-        ours = isinstance(self.shardable, EmbeddingBagCollection | EmbeddingCollection)
-        return ours and not self.ours
+        return _is_collection(self.shardable) and not self.ours
 
     @property
     def why_left(self) -> str:
         """Why it is not ``ours``, for messages and tables."""
-        kind = type(self.shardable)
+        why = "which TorchRec's own sharder takes as a whole"
         if self.is_subclass:
             pooled = isinstance(self.shardable, EmbeddingBagCollection)
             base = "EmbeddingBagCollection" if pooled else "EmbeddingCollection"
-            return (
-                f"{self.path or 'the model'} is a {kind.__name__}, a subclass of {base}, and "
-                "DistributedModelParallel matches types exactly"
-            )
-        return (
-            f"{self.path or 'the model'} is a {kind.__name__}, which TorchRec's own sharder takes "
-            "as a whole"
-        )
+            why = f"a subclass of {base}, and DistributedModelParallel matches types exactly"
+        return f"{self.path or 'the model'} is a {type(self.shardable).__name__}, {why}"
 
 
 def rows_by_feature(
     tables: Iterable[Table], limits: Mapping[str, int | None] = MappingProxyType({})
 ) -> dict[str, int]:
-    """How many ids a feature may have: the rows of the smallest table that it looks up.
+    """Return the bound of ids by feature: the rows of the smallest table that it looks up.
 
     Args:
         tables: of a model.
-        limits: by table, a bound of ids in place of its rows; None for any id.
+        limits: by table, a bound in place of its rows; None for any id.
     """
     rows: dict[str, int] = {}
     for table in tables:
@@ -100,40 +90,32 @@ def rows_by_feature(
 
 
 def tables_of(model: nn.Module) -> list[Table]:
-    """The tables of the unsharded EmbeddingBagCollections and EmbeddingCollections of ``model``.
+    """Return the tables of the unsharded EmbeddingBagCollections and EmbeddingCollections.
 
-    Without those inside modules that are left to TorchRec, as managed collision.
+    Tables inside modules that are left to TorchRec, such as managed collision, are not included.
     """
-    return [
-        table
-        for module in embedding_modules(model)
-        if isinstance(module.shardable, EmbeddingBagCollection | EmbeddingCollection)
-        for table in module.tables
-    ]
+    modules = embedding_modules(model)
+    return [table for each in modules if _is_collection(each.shardable) for table in each.tables]
 
 
 def all_tables_of(model: nn.Module) -> list[Table]:
-    """The tables of all of them, those inside modules that are left to TorchRec too."""
+    """Return all unsharded tables, those inside modules that are left to TorchRec too."""
     return [table for module in embedding_modules(model) for table in module.tables]
 
 
 def names_of_several(tables: Iterable[Table]) -> list[str]:
-    """Names that more than one of the tables has."""
+    """Return names that more than one table has."""
     counts = Counter(table.name for table in tables)
     return [name for name, count in counts.items() if count > 1]
 
 
 def left_modules(model: nn.Module) -> list[EmbeddingModule]:
-    """The other modules with tables, which have to be sharded as a whole."""
-    return [
-        module
-        for module in embedding_modules(model)
-        if not isinstance(module.shardable, EmbeddingBagCollection | EmbeddingCollection)
-    ]
+    """Return the modules with tables that are left to TorchRec."""
+    return [each for each in embedding_modules(model) if not _is_collection(each.shardable)]
 
 
 def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
-    """The unsharded modules of ``model`` that have tables, each once."""
+    """Yield the unsharded modules with tables, each once."""
     seen: set[int] = set()
 
     def visit(path: str, module: nn.Module) -> Iterator[EmbeddingModule]:
@@ -151,15 +133,7 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
 
 
 def refuse_frozen(path: str, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse parameters of tables that are frozen.
-
-    Args:
-        path: of their module.
-        parameters: by name.
-
-    Raises:
-        SetupError: TorchRec would train one.
-    """
+    """Raise SetupError for frozen table parameters, which TorchRec would train."""
     for name, parameter in parameters:
         if not parameter.requires_grad:
             raise SetupError(
@@ -181,28 +155,19 @@ def _refuse_tied(path: str, module: nn.Module) -> None:
 
 
 def refuse_shared_tables(model: nn.Module) -> None:
-    """Refuse tables that several modules have: each would be sharded to a table of its own.
+    """Refuse tables of several modules: each would be sharded to a table of its own.
 
     Raises:
-        SetupError: an embedding module is at two paths, or has a parameter of another module, or
-            one twice; or a table is frozen, and TorchRec would train it.
+        SetupError: an embedding module is at two paths, shares a parameter with another module, has
+            one twice, or has a frozen table.
     """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found = {path: module for path, module in modules.items() if _tables(module)}
     paths: dict[int, str] = {}
-    others: list[tuple[str, nn.Parameter]] = []
-
-    def visit(
-        path: str, module: nn.Module, around: tuple[nn.Module, ...], inside: bool = False
-    ) -> None:
-        if any(module is each for each in around):  # a model may refer to itself
-            return
-        has_tables = bool(_tables(module))
-        inside = inside or has_tables
-        if not inside:
-            others.extend(module.named_parameters(path, recurse=False))
-        if has_tables:
-            refuse_frozen(path, module.named_parameters())
-            _refuse_tied(path, module)
-        for parameter in module.parameters() if has_tables else ():
+    for path, module in found.items():
+        refuse_frozen(path, module.named_parameters())
+        _refuse_tied(path, module)
+        for parameter in module.parameters():
             first = paths.setdefault(id(parameter), path)
             if first != path:
                 raise SetupError(
@@ -210,24 +175,22 @@ def refuse_shared_tables(model: nn.Module) -> None:
                     "two of it, which train apart: look it up in one module, as features of one "
                     "table, and keep that module at one place of the model"
                 )
-        for name, child in module._modules.items():  # named_children() has each but once
-            if child is not None:
-                visit(f"{path}.{name}" if path else name, child, (*around, module), inside)
-
-    visit("", model, ())
-    for name, parameter in others:
-        if (first := paths.get(id(parameter))) is not None:
-            raise SetupError(
-                f"{name} is a table of {first or 'the model'}, and DistributedModelParallel would "
-                "make two of it, which train apart: give it a parameter of its own, or look the "
-                "rows that it takes up in the table"
-            )
+    for path, module in modules.items():
+        if any(f"{path}.".startswith(f"{outer}." if outer else "") for outer in found):
+            continue
+        for name, parameter in module.named_parameters(path, recurse=False):
+            if (owner := paths.get(id(parameter))) is not None:
+                raise SetupError(
+                    f"{name} is a table of {owner or 'the model'}, and DistributedModelParallel "
+                    "would make two of it, which train apart: give it a parameter of its own, or "
+                    "look the rows that it takes up in the table"
+                )
 
 
 def sharded_modules(
     model: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]]
 ) -> Iterator[tuple[nn.Module, ModuleSharder[nn.Module]]]:
-    """The modules that ``DistributedModelParallel`` shards, each with its sharder."""
+    """Yield the modules that ``DistributedModelParallel`` shards, each with its sharder."""
     by_type = {sharder.module_type: sharder for sharder in sharders}
     seen: set[int] = set()
 
@@ -245,12 +208,16 @@ def sharded_modules(
 
 
 def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield sharded modules with their paths, without those inside of others."""
+    """Yield the outermost sharded modules with their paths."""
     if isinstance(module, ShardedModule):
         yield path, module
         return
     for name, child in module.named_children():
         yield from outermost_sharded(child, f"{path}.{name}" if path else name)
+
+
+def _is_collection(module: nn.Module) -> bool:
+    return isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
 
 
 def _is_one_of(module: nn.Module, names: set[str]) -> bool:
@@ -261,7 +228,7 @@ def _is_one_of(module: nn.Module, names: set[str]) -> bool:
 
 
 def _tables(module: nn.Module) -> list[Table]:
-    """The tables of an embedding module; none of any other module."""
+    """Return the tables of an embedding module, none for other modules."""
     if isinstance(module, _POOLED):
         configs, pooled = module.embedding_bag_configs(), True
     elif isinstance(module, _UNPOOLED):
@@ -281,5 +248,5 @@ def _tables(module: nn.Module) -> list[Table]:
 
 
 def table_name(feature: str) -> str:
-    """The demo model has one table a feature."""
+    """Return the name of a feature's table in the built-in model."""
     return f"t_{feature}"

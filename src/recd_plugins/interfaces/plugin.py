@@ -1,4 +1,4 @@
-"""What every plugin has: a qualified name, options, a kind."""
+"""Base of all plugins, their kinds, and calls whose errors name the plugin and its line of code."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model
 
 from recd_plugins.runtime.errors import Problem, RecdError
 
+T = TypeVar("T")
+
 
 class PluginOptions(BaseModel):
-    """Base of a plugin's options: immutable; unknown names, nan and inf are errors.
+    """Base of a plugin's options: immutable; unknown names, NaN and infinity are errors.
 
-    What a set holds is dumped as JSON in one order: ranks, and runs that go on, compare it.
+    Sets are dumped to JSON in one order, as ranks and resumed runs compare dumps.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -30,11 +32,11 @@ class PluginOptions(BaseModel):
 
 
 def _in_order(value: Any, dumped: Any) -> Any:
-    """What was dumped of a value; of a set sorted, as that has another order in each process."""
+    """Sort the dumped sets of a value, whose order differs between processes."""
     if isinstance(value, BaseModel) and isinstance(dumped, dict):
         return {name: _in_order(getattr(value, name, None), each) for name, each in dumped.items()}
     is_like = isinstance(value, Collection) and isinstance(dumped, list | dict)
-    if not is_like or len(value) != len(dumped):  # one value, or by a serializer of its own
+    if not is_like or len(value) != len(dumped):  # a scalar, or a serializer of the field
         return dumped
     if isinstance(value, Set) and isinstance(dumped, list):
         return sorted(dumped, key=lambda each: (len(repr(each)), repr(each)))  # 2 before 10
@@ -48,59 +50,57 @@ def _in_order(value: Any, dumped: Any) -> Any:
 class Plugin:
     """Base of every kind.
 
-    A subclass sets ``name`` (``"package.part"``, the word after ``use:`` in registry.yaml), may
-    nest an ``Options`` model, and starts its docstring with the line that ``recd plugins`` shows.
-    Its module must import neither torch nor torchrec at the top: ``recd validate`` reads plugins
-    on machines that have no use for them.
+    A subclass sets ``name`` (``"package.part"``, the word after ``use:`` in registry.yaml) and may
+    nest an ``Options`` model. ``recd plugins`` shows the first line of its docstring. Its module
+    imports neither torch nor torchrec at the top: ``recd validate`` does not need them.
     """
 
     kind: ClassVar[str]
     name: ClassVar[str]
-    #: Options that no result depends on, as where files lie or how many batches are read ahead:
-    #: a run that goes on from a checkpoint may have other ones.
+    #: Options that change no result, such as paths or read-ahead. A resumed run may change them.
     free_options: ClassVar[frozenset[str]] = frozenset()
 
     class Options(PluginOptions):
         """No options."""
 
     options: PluginOptions
-    #: File, line and field of its entry, which messages name; None of one that no file names.
+    #: File, line and field of the entry, for messages; None for a plugin without a file.
     stands_at: tuple[str, int, str] | None = None
 
     def __init__(self, options: PluginOptions) -> None:
         self.options = options
 
     def identity(self) -> dict[str, Any]:
-        """What results depend on besides the options, JSON values, as a digest of a file's content.
+        """Return JSON values that results depend on besides options, such as a file's digest.
 
-        A run goes on from a checkpoint only where this is what it was. It is asked in the trainer.
+        Called in the trainer; resuming a checkpoint requires the same values.
 
         Raises:
-            RecdError: what it would say is missing or wrong.
+            RecdError: the content is missing or wrong.
         """
         return {}
 
     @property
     def title(self) -> str:
-        """What messages call it: ``registry.yaml:12 converter: acme.rows``, of a file."""
+        """Place and name for messages: ``registry.yaml:12 converter: acme.rows``."""
         return str(Problem(*self.stands_at, self.name)) if self.stands_at else self.name
 
     def placed(self, stands_at: tuple[str, int, str] | None) -> Self:
-        """Itself, of the entry that stands there."""
-        vars(self)["stands_at"] = stands_at  # of a class that is frozen, too
+        """Set the place of its entry and return itself."""
+        vars(self)["stands_at"] = stands_at  # also of a frozen class
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its class, options and place, and what ``__getstate__`` returns."""
+        """Pickle as class, options, place and ``__getstate__``."""
         return _made, (type(self), self.options, self.stands_at), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any] | None:
-        """Attributes that a copy in another process has too; None: it makes its own."""
+        """Return attributes that a copy in another process needs; None if it makes its own."""
         return None
 
     @classmethod
     def summary(cls) -> str:
-        """The first line of the docstring."""
+        """Return the first line of the docstring."""
         return (cls.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -115,20 +115,18 @@ Claims = Literal["one", "optional one", "list", "by feature", "several by featur
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of plugins, with a section of registry files to name them in.
+    """A kind of plugins, with a section of registry files.
 
     Attributes:
-        name: what a plugin class has as ``kind``.
-        interface: the abstract class that its plugins are subclasses of; its ``kind`` is ``name``.
+        name: the ``kind`` of its plugin classes.
+        interface: the abstract base class of its plugins; its ``kind`` is ``name``.
         section: the key of registry files.
-        claims: what stands there: ``one`` plugin, which every file has to name; an ``optional
-            one``; a ``list``, whose order counts; or a list whose entries are each for the features
-            or tables that their patterns match. Of these a feature or table has one, and with
-            ``several by feature`` any number, in the order of the file.
-        description: of the section, which ``recd schema`` shows.
-        contract: the class with the tests that every plugin of the kind passes, by module and name.
-        observes: whether no result depends on its plugins, as where they only look on: a run that
-            goes on from a checkpoint may have others, and is told.
+        claims: the form of the section: ``one`` required plugin; an ``optional one``; an ordered
+            ``list``; or a list whose entries match features or tables by pattern. A feature or
+            table has one entry, with ``several by feature`` any number, in the order of the file.
+        description: of the section, for ``recd schema``.
+        contract: module and name of the class with the tests for plugins of the kind.
+        observes: whether its plugins change no result; a resumed run may have others, with a note.
     """
 
     name: str
@@ -141,23 +139,20 @@ class Kind:
 
     @property
     def claimed(self) -> Literal["feature", "table"] | None:
-        """What patterns of an entry match; None where it has none."""
+        """What patterns of an entry match; None for a kind without patterns."""
         if self.claims == "by table":
             return "table"
         return "feature" if "feature" in self.claims else None
 
 
-T = TypeVar("T")
-
-
 @contextmanager
 def code_call(name: str, what: str, code: object) -> Iterator[None]:
-    """Add a note to what code of a package raises; RecdErrors say what to do and pass as they are.
+    """Add a note to errors of a package's code, unless they are RecdErrors.
 
     Args:
         name: of the plugin or part.
-        what: the method and what it is called for, as ``transform of feature user``.
-        code: the function, or the class that has the method.
+        what: the method and its purpose, such as ``transform of feature user``.
+        code: the function, or the class of the method.
     """
     try:
         yield
@@ -171,25 +166,26 @@ def code_call(name: str, what: str, code: object) -> Iterator[None]:
 def plugin_call(
     plugin: Plugin, what: str, code: type | None = None
 ) -> AbstractContextManager[None]:
-    """Call code of ``plugin`` as in ``code_call``; ``code`` has the method, if not its class."""
+    """Call ``plugin`` as in ``code_call``; ``code`` is the class of the method, by default its."""
     return code_call(plugin.title, what, code or type(plugin))
 
 
 def part_call(part: object, what: str) -> AbstractContextManager[None]:
-    """Call a method of what a package adds to a command, as in ``code_call``."""
+    """Call a part that a package adds to a command, as in ``code_call``."""
     return code_call(f"{type(part).__module__}.{type(part).__qualname__}", what, type(part))
 
 
 def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
-    """Yield the same items, each taken in a ``plugin_call``."""
+    """Yield ``items``, each taken in a ``plugin_call``."""
     with plugin_call(plugin, what):
         yield from items
 
 
-def guard_methods(cls: type[Plugin], names: Iterable[str]) -> None:
-    """Let methods that a class defines itself run in a ``plugin_call``, whoever calls them."""
-    for name in names:
-        if inspect.isfunction(method := vars(cls).get(name)):
+def guard_overrides(cls: type[Plugin]) -> None:
+    """Run each public method that a class overrides in a ``plugin_call``."""
+    for name, method in list(vars(cls).items()):
+        overrides = any(name in vars(base) for base in cls.__mro__[1:])
+        if inspect.isfunction(method) and overrides and not name.startswith("_"):
             setattr(cls, name, _guarded(method))
 
 
@@ -203,7 +199,7 @@ def _guarded(method: Callable[..., T]) -> Callable[..., T]:
 
 
 def _place(code: Any, error: BaseException) -> str:
-    """File and line: the last one in the file of ``code``, else the last of all."""
+    """Return file and line of the last frame in the file of ``code``, or of the last frame."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(code.__module__), "__file__", None)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]

@@ -16,36 +16,31 @@ if TYPE_CHECKING:
 
 
 class Converter(Plugin, ABC):
-    """Turns Arrow columns into jagged tensors: the form of a feature changes, never a value."""
+    """Turns Arrow columns into jagged tensors. It changes the form of features, never values."""
 
     kind: ClassVar[str] = "converter"
-    #: Name of a converter that keeps every row, to advise where deduplication does not pay.
+    #: Name of a converter without deduplication, to advise where that does not pay.
     plain: ClassVar[str] = ""
-    #: Whether ``fit`` was called; who calls it sets it.
+    #: Whether ``fit`` was called; set by the caller.
     is_fitted: bool = False
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
-        """Look at the first batch of the data, the same on every rank, before ``convert``.
-
-        Called once, and again never: a converter without decisions to make leaves it out.
-        """
+        """See the first batch of the data, the same on every rank, once before ``convert``."""
 
     def dedupe_factors(self) -> Mapping[str, float]:
-        """Ids over ids that are stored, by deduplicated feature, as ``fit`` measured it."""
+        """Return ids over stored ids by deduplicated feature, as ``fit`` measured it."""
         return {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Every attribute: readers take over what ``fit`` decided, and do not fit again.
+        """Return every attribute, so that readers have the decisions of ``fit``.
 
-        Override it where one cannot be pickled and is made anew when it is missing.
+        Override it if an attribute cannot be pickled and is made anew when missing.
         """
         return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Every sparse feature of ``schema`` stands in the result once.
-
-        In ``kjt``, in one IKJT, or in one partial IKJT.
+        """Return a batch with each sparse feature once: in ``kjt``, one IKJT or one partial IKJT.
 
         Raises:
             DataError: a null, a missing column or a wrong type, with file, column, row and value.
@@ -59,18 +54,17 @@ MOST_UNKNOWN = 1_000_000
 
 
 class Preprocessing(Plugin, ABC):
-    """A transform of one feature. It must treat equal rows equally: it runs on unique rows only.
+    """A transform of one feature. It runs on unique rows only, so equal rows give equal results.
 
     Attributes:
-        scope: ``"id"`` where each value becomes one value that depends on nothing else, so that
-            rows which share values can go on sharing them; ``"row"`` for all other transforms.
-        takes: the features it is for: ``"ids"`` are sparse features, int64; ``"numbers"`` are
-            dense ones, float32 or float64, one in each row. An instance may take less than its
-            class.
-        width: how many numbers one number of a dense feature becomes.
-        fit_rows: how many first rows of the training split ``fit`` is shown; None: all.
-        fits_together: whether one instance is fitted to all features of an entry, and transforms
-            them, as features that share a table may need; else each has a copy of its own.
+        scope: ``"id"`` if each value maps to one value by itself, so that rows may go on sharing
+            values; else ``"row"``.
+        takes: ``"ids"`` for sparse features, int64; ``"numbers"`` for dense ones, float32 or
+            float64, one per row. An instance may take less than its class.
+        width: numbers made of one number of a dense feature.
+        fit_rows: first rows of the training split that ``fit`` sees; None for all.
+        fits_together: whether one instance is fitted to all features of an entry and transforms
+            them; else each has its own copy.
     """
 
     kind: ClassVar[str] = "preprocessing"
@@ -79,88 +73,79 @@ class Preprocessing(Plugin, ABC):
     width: int = 1
     fit_rows: int | None = 100_000
     fits_together: bool = False
-    #: What each feature of the entry is transformed by, once ``fit`` was called; who calls it
-    #: sets it.
+    #: Fitted instance of each feature of the entry; set by the caller of ``fit``.
     fitted: Mapping[str, Preprocessing] | None = None
-    #: Where it is a set: ids that ``fit`` has not seen, to which ``transform`` adds those it meets,
-    #: up to MOST_UNKNOWN. Of a vocabulary; who scores sets it.
+    #: If a set: ``transform`` of a vocabulary adds up to MOST_UNKNOWN out-of-vocabulary ids to it.
+    #: Set by the caller that scores.
     unknown_ids: set[int] | None = None
 
     @property
     def num_ids(self) -> int | None:
-        """How many ids it makes of a sparse feature, from 0 on; None where that is not known.
+        """Number of ids that it makes of a sparse feature, from 0; None if unknown.
 
-        It is asked before ``fit``, so options say it. A table with fewer rows is refused before a
-        run begins, and so is a second entry of the plugin for one feature, which would number what
-        the first made.
+        Known before ``fit``. Smaller tables and a second such entry of a feature are refused.
         """
         return None
 
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
-        """Look at the training rows of a feature, the same on every rank, before ``transform``.
+        """See the training rows of a feature before ``transform``, the same on every rank.
 
-        Called once for each feature that an entry claims, of a plugin that overrides it. What it
-        decides it keeps in attributes, and ``identity`` says what that is.
+        Called once per feature. Decisions are kept in attributes and in ``identity``.
 
         Args:
             feature: its name.
-            rows: the feature in jagged form, as ``transform`` is given it: some rows at a time, as
-                the entries before this one leave them; to be left as they are.
+            rows: values and offsets as for ``transform``, some rows at a time, after the entries
+                before this one. Do not change them.
         """
 
     def fitted_state(self) -> Mapping[str, Tensor]:
-        """What ``fit`` decided, as tensors by name. A checkpoint keeps it beside the weights.
+        """Return the decisions of ``fit`` as tensors by name, for checkpoints; text as uint8.
 
-        Override it together with ``load_fitted_state``, where there is ``fit``: a run that goes on,
-        and who scores by the checkpoint, take it in place of fitting to data that may be gone.
-        Without it they fit anew and compare ``identity``. Text is uint8.
+        Override it together with ``load_fitted_state``. Resumed runs and scoring load it instead of
+        fitting; without it they fit anew and compare ``identity``.
         """
         return {}
 
     def load_fitted_state(self, state: Mapping[str, Tensor]) -> None:
-        """Be what the state says, as if ``fit`` had been called.
-
-        Args:
-            state: what ``fitted_state`` gave; on the CPU.
-        """
+        """Restore ``fitted_state``, given as CPU tensors, as if ``fit`` had been called."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Every attribute, so that readers transform as the trainer would: tables, vocabularies.
+        """Return every attribute, so that readers have vocabularies and tables.
 
-        Override it where one cannot be pickled and is made anew when it is missing.
+        Override it if an attribute cannot be pickled and is made anew when missing.
         """
         return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """One feature in jagged form to the same number of rows in jagged form.
+        """Transform one feature in jagged form; the number of rows stays.
 
         Args:
-            values: ids of all rows, int64 ``[num_values]``, or numbers, float32 or, if the stored
-                type has more digits, float64.
-            offsets: where rows start and end in ``values``, integer ``[num_rows + 1]``, from 0.
+            values: ids of all rows, int64 ``[num_values]``; or numbers, float32, or float64 for
+                stored types with more digits.
+            offsets: start and end of rows in ``values``, integer ``[num_rows + 1]``, from 0.
 
         Returns:
-            New values of the same dtype (of numbers float32 or float64), and new offsets.
-            ``values`` and ``offsets`` themselves are left as they are.
+            New values of the same dtype (numbers: float32 or float64) and new offsets. The
+            arguments are not changed.
         """
 
     def original_values(self) -> Sequence[Any] | None:
-        """What became each id, by id; None where that is not known.
+        """Return the value of each id of a vocabulary, or None.
 
-        Of a vocabulary. An id that many values become, or none, has None.
+        An id of many values, or none, has None.
         """
         return None
 
-    def kept_lengths(self, lengths: Tensor) -> Tensor | None:  # noqa: ARG002
-        """How many values each row keeps, of a transform that only cuts rows at their end.
+    def kept_lengths(self, lengths: Tensor) -> Tensor | None:
+        """Return how many values each row keeps if the transform only cuts rows at their end.
 
-        It is then enough to shorten rows that share values; None for every other transform.
+        Rows that share values are then shortened without a copy.
 
         Args:
-            lengths: of the rows, integer ``[num_rows]``.
+            lengths: of rows, integer ``[num_rows]``.
 
         Returns:
-            Lengths of the same dtype, none longer than before, or None.
+            Lengths of the same dtype, at most ``lengths``; None for any other transform.
         """
         return None

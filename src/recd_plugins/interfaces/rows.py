@@ -1,4 +1,4 @@
-"""Rows of data, their columns and origins; tables and stores, as plugins are told of them."""
+"""Rows of data with their origins, column schemas, tables, and options of object stores."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, f
 
 @dataclass(frozen=True)
 class FeatureSchema:
-    """Which columns are what.
+    """Roles of columns.
 
     Attributes:
-        sparse: columns of type list<int64> (or int64, one id a row), in the order of features.
+        sparse: columns of list<int64>, or int64 for one id per row, in the order of features.
         dense: columns of numbers, in order.
-        label: the column of the label, 0 or 1.
+        label: column of the label, 0 or 1.
 
     Raises:
-        TypeError: a name stands where names are expected.
+        TypeError: a string is given in place of a tuple of names.
         ValueError: two features have one name.
     """
 
@@ -40,7 +40,7 @@ class FeatureSchema:
 
 @dataclass(frozen=True)
 class SessionKeys:
-    """Which columns of ``Dataset.scan`` say to which session a row belongs, and when it was."""
+    """Columns of ``Dataset.scan`` with the session and the time of a row."""
 
     session: str
     timestamp: str
@@ -48,13 +48,12 @@ class SessionKeys:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where ``num_rows`` rows came from: a file and the 0-based row of the first.
+    """A file, and the ``num_rows`` rows of it from the 0-based ``first_row`` on.
 
     Attributes:
-        rows: int64 ``[num_rows]``, ascending: their 0-based rows in the file, where a filter left
-            out some between them; None where they are adjacent.
-        named: says where a row of the file stands in what a user knows, as ``clicks.csv: row 7
-            (from 0)``, where the file was made of that; None says file and row.
+        rows: int64 ``[num_rows]``, ascending: 0-based rows in the file; None if adjacent.
+        named: returns the place of a row in the user's data, such as ``clicks.csv: row 7 (from
+            0)``, if the file was made from it.
     """
 
     path: str
@@ -64,24 +63,23 @@ class Origin:
     named: Callable[[str, int], str] | None = field(default=None, compare=False)
 
     def row(self, number: int) -> int:
-        """The 0-based row in the file of one of these rows."""
+        """Return the 0-based row in the file of one of these rows."""
         return self.first_row + number if self.rows is None else int(self.rows[number].as_py())
 
     def slice(self, start: int, length: int) -> Origin:
-        """Where ``length`` of these rows from ``start`` on came from."""
+        """Return the origin of ``length`` rows from ``start`` on."""
         rows = None if self.rows is None else self.rows.slice(start, length)
         return replace(self, first_row=self.row(start), num_rows=length, rows=rows)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A record batch of training rows and where each came from, so that errors can say it.
+    """A record batch of training rows, with their origins in order for error messages.
 
     Attributes:
         data: the rows.
-        origins: where they came from, in their order.
-        groups: how many of them belong to which group, where a wrapper of the dataset sorts rows
-            into groups; ``recd run`` counts them.
+        origins: of the rows.
+        groups: number of rows by group, from a wrapper that sorts rows into groups.
     """
 
     data: pa.RecordBatch
@@ -92,12 +90,12 @@ class Rows:
         return int(self.data.num_rows)
 
     def origin_of(self, row: int) -> tuple[str, int]:
-        """File and 0-based row in that file of ``row`` in this batch."""
+        """Return the file and the 0-based row in it of ``row`` in this batch."""
         origin, number = self._origin(row)
         return origin.path, origin.row(number)
 
     def place_of(self, row: int) -> str:
-        """The same in words, of what the user knows where files were made of that."""
+        """Return the place of ``row`` for messages, in the user's data if known."""
         origin, number = self._origin(row)
         path, row_in_file = origin.path, origin.row(number)
         if origin.named is not None:
@@ -114,13 +112,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table of the model.
+    """An embedding table.
 
     Attributes:
         name: TorchRec's table name.
-        features: the features that look it up.
+        features: that look it up.
         num_embeddings: rows.
-        embedding_dim: scalars a row.
+        embedding_dim: scalars per row.
         pooled: True in an EmbeddingBagCollection, False in an EmbeddingCollection.
     """
 
@@ -132,11 +130,10 @@ class Table:
 
 
 class Storage(BaseModel):
-    """How an object store is reached. Who asks is for the environment to say, never for a file.
+    """How to reach an object store. Credentials come from the environment, never from a file.
 
-    Credentials of ``s3://`` are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with
-    AWS_SESSION_TOKEN), of AWS_PROFILE and ``~/.aws``, or of the machine's role; those of ``gs://``
-    Google's application default credentials.
+    ``s3://`` takes AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN),
+    AWS_PROFILE and ``~/.aws``, or the machine's role; ``gs://`` application default credentials.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class SharderArguments(NamedTuple):
-    """What a sharder of a plugin is made with, as the built-in ones are.
+    """Arguments for a plugin's sharder, as for the built-in ones.
 
     Attributes:
         fused_params: FBGEMM's, of the registry or of the trainer.
-        kernels: of tables that TorchRec's kernels are not to look up.
+        kernels: for tables that TorchRec's kernels do not look up.
         coalesced: tables whose ids are made unique before they are sent.
-        qcomm_codecs_registry: TorchRec's, of ``training.wire`` or of the trainer. Where there is
-            one, a sharder that was not made with it is refused.
+        qcomm_codecs_registry: TorchRec's, of ``training.wire`` or of the trainer. If there is one,
+            sharders without it are refused.
     """
 
     fused_params: dict[str, Any]
@@ -41,96 +41,71 @@ class SharderArguments(NamedTuple):
 
 
 class Sharding(Plugin, ABC):
-    """Decides the sharding of the tables that its registry entry names.
+    """Decides the sharding of the tables of its entry; by default the planner does.
 
-    Overriding nothing leaves the tables to the planner.
+    Every rank calls ``rewrite``, ``part`` and ``constraints`` by itself and must get the same.
     """
 
     kind: ClassVar[str] = "sharding"
 
-    #: Whether each rank holds these tables whole. Their features then travel without
-    #: deduplication, in an EmbeddingBagCollection of their own: TorchRec's data-parallel kernels
-    #: do not take variable batches.
+    #: Whether each rank holds these tables whole. Their features are not deduplicated and have an
+    #: EmbeddingBagCollection of their own, as TorchRec's data-parallel kernels take no VBE input.
     replicates: ClassVar[bool] = False
 
     @classmethod
-    def offers(
-        cls,
-        tables: Sequence[Table],  # noqa: ARG003
-        setting: PlanContext,  # noqa: ARG003
-    ) -> Sequence[Mapping[str, Any]]:
-        """Options with which a chooser may try this plugin for tables that are alike.
+    def offers(cls, tables: Sequence[Table], setting: PlanContext) -> Sequence[Mapping[str, Any]]:
+        """Return options with which a chooser may try this plugin; ``{}`` means the defaults.
 
-        ``{}`` are the defaults; nothing, the default, keeps it out. Each offer is made, prepared
-        and planned to predict its step, so only what may be the best for these tables is worth
-        offering, and what the plugin does beside sharding by TorchRec's types has to be in the
-        ``work`` and the memory of its part. One rank asks for all.
+        Each offer is prepared and planned to predict its step, so offer only what may be best. What
+        the plugin does beside TorchRec's sharding types must be in the ``work`` and memory of its
+        part. One rank asks for all.
 
         Args:
-            tables: of one module type, which are looked up alike.
-            setting: of the model. The profile of its data has the distinct ids of a batch of all
-                tables that are chosen for, whether they are coalesced or not.
+            tables: of one module type, looked up alike.
+            setting: of the model. Its profile has the distinct ids of all tables to choose for,
+                coalesced or not.
         """
         return ()
 
     @property
     def coalesces(self) -> bool:
-        """Whether each id of these tables is sent once a batch: docs/coalescing.md."""
+        """Whether each id of these tables is sent once per batch: docs/coalescing.md."""
         return False
 
     @property
     def may_replicate(self) -> bool:
-        """Whether the planner may have small tables of these on every rank where it would not.
+        """Whether the planner may replicate small tables that are deduplicated or on CUDA.
 
-        Without it, it may so have bags of plain batches on CPU. It does where the dense optimizer
-        has the rule of the tables', which the built-in loop's has.
+        It may always replicate bags of plain batches on CPU. The dense optimizer must have the rule
+        of the tables', as in the built-in loop.
         """
         return False
 
     def id_limit(self, table: Table) -> int | None:
-        """Return the bound that ids of a table must stay below; None allows any 64-bit id.
+        """Return the exclusive bound of a table's ids, None for any 64-bit id.
 
-        A plugin whose ``rewrite`` maps ids to rows by itself widens it. Ids are checked where
-        batches are made.
+        A plugin whose ``rewrite`` maps ids to rows widens it. Ids are checked where batches are
+        made.
         """
         return table.num_embeddings
 
-    def rewrite(
-        self,
-        model: nn.Module,
-        tables: Sequence[Table],  # noqa: ARG002
-        setting: PlanContext,  # noqa: ARG002
-    ) -> nn.Module:
-        """Replace modules of ``model`` before planning; returns the model.
-
-        Every rank calls it by itself and must come to the same.
-        """
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: PlanContext) -> nn.Module:
+        """Replace modules of ``model`` before planning; return the model."""
         return model
 
-    def part(
-        self,
-        tables: Sequence[Table],  # noqa: ARG002
-        setting: PlanContext,  # noqa: ARG002
-    ) -> TableStrategy | None:
-        """What it does to ``tables`` beyond sharding them by TorchRec's types; None: nothing.
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy | None:
+        """Return the strategy of ``tables`` beyond TorchRec's sharding types, if any.
 
-        Called after ``rewrite``, and for a model that is never rewritten. Every rank calls it by
-        itself and must come to the same.
+        Called after ``rewrite``, or for a model that is never rewritten.
         """
         return None
 
-    def constraints(
-        self,
-        tables: Sequence[Table],  # noqa: ARG002
-    ) -> Mapping[str, ParameterConstraints]:
-        """The planner's constraints by table name."""
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """Return the planner's constraints by table name."""
         return {}
 
-    def sharders(
-        self,
-        arguments: SharderArguments,  # noqa: ARG002
-    ) -> Sequence[ModuleSharder[nn.Module]]:
-        """Sharders for module types that ``rewrite`` put in; the built-in ones stay."""
+    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
+        """Return sharders of module types that ``rewrite`` added, besides the built-in ones."""
         return ()
 
 
@@ -140,7 +115,7 @@ class Candidate:
 
     Attributes:
         use: name of the plugin.
-        options: that it is made with.
+        options: of it.
     """
 
     use: str
@@ -148,7 +123,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """What tells offers apart."""
+        """Text that identifies the candidate."""
         return f"{self.use} {json.dumps(self.options, sort_keys=True, default=str)}"
 
     def __hash__(self) -> int:
@@ -159,7 +134,7 @@ class Candidate:
 
     @property
     def written(self) -> str:
-        """The options as a registry file has them."""
+        """The options as in a registry file."""
         options = (
             f"{name}: {json.dumps(value, ensure_ascii=False)}"
             for name, value in self.options.items()
@@ -167,11 +142,11 @@ class Candidate:
         return f"{{{', '.join(options)}}}"
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {"use": self.use, "options": dict(self.options)}
 
 
-#: Offers with the names of their tables; tables that none has are left to the planner.
+#: Candidates with the names of their tables; the planner decides about other tables.
 Offered = Sequence[tuple[Candidate, Sequence[str]]]
 
 
@@ -181,13 +156,13 @@ def _no_step(_: Collection[str]) -> StageTimes:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What some offers come to, planned together.
+    """The predicted step of some candidates together.
 
     Attributes:
-        seconds: of a step, without what the model computes; None where there is no plan.
-        works: of each rank, likewise.
-        error: why there is none.
-        without: seconds of the step without some tables, by name.
+        seconds: of a step without the model's compute; None without a plan.
+        works: cost of each rank, likewise.
+        error: why there is no plan.
+        without: returns the seconds of the step without some tables, by name.
     """
 
     seconds: StageTimes | None
@@ -197,26 +172,26 @@ class Evaluation:
 
     @property
     def why(self) -> str:
-        """The error in words, without the place in the file, which is the chooser's."""
+        """The error without its place in the file, which is the chooser's."""
         if isinstance(self.error, RegistryError):
             return "; ".join(problem.message for problem in self.error.problems)
         return str(self.error)
 
     @property
     def total(self) -> float:
-        """Seconds of the step; infinite where there is no plan."""
+        """Seconds of the step; infinite without a plan."""
         return float("inf") if self.seconds is None else self.seconds.total
 
 
 @dataclass(frozen=True)
 class SearchContext(ABC):
-    """What a chooser is asked, and may ask.
+    """The task of a chooser, and the questions that it may ask.
 
     Attributes:
         tables: to choose for.
-        others: names of tables that other entries have.
-        setting: of the model. The profile of its data has the distinct ids of all these tables.
-        costs: of what a step does; what they have as free, and is not, takes what is assumed of it.
+        others: names of the tables of other entries.
+        setting: of the model. Its profile has the distinct ids of all tables to choose for.
+        costs: rates of a step, with assumptions where nothing was measured.
     """
 
     tables: Sequence[Table]
@@ -226,65 +201,63 @@ class SearchContext(ABC):
 
     @abstractmethod
     def offers(self, tables: Sequence[Table]) -> Sequence[Candidate]:
-        """What the plugins offer for tables that are alike; those that change no modules first.
+        """Return the plugins' offers for tables that are alike, first those without ``rewrite``.
 
         Raises:
-            PluginError: a plugin fails, offers what are no options, or more than a thousand.
+            PluginError: a plugin fails or offers wrong options.
         """
 
     @abstractmethod
     def evaluate(self, offered: Offered, *, fast: bool = False) -> Evaluation:
-        """What some offers come to, on a copy of the model.
+        """Plan candidates together on a copy of the model and predict the step.
 
         Args:
-            offered: to plan together.
-            fast: of a sample of the data, by few proposals.
+            offered: the candidates, each table at most once.
+            fast: use a sample of the data and few proposals.
 
         Raises:
-            PluginError: a plugin failed; what is offered are no offers, or for tables that are not
-                the chooser's, or come twice.
+            PluginError: a plugin fails, or ``offered`` is wrong.
         """
 
 
 @dataclass(frozen=True)
 class Choice(Section, ABC):
-    """What a chooser came to: the offers, and the section of the reports that says why.
+    """The result of a chooser, and the section of reports that explains it.
 
-    It is sent to other ranks, and its ``str()`` is the line that ``recd run`` says of it.
+    It is pickled to other ranks; its ``str()`` is the line that ``recd run`` prints.
 
     Attributes:
-        offered: stand in the chooser's place, in this order.
+        offered: the entries in the chooser's place, in order.
     """
 
     offered: Offered
 
-    def with_compute(self, compute: StageTimes) -> Self:  # noqa: ARG002
-        """The same, told of the seconds of a step that do not depend on the tables."""
+    def with_compute(self, compute: StageTimes) -> Self:
+        """Return the choice with the seconds of a step that do not depend on tables."""
         return self
 
 
 class Chooser(Sharding, ABC):
-    """A sharding in whose place others stand, which it chooses for all of its tables at once.
+    """A sharding that is replaced by others, which it chooses for all of its tables at once.
 
-    It takes the tables that no other entry names, without ``tables`` all of them, and stands in a
-    file once. ``prepare`` puts the entries that it chooses in its place, so that nothing
-    after it meets it; what is not prepared sees tables that are left to the planner.
+    A file has at most one. It takes the tables of no other entry. ``prepare`` replaces it; code
+    that is not prepared leaves its tables to the planner.
     """
 
     @abstractmethod
     def choose(self, question: SearchContext) -> Choice:
-        """What is best. One rank chooses for all.
+        """Return the best choice; one rank chooses for all.
 
         Raises:
-            RecdError: nothing can be; the error of a trial that has no plan, as a rule.
+            RecdError: there is none, usually the error of an evaluation.
         """
 
 
 class Cache(Plugin, ABC):
-    """Stores the tables that its registry entry names behind a cache.
+    """Puts a cache in front of the tables of its entry.
 
-    One with kernels of its own overrides ``part``; one that overrides ``constraints`` has a kernel
-    of TorchRec's.
+    Override ``part`` for kernels of its own, or ``constraints`` for one of TorchRec's. Every rank
+    calls them by itself and must get the same.
     """
 
     kind: ClassVar[str] = "cache"
@@ -297,23 +270,13 @@ class Cache(Plugin, ABC):
             SetupError: says what is missing and what to do.
         """
 
-    def part(
-        self,
-        tables: Sequence[Table],  # noqa: ARG002
-        setting: PlanContext,  # noqa: ARG002
-    ) -> TableStrategy | None:
-        """What it does to ``tables``: kernels, memory, and what a run shows; None: nothing.
-
-        Every rank calls it by itself and must come to the same.
-        """
+    def part(self, tables: Sequence[Table], setting: PlanContext) -> TableStrategy | None:
+        """Return the strategy of ``tables``: kernels, memory and reports, if any."""
         return None
 
-    def constraints(
-        self,
-        tables: Sequence[Table],  # noqa: ARG002
-    ) -> Mapping[str, ParameterConstraints]:
-        """Kernel and cache parameters by table name, of tables that have a kernel of TorchRec's.
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """Return kernel and cache parameters by table name, for kernels of TorchRec.
 
-        Merged with the constraints of the sharding and of parts.
+        They are merged with the constraints of shardings and parts.
         """
         return {}

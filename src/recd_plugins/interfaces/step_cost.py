@@ -1,4 +1,4 @@
-"""The work of one training step on a rank, which rates turn into seconds."""
+"""Cost of a training step on a rank, rates that turn it into seconds, and stages of a step."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Protocol, Self, get_args
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """One step of one rank, forward and backward.
+    """Cost of one step of one rank, forward and backward.
 
     Attributes:
         steps: 1, for the fixed cost of a step.
-        ids_looked_up: ids of its lookups; an id counts once for each column shard.
+        ids_looked_up: once for each column shard.
         bytes_looked_up: embeddings that these ids read.
-        rows_updated: distinct rows of its tables that learn.
-        lookups: kernel calls: one for the tables of a module that are sharded alike.
-        bytes_from_host: of cached tables, moved from host memory and back.
-        bytes_from_file: the same from files.
+        rows_updated: distinct trained rows.
+        lookups: kernel calls, one for the tables of a module that are sharded alike.
+        bytes_from_host: moved between cached tables and host memory.
+        bytes_from_file: moved between cached tables and files.
         collectives: of the input dist and output dist.
-        bytes_in_node: sent to ranks of its node in them.
-        bytes_across_nodes: sent to ranks of other nodes.
-        bytes_reduced: gradients that it sends to sum them up.
-        matmul_flops: operations of matrix products and attention.
+        bytes_in_node: sent in them to ranks of the node.
+        bytes_across_nodes: sent in them to ranks of other nodes.
+        bytes_reduced: gradients sent in all-reduces.
+        matmul_flops: of matrix products and attention.
         element_bytes: read and written by all other operators.
         operators: torch operators beside matrix products.
-        ids_made_unique: ids that coalescing looks at.
+        ids_made_unique: input ids of coalescing.
     """
 
     steps: float = 1.0
@@ -50,19 +50,19 @@ class StepCost:
     ids_made_unique: float = 0.0
 
     def __add__(self, other: StepCost) -> StepCost:
-        """Return both in one step."""
+        """Return the cost of both in one step."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return StepCost(**{**sums, "steps": 1.0})
 
     def __mul__(self, share: float) -> StepCost:
-        """Return a part of it, in one step."""
+        """Return the cost of a share of the step."""
         parts = {f.name: getattr(self, f.name) * share for f in fields(self)}
         return StepCost(**{**parts, "steps": 1.0})
 
 
-# More, 11 days for one of anything, is a mistake.
+# At most 11 days for one of anything.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-# Rates of earlier versions, which topologies of old checkpoints have.
+# Rates of earlier versions, in topologies of old checkpoints.
 _RETIRED = {
     *("rows_updated_by_fbgemm", "sequence_rows_updated_by_fbgemm", "tables_looked_up"),
     *("rows_looked_up", "products", "matmul_bytes", "attention_queries", "bytes_waited_for"),
@@ -82,12 +82,12 @@ class _Rates(BaseModel):
 
 
 class StageCost(_Rates):
-    """Seconds for one of each; the fields are those of ``StepCost``."""
+    """Seconds per unit of each field of ``StepCost``."""
 
     steps: Seconds = Field(default=0.0, description="For a step, however little it does.")
 
     def seconds(self, cost: StepCost) -> float:
-        """Return what this stage of a step takes."""
+        """Return the seconds of this stage of a step."""
         return sum(getattr(self, name) * getattr(cost, name) for name in type(self).model_fields)
 
 
@@ -160,10 +160,10 @@ _BETWEEN_NODES = ("a2a_global", "ar_global", "ar_cross")
 
 
 class CollectiveRate(BaseModel):
-    """Seconds of one collective: a latency, and bytes over a bandwidth.
+    """Latency and bandwidth of one collective.
 
-    Bytes are those of FlexShard's cost model (arXiv 2301.02959): of an all-to-all all that a rank
-    puts in, its own share too; of an all-reduce the tensor.
+    Bytes are those of FlexShard's cost model (arXiv 2301.02959): in an all-to-all the input of a
+    rank, its own share too; in an all-reduce the tensor.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -173,7 +173,7 @@ class CollectiveRate(BaseModel):
 
 
 class Links(Protocol):
-    """Ranks and what links them, as a topology says: bandwidths are bytes a second, one way."""
+    """Ranks and links of a topology; bandwidths are bytes per second, one way."""
 
     ranks_per_node: int
     nodes: int
@@ -195,19 +195,18 @@ class CollectiveRates(BaseModel):
 
     @classmethod
     def of_topology(cls, topology: Links) -> Self:
-        """Bounds: the busiest link decides, nothing has a latency, and no rank waits.
+        """Return bounds: the busiest link decides, without latencies and waiting.
 
-        Of what a rank of U = N x W ranks puts into an all-to-all, (U - W) / U go through its
-        network and (W - 1) / U through its node. All-reduces move 2 (n - 1) / n of the tensor; one
-        of all ranks reduces in the node, then a W-th of the tensor across nodes. A group of one
-        rank counts as if its link carried everything once.
+        A rank of U = N x W ranks sends (U - W) / U of an all-to-all through its network and
+        (W - 1) / U through its node. All-reduces move 2 (n - 1) / n of the tensor; one of all ranks
+        reduces in the node, then a W-th of the tensor across nodes. A group of one rank counts as
+        if its link carried everything once.
         """
         ranks, nodes = topology.ranks_per_node, topology.nodes
         world = ranks * nodes
         intra, inter = topology.intra_node_bandwidth, topology.inter_node_bandwidth
 
         def rate(in_node: float, across: float) -> CollectiveRate:
-            """The rate where for a byte put in so many are sent through either link."""
             seconds = max(in_node / intra, across / inter)
             return CollectiveRate(bytes_per_second=1 / (seconds or 1 / intra))
 
@@ -219,9 +218,9 @@ class CollectiveRates(BaseModel):
         )
 
     def within(self, bounds: CollectiveRates) -> Self:
-        """The same, with none between nodes faster than its bound.
+        """Return rates of which none between nodes is faster than its bound.
 
-        Links that are limited let some bytes through at once, and few rounds may see those alone.
+        Rate limiters let a burst through, and short measurements may see only that.
         """
 
         def least(name: str) -> CollectiveRate:
@@ -232,7 +231,7 @@ class CollectiveRates(BaseModel):
         return self.model_copy(update={name: least(name) for name in _BETWEEN_NODES})
 
 
-#: What a moment of a step is spent on.
+#: A stage of a training step (RecD, figure 8).
 Stage = Literal["lookup", "gemm", "all_to_all", "all_reduce", "other"]
 #: All stages, in the order of reports.
 STAGES: tuple[Stage, ...] = ("lookup", "gemm", "all_to_all", "all_reduce", "other")
@@ -240,17 +239,17 @@ STAGES: tuple[Stage, ...] = ("lookup", "gemm", "all_to_all", "all_reduce", "othe
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Seconds of one step of one rank by stage; they sum to the step's wall time.
+    """Seconds of one step of one rank by stage, which sum to its wall time.
 
-    The paper's figure 8 has the all-reduce of dense gradients within ``other``.
+    Figure 8 of the paper counts the all-reduce of dense gradients as ``other``.
 
     Attributes:
         lookup: embedding lookups, forward and backward with the fused optimizer.
         gemm: matrix products and attention, forward and backward.
-        all_to_all: input dist and output dist of embeddings, row-wise tables' reduce-scatter
-            included: the time that the step waits for them, and their own copies.
-        all_reduce: of dense gradients, likewise, with what else DistributedDataParallel sends.
-        other: everything else, reading batches and the dense optimizer included.
+        all_to_all: waits and copies of input dist and output dist, with reduce-scatters of row-wise
+            tables.
+        all_reduce: waits and copies of DistributedDataParallel.
+        other: everything else, with reading batches and the dense optimizer.
     """
 
     lookup: float
@@ -265,26 +264,26 @@ class StageTimes:
         return sum(self.as_dict().values())
 
     def __sub__(self, other: StageTimes) -> Self:
-        """What is longer than in another step, by stage."""
+        """Return the difference to another step, by stage."""
         return type(self)(**{s: getattr(self, s) - getattr(other, s) for s in STAGES})
 
     def as_dict(self) -> dict[Stage, float]:
-        """Seconds by stage."""
+        """Return seconds by stage."""
         return asdict(self)  # type: ignore[return-value]
 
     def scaled(self, total: float) -> Self:
-        """The same shares of another step time."""
+        """Return the same shares of another step time."""
         factor = total / self.total if self.total else 0.0
         return type(self)(**{stage: value * factor for stage, value in self.as_dict().items()})
 
     @classmethod
     def mean(cls, times: Sequence[Self]) -> Self:
-        """The mean of several ranks or steps."""
+        """Return the mean of several ranks or steps."""
         return cls(**{s: sum(getattr(each, s) for each in times) / len(times) for s in STAGES})
 
 
-# Names of operators, of autograd's nodes and of TorchRec's annotated regions (1.6 to 1.9), on the
-# training thread; then of kernels on a device. The first that matches counts.
+# Operators, autograd nodes and TorchRec's regions (1.6 to 1.9) on the training thread, and kernels
+# on a device. The first match counts.
 _RULES: tuple[tuple[Stage, str], ...] = (
     (
         "all_to_all",
@@ -321,36 +320,21 @@ _PATTERNS = [(stage, re.compile(pattern)) for stage, pattern in _RULES]
 
 @lru_cache(maxsize=4096)
 def stage_of(name: str) -> Stage | None:
-    """The stage of an operator, a region or a kernel by its name.
-
-    None for those that can be part of any stage, such as a copy: they belong to what they are
-    within, and to ``other`` within nothing.
-    """
+    """Return the stage of an operator, region or kernel; None if it has that of its caller."""
     return next((stage for stage, pattern in _PATTERNS if pattern.search(name)), None)
 
 
-#: What a collective does with what ranks send.
 CollectiveKind = Literal[
     "all_to_all", "reduce_scatter", "all_gather", "all_reduce", "broadcast", "other"
 ]
-#: A process group by its name, and one kind of its collectives.
+#: Name of a process group, and one kind of its collectives, whose bytes are counted separately.
 Channel = tuple[str, CollectiveKind]
-KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
-
-
-def is_group(name: object) -> bool:
-    """Whether a process group of this process has that name."""
-    try:
-        resolve_group(name)
-    except (RuntimeError, TypeError):
-        return False
-    return True
 
 
 def resolve_group(name: object) -> Any:
-    """The process group of that name; raises RuntimeError or TypeError where there is none."""
+    """Return the process group of that name; RuntimeError or TypeError if there is none."""
     from torch.distributed import distributed_c10d
 
-    # Private, but how torch's functional collectives themselves find it (2.11 to 2.14).
+    # Private, but used by torch's functional collectives (2.11 to 2.14).
     resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
     return resolve(name)

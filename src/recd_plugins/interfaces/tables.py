@@ -29,61 +29,51 @@ if TYPE_CHECKING:
 
 
 class TrainingData(ABC):
-    """What a sharding may ask of the data; measured where it is asked for, once."""
+    """Measurements of the data for shardings; each is made once, when asked for.
+
+    Methods raise DataError if the data is missing or wrong.
+    """
 
     @abstractmethod
     def profile(self) -> DataProfile:
-        """Lengths and dedupe factors of the features, as the model is fed them.
-
-        Raises:
-            DataError: the data is missing or wrong.
-        """
+        """Return lengths and dedupe factors of the features, as the model gets them."""
 
     @abstractmethod
     def access(
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
-        """How often each row of ``tables`` is read, the same on every rank.
+        """Return how often each row of ``tables`` is read, the same on every rank.
 
         Args:
             tables: of the model.
-            rows: the first so many of the training split; None takes all of them.
-            deduplicated: count only what is sent of a table whose features the converter
-                deduplicates: the ids of the unique rows of batches, whose dedupe factor then stands
-                with the counts. False counts all rows of data.
-
-        Raises:
-            DataError: the data is missing or wrong.
+            rows: first rows of the training split to read; None for all.
+            deduplicated: for tables whose features are deduplicated, count only ids of unique rows
+                of batches, as they are sent. False counts all rows.
         """
 
-    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:  # noqa: ARG002
-        """The distinct ids that a batch has of ``tables``, by table name; none that are not known.
-
-        Raises:
-            DataError: the data is missing or wrong.
-        """
+    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
+        """Return the distinct ids of a batch by table name, of tables where they are known."""
         return {}
 
 
 @dataclass(frozen=True)
 class PlanContext:
-    """The ranks that a model is sharded for, and the data that they read.
+    """The ranks that a model is sharded for, and their data.
 
     Attributes:
-        world_size: ranks.
-        ranks_per_node: of them in a node; divides ``world_size``.
-        batch_size: rows of a rank.
+        world_size: number of ranks.
+        ranks_per_node: divides ``world_size``.
+        batch_size: rows per rank.
         optimizer: of the tables: ``sgd`` or ``rowwise_adagrad``.
         device_type: of the tables: ``cpu`` or ``cuda``.
-        rates: how fast collectives of these ranks are.
-        data: what the model is trained on.
-        sections: of the topology, which packages of plugins declare, by name.
-        memory_bytes: of a rank, where tables are looked up; None where it is not known.
-        costs: seconds of what a step does, measured or else the least they can be; None where
-            nothing is known of the machines.
-        topology: the ranks as TorchRec's planner takes them; None for those of machines like this.
-        measured: whether ``costs`` were, so that a step that they predict can be believed.
-        wire_bytes: of a scalar of embeddings and their gradients between ranks (``training.wire``).
+        rates: of collectives of these ranks.
+        data: that the model is trained on.
+        sections: of the topology that packages declare, by name.
+        memory_bytes: of a rank, where tables are looked up; None if unknown.
+        costs: rates of a step, measured or lower bounds; None if unknown.
+        topology: for TorchRec's planner; None for ranks on machines like this one.
+        measured: whether ``costs`` were measured, so that predicted steps can be trusted.
+        wire_bytes: of a scalar of embeddings and gradients between ranks (``training.wire``).
     """
 
     world_size: int
@@ -102,15 +92,15 @@ class PlanContext:
 
     @property
     def nodes(self) -> int:
-        """Nodes."""
+        """Number of nodes."""
         return self.world_size // self.ranks_per_node
 
 
 class LookupKernels(ABC):
-    """Makes the kernels that look some tables up, in place of TorchRec's.
+    """Makes lookup kernels for some tables, in place of TorchRec's.
 
     Attributes:
-        compute_kernel: TorchRec's name of the kernel that a plan gives these tables.
+        compute_kernel: TorchRec's name of the kernel in plans of these tables.
     """
 
     compute_kernel: str
@@ -118,7 +108,7 @@ class LookupKernels(ABC):
     @property
     @abstractmethod
     def tables(self) -> Collection[str]:
-        """Names of the tables. Those of other modules do no harm."""
+        """Names of the tables; may include tables of other modules."""
 
     @abstractmethod
     def bags(
@@ -128,34 +118,32 @@ class LookupKernels(ABC):
         device: torch.device | None,
         sharding_type: ShardingType | None,
     ) -> nn.Module:
-        """The kernel of a group of these tables, with pooling, as TorchRec would construct it."""
+        """Return the kernel of a group of these tables with pooling, with TorchRec's arguments."""
 
     @abstractmethod
     def sequences(
         self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
     ) -> nn.Module:
-        """The same without pooling."""
+        """Return the kernel of a group without pooling."""
 
     def as_planned(
-        self,
-        params: Mapping[str, ParameterSharding],  # noqa: ARG002
-        configs: Iterable[BaseEmbeddingConfig],  # noqa: ARG002
+        self, params: Mapping[str, ParameterSharding], configs: Iterable[BaseEmbeddingConfig]
     ) -> Self:
-        """The same for one module, with what the plan decided of its tables."""
+        """Return the kernels of one module, given the plan of its tables."""
         return self
 
-    def prefetches(self, table: str) -> bool:  # noqa: ARG002
-        """Whether a table wants its rows fetched before the batch that needs them is computed."""
+    def prefetches(self, table: str) -> bool:
+        """Return whether a table's rows are fetched before the batch that needs them."""
         return False
 
 
 class RowMemory(NamedTuple):
-    """Bytes that the rows of a shard take, with their optimizer state.
+    """Bytes of a shard's rows with their optimizer state.
 
     Attributes:
         there: where they are looked up.
-        on_host: in host memory besides, of tables that a GPU looks up.
-        optimizer: of ``there``, those of optimizer state.
+        on_host: additionally in host memory, for tables that a GPU looks up.
+        optimizer: the part of ``there`` that is optimizer state.
     """
 
     there: int
@@ -164,10 +152,7 @@ class RowMemory(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """A step of all ranks: rows of a rank, ranks, ranks of a node, and what the rows look up.
-
-    Of embeddings and gradients between ranks a scalar takes ``wire_bytes`` (``training.wire``).
-    """
+    """Sizes of a step: rows per rank, ranks, ranks per node, data, and bytes of a sent scalar."""
 
     batch_size: int
     world_size: int
@@ -178,15 +163,15 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run at its end, as its ranks have counted it: the same on every rank.
+    """Counts of a run at its end, the same on every rank.
 
     Attributes:
-        model: sharded, without what DistributedModelParallel wraps it in.
+        model: sharded, without its DistributedModelParallel.
         plan: of its tables.
         tables: of the model.
-        setting: that the parts were made for.
-        sent: bytes of all ranks in one step by channel; None of a run too short to tell.
-        observed: what ``TableStrategy.observe`` returned, by rank.
+        setting: of the parts.
+        sent: bytes of all ranks in one step by channel; None for runs that are too short.
+        observed: result of ``TableStrategy.observe`` by rank.
     """
 
     model: nn.Module
@@ -208,133 +193,119 @@ class Section(ABC):
 
     @abstractmethod
     def as_json(self) -> Any:
-        """JSON values."""
+        """Return JSON values."""
 
     @abstractmethod
     def shown(self, run: str) -> Sequence[RenderableType]:
-        """What the terminal shows, below each other; ``run`` tells runs apart, and may be empty."""
+        """Return what the terminal shows; ``run`` names the run in a comparison, or is empty."""
 
 
 class TableStrategy:
-    """What one entry of ``sharding:`` or ``cache:`` does to the tables that it claims.
+    """The effect of one entry of ``sharding:`` or ``cache:`` on its tables.
 
-    One that overrides nothing does nothing. Every process makes it by itself, for a
-    ``PlanContext``.
+    Every method is optional. Every process makes it by itself, for a ``PlanContext``.
     """
 
-    #: Whether entries of ``optimizers:`` may name its tables: it neither trains rows itself nor
-    #: counts on the optimizer of the ``training`` section.
+    #: Whether ``optimizers:`` entries may name its tables: it does not train rows itself, nor
+    #: depends on the optimizer of the ``training`` section.
     follows_optimizers: ClassVar[bool] = False
 
-    def constraints(
-        self,
-        tables: Sequence[Table],  # noqa: ARG002
-    ) -> Mapping[str, ParameterConstraints]:
-        """What the planner may do with each table; merged with the plugin's own constraints.
-
-        Two values of one field are refused.
-        """
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """Return the planner's constraints by table; must not contradict the plugin's own."""
         return {}
 
-    def ranks(self, table: str) -> Collection[int] | None:  # noqa: ARG002
-        """The ranks that may hold rows of a table, which is not split over all; None: any."""
+    def ranks(self, table: str) -> Collection[int] | None:
+        """Return the ranks that may hold rows of a table that is not split over all; None: any."""
         return None
 
     def together(self) -> Collection[Collection[str]]:
-        """Groups of tables by name, each of which stays whole on one rank with the others."""
+        """Return groups of table names; the tables of a group stay whole on one rank."""
         return ()
 
     @classmethod
-    def kernels(cls, parts: Sequence[Self]) -> LookupKernels | None:  # noqa: ARG003
-        """Lookup kernels of all parts of this class together; None where TorchRec's are theirs."""
+    def kernels(cls, parts: Sequence[Self]) -> LookupKernels | None:
+        """Return the lookup kernels of all parts of this class; None for TorchRec's."""
         return None
 
     def needs_stock_kernels(self) -> Mapping[str, str]:
-        """Why a table cannot have another entry's kernels, in words that follow this entry's name.
+        """Return, by table name, why a table cannot have another entry's kernels.
 
-        By table name; tables that can are left out.
+        The words follow this entry's name.
         """
         return {}
 
-    # What a step takes, for the planner and `recd plan`.
+    # Costs of a step, for the planner and `recd plan`.
 
-    def sharded_share(self, table: str) -> float:  # noqa: ARG002
-        """The share of a table's ids that go to its own shards."""
+    def sharded_share(self, table: str) -> float:
+        """Return the share of a table's ids that go to its own shards."""
         return 1.0
 
     def row_memory(
-        self,
-        option: ShardingOption,  # noqa: ARG002
-        shard: Shard,  # noqa: ARG002
-        optimizer: str,  # noqa: ARG002
-        device_type: str,  # noqa: ARG002
+        self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """What the rows of a shard take; None where that is as in TorchRec's kernels."""
+        """Return the memory of a shard's rows; None if as in TorchRec's kernels."""
         return None
 
-    def fetch_bandwidth(self, table: str) -> float | None:  # noqa: ARG002
-        """Bytes a second at which missing rows are fetched; None: as host memory has it."""
+    def fetch_bandwidth(self, table: str) -> float | None:
+        """Return the bytes per second at which missing rows are fetched; None: host memory's."""
         return None
 
-    def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:  # noqa: ARG002
-        """Bytes that each rank holds beside tables, while a backward pass runs, by what they are.
+    def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
+        """Return the bytes of each rank beside tables during a backward pass, by what they are.
 
-        The same name of several parts is added up.
+        Bytes of the same name are added up over parts.
         """
         return {}
 
-    def activation_bytes(self, table: Table, ids: float) -> float:  # noqa: ARG002
-        """Bytes that a forward pass of a rank keeps for ``ids`` ids beside its sharded lookups."""
+    def activation_bytes(self, table: Table, ids: float) -> float:
+        """Return the bytes that a rank's forward pass keeps for ``ids`` ids beside lookups."""
         return 0.0
 
     def work(
-        self,
-        table: Table,  # noqa: ARG002
-        sharding: ParameterSharding,  # noqa: ARG002
-        step: StepShape,  # noqa: ARG002
+        self, table: Table, sharding: ParameterSharding, step: StepShape
     ) -> Iterable[tuple[slice, StepCost]]:
-        """What a step of ranks does for a table beside its sharded lookups: ranks, and each's."""
+        """Return costs of a table beside sharded lookups, each with its slice of ranks."""
         return ()
 
-    def collectives(self, tables: Collection[str]) -> int:  # noqa: ARG002
-        """Collectives of a step that a module with these tables has besides."""
+    def collectives(self, tables: Collection[str]) -> int:
+        """Return the additional collectives per step of a module with these tables."""
         return 0
 
-    def figures(self, table: str) -> Mapping[str, Any]:  # noqa: ARG002
-        """JSON values of a table in ``recd plan --json``, by name."""
+    def figures(self, table: str) -> Mapping[str, Any]:
+        """Return JSON values of a table for ``recd plan --json``, by name."""
         return {}
 
-    def words(self, table: str) -> Sequence[str]:  # noqa: ARG002
-        """Lines that ``recd plan`` shows of a table, below the shards of all."""
+    def words(self, table: str) -> Sequence[str]:
+        """Return lines on a table for ``recd plan``, below the shards of all tables."""
         return ()
 
-    # What a run shows.
+    # Reports of a run.
 
-    def channels(self, model: nn.Module) -> Mapping[Channel, str]:  # noqa: ARG002
-        """Names of collectives whose bytes are to be counted apart, of a sharded model."""
+    def channels(self, model: nn.Module) -> Mapping[Channel, str]:
+        """Return names of the collectives of a sharded model whose bytes are counted separately."""
         return {}
 
     @classmethod
-    def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:  # noqa: ARG003
-        """What this rank counted in ``steps`` steps of training; travels to the others by pickle.
+    def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:
+        """Return counts of this rank over ``steps`` steps, pickled to the others.
 
-        Of all parts of this class together, when training ends, before evaluation.
+        Called for all parts of this class together, after training and before evaluation.
         """
         return None
 
     @classmethod
-    def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:  # noqa: ARG003
-        """What ``recd run`` reports of all parts of this class together."""
+    def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
+        """Return the sections of ``recd run`` for all parts of this class together."""
         return ()
 
 
 class RowUpdate(NamedTuple):
-    """The update of a table's rows in the backward pass, in the terms of TorchRec.
+    """The update of a table's rows in the backward pass.
 
     Attributes:
-        optimizer: a class that FBGEMM has a kernel of, of ``torchrec.optim`` or ``torch.optim``.
-        arguments: of it, as ``apply_optimizer_in_backward`` takes them: ``lr``, ``eps``, and others
-            that FBGEMM's kernels take. What is left out is as the ``training`` section says.
+        optimizer: a class of ``torchrec.optim`` or ``torch.optim`` that FBGEMM has a kernel of.
+        arguments: for ``apply_optimizer_in_backward``: ``lr``, ``eps``, and others of FBGEMM's
+            kernels. The ``training`` section has the defaults.
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -342,17 +313,14 @@ class RowUpdate(NamedTuple):
 
 
 class Optimizer(Plugin, ABC):
-    """Trains the tables that its registry entry names; the others go by the ``training`` section.
+    """Trains the tables of its entry; the ``training`` section's optimizer trains the others.
 
-    The planner knows of each class whether it trains parts of a row as it trains whole rows, and
-    splits columns of its own accord only where it does.
+    The planner splits columns by itself only for optimizer classes that train a part of a row as in
+    the whole row.
     """
 
     kind: ClassVar[str] = "optimizer"
 
     @abstractmethod
     def update(self, table: Table) -> RowUpdate:
-        """How the rows of ``table`` are updated.
-
-        Every rank calls it by itself and must come to the same.
-        """
+        """Return the update of ``table``'s rows; every rank must get the same by itself."""
