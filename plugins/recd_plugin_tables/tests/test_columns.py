@@ -90,9 +90,7 @@ def test_a_use_that_cannot_be_is_told(what):
 def test_all_that_is_wrong_is_told_at_once():
     with pytest.raises(DataError) as caught:
         plan({**without("item", itm="id"), "deep": "ids"}, explode=["tag"])
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 4, lines
-    assert "no column tag, which explode names; there is: tags" in lines[0]
+    assert len(str(caught.value).splitlines()) == 4
 
 
 def test_others_may_be_unused_and_a_label_is_not_needed_to_score():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -55,12 +53,3 @@ def test_every_format_is_told_from_a_registry() -> None:
     assert names_table("clicks.ddb")
     assert names_table("clicks.lance/")
     assert not names_table("registry.yaml")
-
-
-def test_compressed_text_is_a_table() -> None:
-    table = clicks().drop_columns("history")
-    with pa.CompressedOutputStream("rows.csv.gz", "gzip") as file:
-        pc_csv.write_csv(table, file)
-    done = run("rows.csv.gz", "--dry-run")
-    assert done.exit_code == 0, done.output
-    assert Path(".recd/rows.yaml").exists()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import pickle
 from datetime import datetime
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,12 +14,6 @@ import pytest
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
 from recd_plugin_tables.values import text_id
 from recd_plugins.runtime.errors import DataError
-
-
-@pytest.fixture
-def path(tmp_path) -> Path:
-    pq.write_table(clicks(), tmp_path / "clicks.parquet", row_group_size=17)
-    return tmp_path / "clicks.parquet"
 
 
 def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
@@ -80,59 +72,31 @@ def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
     assert rows_of(scored)["day"] == [[1]]
 
 
-def test_another_table_may_be_of_another_format(tmp_path):
-    uses = {"user": "id", "item": "id", "clicked": "label"}
-    (tmp_path / "old.csv").write_text("user;item;clicked\na;1;1\nb;2;0\n")
-    source = {"separator": ";", "types": {"clicked": "bool"}}
-    data = table(tmp_path / "old.csv", columns=uses, source=source)
-    assert by_row(data)["item"] == [[1], [2]]
-    pq.write_table(pa.table({"item": [3], "user": ["a"]}), tmp_path / "new.parquet")
-    (tmp_path / "new.csv").write_text("item;user\n3;a\n")
-    for name in ("new.parquet", "new.csv"):
-        found = rows_of(data.to_score(str(tmp_path / name)))
-        assert (found["item"], found["user"]) == ([[3]], [[text_id("a")]])
-
-
 @pytest.mark.parametrize(
-    ("kind", "trained", "scored"),
+    ("trained", "scored"),
     [
-        ("tsv", "old.csv", "new.csv"),
-        ("tsv", "old.csv", "new.csv.gz"),
-        ("tsv", "old.txt", "new.txt"),
-        ("csv", "old.tsv", "new.tsv"),
-        ("jsonl", "old.csv", "new.csv"),
-        ("parquet", "old.csv", "new.csv"),
-        ("duckdb", "old.db", "new.db"),
-        # A name that is right shows another format.
-        ("tsv", "old.txt", "new.parquet"),
-        ("tsv", "old.csv", "new.jsonl"),
+        ("old.csv", "new.csv"),
+        ("old.csv", "new.csv.gz"),
+        ("old.txt", "new.txt"),
+        # A name or content shows another format.
+        ("old.txt", "new.parquet"),
+        ("old.csv", "new.jsonl"),
     ],
 )
-def test_the_format_of_the_trained_table_is_that_of_the_scored_one(kind, trained, scored, tmp_path):
+def test_the_format_of_the_trained_table_is_that_of_the_scored_one(trained, scored, tmp_path):
     columns = pa.table({"item": [3, 4], "clicked": [0, 1]})
-
-    def write_as(path, kind):
-        if kind == "parquet":
-            pq.write_table(columns, path)
-        elif kind == "duckdb":
-            import duckdb
-
-            with duckdb.connect(path) as database:
-                database.execute("CREATE TABLE t AS SELECT * FROM columns")
-        elif kind == "jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in columns.to_pylist()))
-        else:
-            rows = [columns.column_names, *zip(*columns.to_pydict().values(), strict=True)]
-            between = "," if kind == "csv" else "\t"
-            text = "".join(between.join(map(str, row)) + "\n" for row in rows).encode()
-            path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-
-    named = {".parquet": "parquet", ".jsonl": "jsonl"}
-    write_as(tmp_path / trained, kind)
-    write_as(tmp_path / scored, named.get((tmp_path / scored).suffix, kind))
+    text = b"item\tclicked\n3\t0\n4\t1\n"
+    (tmp_path / trained).write_bytes(text)
+    new = tmp_path / scored
+    if new.suffix == ".parquet":
+        pq.write_table(columns, new)
+    elif new.suffix == ".jsonl":
+        new.write_text("".join(json.dumps(row) + "\n" for row in columns.to_pylist()))
+    else:
+        new.write_bytes(gzip.compress(text) if new.suffix == ".gz" else text)
     uses = {"item": "id", "clicked": "label"}
-    data = table(tmp_path / trained, columns=uses, source={"format": kind})
-    assert rows_of(data.to_score(str(tmp_path / scored)))["item"] == [[3], [4]]
+    data = table(tmp_path / trained, columns=uses, source={"format": "tsv"})
+    assert rows_of(data.to_score(str(new)))["item"] == [[3], [4]]
 
 
 def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
@@ -143,10 +107,6 @@ def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
         table(path).to_score(str(tmp_path / "new.parquet")).prepare()
     with pytest.raises(DataError, match=message):
         table(path, test_path=tmp_path / "new.parquet").prepare()
-    numbers = new.set_column(0, "user", pa.array(range(20)))
-    pq.write_table(numbers, tmp_path / "numbers.parquet")
-    with pytest.raises(DataError, match=r"user is numbers here, and text in .*its values as text$"):
-        table(path).to_score(str(tmp_path / "numbers.parquet")).prepare()
 
 
 def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_path):
@@ -226,33 +186,8 @@ def test_columns_without_a_value_are_those_of_training(tmp_path, suffix, there):
     assert suffix == ".csv" or found["h"] == [[9], [9]]
 
 
-def test_texts_of_json_that_look_like_times_are_texts(tmp_path):
-    uses = {"a": "id", "of.b": "id", "clicked": "label"}
-    old = [{"a": "x", "of": {"b": "y"}, "clicked": 0}, {"a": "z", "of": {"b": "z"}, "clicked": 1}]
-    (tmp_path / "old.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
-    new = json.dumps({"a": "2026-01-01", "of": {"b": "2026-01-02 03:04:05"}})
-    (tmp_path / "new.jsonl").write_text(new + "\n")
-    found = rows_of(
-        table(tmp_path / "old.jsonl", columns=uses).to_score(str(tmp_path / "new.jsonl"))
-    )
-    assert found["a"] == [[text_id("2026-01-01")]]
-    assert found["of_b"] == [[text_id("2026-01-02 03:04:05")]]
-
-
-@pytest.mark.parametrize("labels", [["a", None], [5.5, math.nan], [[1], [2]], [None, None]])
+@pytest.mark.parametrize("labels", [["a", None], [[1], [2]]])
 def test_labels_of_a_table_to_score_are_not_looked_at(path, tmp_path, labels):
     new = clicks(2).drop_columns("clicked").append_column("clicked", [labels])
     pq.write_table(new, tmp_path / "new.parquet")
     assert rows_of(table(path).to_score(str(tmp_path / "new.parquet")))["clicked"] == [0, 0]
-
-
-def test_a_zero_in_front_makes_whole_numbers_of_csv_text(tmp_path):
-    (tmp_path / "t.csv").write_text("zip,n,clicked\n01234,1,0\n1234,20,1\n-05,0,1\n")
-    uses = {"zip": ["id", "key"], "n": "id", "clicked": "label"}
-    found = by_row(table(tmp_path / "t.csv", columns=uses))
-    assert found["zip"] == [[text_id("01234")], [text_id("1234")], [text_id("-05")]]
-    assert found["zip_key"] == ["01234", "1234", "-05"]
-    assert found["n"] == [[1], [20], [0]]
-    whole = {"types": {"zip": "int64"}}
-    found = by_row(table(tmp_path / "t.csv", columns=uses, source=whole))
-    assert found["zip"] == [[1234], [1234], [-5]]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
-from tests import forked
 
 from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guess import Wanted, guess
+from recd_plugin_tables.start.guesses import Guess
 from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugin_tables.tests.helpers import write
 from recd_plugins import load_registry
-from recd_plugins.api import sparse_column, wrapped_dataset
+from recd_plugins.api import RunConfig, sparse_column, wrapped_dataset
 from recd_plugins.cli import main
 from recd_plugins.config.document import read_yaml
 from recd_plugins.model.build import build_model
@@ -54,9 +54,39 @@ def impressions() -> dict[str, Any]:
     }
 
 
+def guesses(path: Path, **wanted: Any) -> dict[str, Guess]:
+    found = guess(survey(open_source(path)), Wanted(**wanted))
+    return {each.name: each for each in found.columns}
+
+
 def roles(path: Path, **wanted: Any) -> dict[str, str]:
-    guesses = guess(survey(open_source(path)), Wanted(**wanted))
-    return {each.name: ", ".join(each.roles) for each in guesses.columns}
+    return {name: ", ".join(each.roles) for name, each in guesses(path, **wanted).items()}
+
+
+class Made:
+    """What ``recd init`` writes for a table, and what it says."""
+
+    def __init__(self, folder: Path, table: dict[str, Any] | Path, *arguments: str) -> None:
+        self.path = table if isinstance(table, Path) else write(folder / "t.parquet", table)
+        self.file = folder / "my.yaml"
+        done = CliRunner().invoke(main, ["init", str(self.path), str(self.file), *arguments])
+        assert done.exit_code == 0, done.output
+        self.output = done.output
+        self.text = self.file.read_text(encoding="utf-8")
+        self.document = YAML(typ="safe").load(self.text)
+        self.options = self.document["dataset"]["options"]
+        self.uses = self.options["columns"]
+
+    def load(self) -> RunConfig:
+        cache = f"dataset.options.cache={self.file.parent}/imports"
+        registry = load_registry(self.file, settings=[cache])
+        registry.dataset.prepare()
+        return registry
+
+    @property
+    def shared(self) -> list[dict[str, Any]]:
+        entries = self.document["preprocessing"]
+        return [each for each in entries if each.get("options", {}).get("shared")]
 
 
 def test_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
@@ -82,20 +112,42 @@ def test_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
     }
 
 
+DIGITS = np.random.default_rng(0).integers(1_300_000_000_000, 1_999_999_999_999, 500)
+CODES = 15_700 + np.arange(3600) * 7 % 602
+STARS = np.random.default_rng(0).integers(1, 6, 500)
+
+
 @pytest.mark.parametrize(
-    ("name", "values"),
+    ("columns", "expected"),
     [
-        ("is_click", [0, 1] * 9),
-        ("target", [True, False] * 9),
-        ("rating", [1, 2, 3, 4, 5, 3] * 3),
-        ("anything", [0, 1] * 9),
+        ({"is_click": [0, 1] * 9}, {"is_click": "label"}),
+        ({"target": [True, False] * 9}, {"target": "label"}),
+        ({"rating": [1, 2, 3, 4, 5, 3] * 3}, {"rating": "label"}),
+        ({"anything": [0, 1] * 9}, {"anything": "label"}),
+        ({"y": [0.0, 1, np.nan] * 6}, {"y": "label"}),
+        # A rating is the label beside a name that ends like one.
+        (
+            {"rating": STARS, "verified_purchase": STARS % 2},
+            {"rating": "label", "verified_purchase": "id"},
+        ),
+        # Anonymous categories are ids.
+        (
+            {"C14": CODES, "I14": CODES, "cat_3": CODES, "click": CODES % 2},
+            {"C14": "id", "I14": "number", "cat_3": "id"},
+        ),
+        # Long numbers are no times of the rows.
+        ({"barcode": DIGITS, "label": DIGITS % 2}, {"barcode": "key"}),
+        ({"merchant": DIGITS, "label": DIGITS % 2}, {"merchant": "key"}),
+        ({"lifetime": DIGITS, "label": DIGITS % 2}, {"lifetime": "id"}),
     ],
 )
-def test_the_label_is_found_by_name_or_by_its_two_values(
-    tmp_path: Path, name: str, values: list[Any]
+def test_roles_by_name_and_value(
+    tmp_path: Path, columns: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    columns = {"user_id": list(range(6)) * 3, name: values}
-    assert roles(write(tmp_path / "t.parquet", columns))[name] == "label"
+    rows = len(next(iter(columns.values())))
+    path = write(tmp_path / "t.parquet", {"user_id": np.arange(rows) % 6, **columns})
+    found = roles(path)
+    assert {name: found[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -114,7 +166,7 @@ def test_an_id_with_a_dominant_value_is_no_session(
         "click": draw.integers(0, 2, 5000),
     }
     path = write(tmp_path / "t.parquet", columns)
-    found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
+    found = guesses(path)
     assert found["device_id"].roles == ("id",)
     assert f"{str(value)!r} is in {unknown.mean():.0%} of the rows" in found["device_id"].why
     assert roles(path, session="device_id")["device_id"] == "session, id"
@@ -154,31 +206,13 @@ def test_outcomes_are_no_features(tmp_path: Path) -> None:
     columns["private_label"], columns["label_color"] = draw.integers(0, 2, (2, 1500))
     columns["conversion_time"] = click * 1_700_000_000 + click * draw.integers(0, 9, 1500)
     path = write(tmp_path / "t.parquet", columns)
-    found = {e.name: e for e in guess(survey(open_source(path)), Wanted(label="is_click")).columns}
+    found = guesses(path, label="is_click")
     assert [name for name in OUTCOMES if not found[name].unused] == []
     assert [name for name in FEATURES if found[name].unused] == []
     kept = "an outcome, by its name; set `as: id` if it is known before the label"
     assert found["is_like"].why == kept
     assert "`as: number` if it is known" in found["play_time_ms"].why
     assert roles(path, label="is_like")["is_click"] == "unused"
-
-
-@pytest.mark.parametrize("name", ["barcode", "merchant", "lifetime", "cell", "serial"])
-def test_long_numbers_are_no_time_of_the_rows(tmp_path: Path, name: str) -> None:
-    digits = np.random.default_rng(0).integers(1_300_000_000_000, 1_999_999_999_999, 500)
-    columns = {name: digits, "store": digits % 7, "label": digits % 2}
-    assert "time" not in roles(write(tmp_path / "t.parquet", columns))[name]
-
-
-def test_a_rating_is_the_label_beside_a_name_that_ends_like_one(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    columns = {
-        "user_id": draw.integers(0, 40, 500),
-        "rating": draw.integers(1, 6, 500),
-        "verified_purchase": draw.integers(0, 2, 500),
-    }
-    found = roles(write(tmp_path / "t.parquet", columns))
-    assert (found["rating"], found["verified_purchase"]) == ("label", "id")
 
 
 @pytest.mark.parametrize(
@@ -198,16 +232,14 @@ def test_a_feature_that_tells_the_label_is_told(tmp_path: Path, values: Any, why
         "x": values(click, draw.random(1500)),
         "click": click,
     }
-    path = write(tmp_path / "t.parquet", columns)
-    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
-    said = f"x may leak the label ({why}). Mark it unused if it is known only after the label."
-    assert (said in done.output) is bool(why)
-    written = (tmp_path / "my.yaml").read_text()
-    assert (f"# May leak the label ({why})." in written) is bool(why)
+    made = Made(tmp_path, columns)
+    assert (f"x may leak the label ({why})" in made.output) is bool(why)
+    assert (f"# May leak the label ({why})." in made.text) is bool(why)
 
 
-@pytest.mark.parametrize("name", ["ts", "time_ms", "impression_time_us", "eventTime", "recv"])
-@pytest.mark.parametrize("rows_a_time", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "rows_a_time"), [("ts", 1), ("impression_time_us", 3), ("recv", 3)]
+)
 @pytest.mark.parametrize(
     ("start", "unit"),
     [(1.7e9, "s"), (1.7e12, "ms"), (1.7e15, "us"), (1.7e18, "ns"), (14102100, "YYMMDDHH")],
@@ -223,8 +255,8 @@ def test_numbers_are_times_by_their_values(
         "user_id": times % 5,
         "click": times % 2,
     }
-    found = guess(survey(open_source(write(tmp_path / "t.parquet", columns))), Wanted(time=name))
-    uses = {each.name: (each.roles, each.options) for each in found.columns}
+    found = guesses(write(tmp_path / "t.parquet", columns), time=name)
+    uses = {each: (guess.roles, guess.options) for each, guess in found.items()}
     by = {"unit": unit, "by": "hour"}
     assert uses[name] == (("time", "id"), by)
     assert uses["was_shown_at"] == (("id",), by)
@@ -232,20 +264,10 @@ def test_numbers_are_times_by_their_values(
     assert roles(tmp_path / "t.parquet", unused=("was_shown_at",))[name] == "time, id"
 
 
-def test_anonymous_categories_are_ids(tmp_path: Path) -> None:
-    codes = 15_700 + np.arange(ROWS * 9) * 7 % 602
-    columns = {"C14": codes, "I14": codes, "cat_3": codes, "click": codes % 2}
-    found = roles(write(tmp_path / "t.parquet", columns))
-    assert [found[name] for name in columns] == ["id", "number", "id", "label"]
-
-
 def test_a_missing_number_becomes_the_median(tmp_path: Path) -> None:
     price = [None if row % 10 == 0 else 100.004 + row for row in range(101)]
     columns = {"price": price, "user": [1, 2, 3] * 33 + [1, 2], "click": [0, *[0, 1] * 50]}
-    path = write(tmp_path / "t.parquet", columns)
-    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "my.yaml").read_text(encoding="utf-8")
+    text = Made(tmp_path, columns).text
     assert "10.9% missing: they become the median" in text
     assert "price: {as: number, missing: 149}" in text
 
@@ -259,11 +281,7 @@ def test_whole_numbers_in_a_text_are_what_they_are_elsewhere(tmp_path: Path, kin
         "tags": ["|".join(f"t{each}" for each in row) for row in films],
         "click": [row[0] % 2 for row in films],
     }
-    write(tmp_path / "t.parquet", columns)
-    target = tmp_path / "my.yaml"
-    done = CliRunner().invoke(main, ["init", str(tmp_path / "t.parquet"), str(target)])
-    assert done.exit_code == 0, done.output
-    uses = YAML(typ="safe").load(target)["dataset"]["options"]["columns"]
+    uses = Made(tmp_path, columns).uses
     option = "integers" if kind is int else "texts"
     assert uses["history"] == {"as": "ids", "separator": "|", option: True}
     assert uses["tags"] == {"as": "ids", "separator": "|", "texts": True}
@@ -285,37 +303,27 @@ def test_whole_numbers_in_a_text_are_what_they_are_elsewhere(tmp_path: Path, kin
         ("  ", " "),
     ],
 )
-def test_the_separator_of_ids_in_a_text_is_found(tmp_path, between, separator):
+def test_the_separator_of_ids_in_a_text_is_found(
+    tmp_path: Path, between: str, separator: str
+) -> None:
     films = [[(user + n) % 20 for n in range(user % 5 + 1)] for user in range(300)]
     columns = {
         "history": [between.join(map(str, row)) for row in films],
         "click": [row[0] % 2 for row in films],
     }
-    write(tmp_path / "t.parquet", columns)
-    target = tmp_path / "my.yaml"
-    done = CliRunner().invoke(main, ["init", str(tmp_path / "t.parquet"), str(target)])
-    assert done.exit_code == 0, done.output
-    use = load_registry(target).dataset.options.columns["history"]
+    made = Made(tmp_path, columns)
+    use = load_registry(made.file).dataset.options.columns["history"]
     assert (use.separator, use.integers) == (separator, True)
-    assert survey(open_source(tmp_path / "t.parquet"))["history"].distinct == 20
+    assert survey(open_source(made.path))["history"].distinct == 20
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300])
-def test_rows_of_an_infinite_number_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("value", [math.inf, 1e300])
+def test_rows_of_an_infinite_number_are_left_out(tmp_path: Path, value: float) -> None:
     price = [value if row == 7 else 100.5 + row for row in range(101)]
-    write(
-        Path("t.parquet"), {"price": price, "user": [1, 2] * 50 + [1], "click": [0, *[0, 1] * 50]}
-    )
-    done = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
-    assert done.exit_code == 0, done.output
-    text = Path("my.yaml").read_text(encoding="utf-8")
-    assert "; 1 infinite" in text
-    assert "missing" not in text
-    dataset = load_registry("my.yaml").dataset
-    dataset.prepare()
+    made = Made(tmp_path, {"price": price, "user": [1, 2] * 50 + [1], "click": [0, *[0, 1] * 50]})
+    assert "; 1 infinite" in made.text
+    assert "missing" not in made.text
+    dataset = made.load().dataset
     rows = sum(len(rows) for split in dataset.splits() for rows in dataset.scan(split))
     assert rows == 100
 
@@ -331,15 +339,11 @@ def test_names_of_folders_are_no_feature(tmp_path: Path, at: str, role: str) -> 
         folder.mkdir(parents=True)
         rows = "".join(f"{row % 7},{row % 2},{at}\n" for row in range(20))
         (folder / "a.csv").write_text(f"user,click,at\n{rows}", encoding="utf-8")
-    found = guess(survey(open_source(tmp_path / "log")), Wanted())
-    columns = {each.name: each for each in found.columns}
+    columns = guesses(tmp_path / "log")
     assert columns["day"].roles == (role,)
     assert columns["part"].roles == ("unused",)
     for name in ("day", "part"):
         assert "from the names of folders; a file to score has none" in columns[name].why
-    made = CliRunner().invoke(main, ["init", str(tmp_path / "log"), str(tmp_path / "my.yaml")])
-    assert made.exit_code == 0, made.output
-    assert load_registry(tmp_path / "my.yaml").dataset.schema().sparse[0] == "user"
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -352,21 +356,18 @@ def test_the_id_that_tells_rows_of_a_request_apart_is_a_key(tmp_path: Path, twic
         "device": [row % 3 for row in range(ROWS)],
         "click": [row % 2 for row in range(ROWS)],
     }
-    path = write(tmp_path / "t.parquet", columns)
-    found = roles(path)
+    made = Made(tmp_path, columns)
+    found = roles(made.path)
     assert found["hotel_id"] == ("id" if twice else "key, id")
     assert (found["search_id"], found["device"]) == ("request", "id")
-    file = tmp_path / "my.yaml"
-    assert CliRunner().invoke(main, ["init", str(path), str(file)]).exit_code == 0
-    dataset = load_registry(file).dataset
+    dataset = load_registry(made.file).dataset
     assert ("hotel_id" in dataset.keys().values()) is not twice
     assert "hotel_id" in dataset.schema().sparse
-    assert ("with search_id it tells rows apart" in file.read_text(encoding="utf-8")) is not twice
 
 
 def test_a_day_has_no_hour(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", impressions())
-    found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
+    found = guesses(path)
     parts = {name: found[name].options.get("by") for name in ("shown_at", "day_text", "day")}
     assert parts == {"shown_at": "hour", "day_text": "hour", "day": "weekday"}
     assert found["day"].why == "a date; its day of the week"
@@ -401,8 +402,6 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     one = write(tmp_path / "o.parquet", {"user_id": [1, 2] * 9, "click": [1] * 18})
     with pytest.raises(DataError, match=r"click is always 1;"):
         roles(one)
-    missing = write(tmp_path / "m.parquet", {"user_id": [1, 2, 3] * 9, "y": [0.0, 1, np.nan] * 9})
-    assert roles(missing)["y"] == "label"
 
 
 @pytest.mark.parametrize(
@@ -427,54 +426,38 @@ def test_a_mistake_is_told_and_writes_nothing(
     assert not file.exists()
 
 
-def test_the_file_names_every_column_and_is_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_file_names_every_column_and_is_valid(tmp_path: Path) -> None:
     columns = impressions()
-    write(Path("t.parquet"), {**columns, "yes": columns["age"], "a b: c": columns["price"]})
-    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
-    assert result.exit_code == 0, result.output
-    text = Path("my.yaml").read_text(encoding="utf-8")
-    assert max(map(len, text.splitlines())) <= 100
-
-    document = YAML(typ="safe").load(text)
-    named = document["dataset"]["options"]["columns"]
+    made = Made(tmp_path, {**columns, "yes": columns["age"], "a b: c": columns["price"]})
+    assert max(len(line) for line in made.text.splitlines() if "/" not in line) <= 100
     leaves = {"user.vip", "user.height", "yes", "a b: c", *columns} - {"user"}
-    assert named.keys() == leaves
-    registry = load_registry(Path("my.yaml"))
-    registry.dataset.prepare()
-    schema = registry.dataset.schema()
-    tables = document["model"]["tables"]
-    assert {f"t_{feature}" for feature in schema.sparse} == tables.keys()
-    scaled = [each for each in document["preprocessing"] if each["use"] == "tables.standardise"]
+    assert made.uses.keys() == leaves
+    schema = made.load().dataset.schema()
+    assert {f"t_{feature}" for feature in schema.sparse} == made.document["model"]["tables"].keys()
+    entries = made.document["preprocessing"]
+    scaled = [each for each in entries if each["use"] == "tables.standardise"]
     dense = {"price", "age", "user_height", "yes", "a_b__c", "embedding_*"}
     assert set(scaled[0]["features"]) == dense
 
-    again = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
+    again = CliRunner().invoke(main, ["init", str(made.path), str(made.file)])
     assert again.exit_code == 1
     assert "exists already" in again.output
-    assert Path("my.yaml").read_text(encoding="utf-8") == text
+    assert made.file.read_text(encoding="utf-8") == made.text
 
 
-def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_positives_gets_negatives(tmp_path: Path) -> None:
     pytest.importorskip("recd_plugin_ranking")
-    monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(1)
     columns = {
         "user": [f"u{i % 9}" for i in range(ROWS)],
         "product": [f"p{number}" for number in draw.integers(0, 50, ROWS)],
         "colour": draw.integers(0, 4, ROWS),
     }
-    write(Path("t.parquet"), columns)
-    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--implicit"])
-    assert result.exit_code == 0, result.output
-    assert "negatives are other values of product" in result.output
-
-    assert "and recd rank my.yaml --user user" in result.output
-    assert "user: [user]" in Path("my.yaml").read_text(encoding="utf-8")  # colour is of neither
-
-    registry = load_registry(Path("my.yaml"))
+    made = Made(tmp_path, columns, "--implicit")
+    assert "negatives are other values of product" in made.output
+    assert f"and recd rank {made.file} --user user" in made.output
+    assert "user: [user]" in made.text  # colour is of neither
+    registry = made.load()
     dataset = wrapped_dataset(registry)
     dataset.prepare()
     size = registry.training.batch_size
@@ -509,11 +492,7 @@ def test_equal_rows_are_stored_once_where_that_is_faster(
         **({"seen": lists} if length else {}),
         **({} if options else {"click": draw.integers(0, 2, ROWS)}),
     }
-    path = write(tmp_path / "t.parquet", columns)
-    result = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml"), *options])
-    assert result.exit_code == 0, result.output
-    written = YAML(typ="safe").load(tmp_path / "my.yaml")
-    assert written["converter"]["use"] == converter
+    assert Made(tmp_path, columns, *options).document["converter"]["use"] == converter
 
 
 SESSIONS = np.repeat(np.arange(80), 5)
@@ -536,62 +515,28 @@ SECONDS = 1_700_000_000 + 10_000 * SESSIONS + 60 * (np.arange(ROWS) % 5)
 )
 def test_clicks_of_sessions_without_users_are_ranked_by_what_came_before(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     session: str,
     columns: dict[str, Any],
     history: dict[str, Any],
 ) -> None:
     pytest.importorskip("recd_plugin_ranking")
-    monkeypatch.chdir(tmp_path)
     items = np.random.default_rng(2).integers(0, 50, ROWS)
-    write(Path("t.parquet"), {session: SESSIONS, "item_id": items, **columns})
-    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--implicit"])
-    assert result.exit_code == 0, result.output
-    assert "and recd rank my.yaml --seen history" in result.output
-    registry = load_registry(Path("my.yaml"))
-    options = YAML(typ="safe").load(Path("my.yaml"))["dataset"]["options"]
-    assert options["histories"] == {"history": history}
-    registry.dataset.prepare()
-    model = build_model(registry, registry.dataset.schema())
-    assert hasattr(model, "user_vectors")
+    made = Made(tmp_path, {session: SESSIONS, "item_id": items, **columns}, "--implicit")
+    assert f"and recd rank {made.file} --seen history" in made.output
+    assert made.options["histories"] == {"history": history}
+    registry = made.load()
+    assert hasattr(build_model(registry, registry.dataset.schema()), "user_vectors")
 
 
 def test_rows_without_an_item_are_left_out_of_a_log_of_positives(tmp_path: Path) -> None:
     items = [None if row % 10 == 0 else row % 37 for row in range(ROWS)]
-    path = write(tmp_path / "t.parquet", {"session_id": SESSIONS, "item_id": items})
-    file = tmp_path / "my.yaml"
-    result = CliRunner().invoke(main, ["init", str(path), str(file), "--implicit"])
-    assert result.exit_code == 0, result.output
-    columns = YAML(typ="safe").load(file)["dataset"]["options"]["columns"]
-    assert columns["item_id"] == {"as": "id", "missing": "drop"}
+    made = Made(tmp_path, {"session_id": SESSIONS, "item_id": items}, "--implicit")
+    assert made.uses["item_id"] == {"as": "id", "missing": "drop"}
 
 
-@pytest.mark.slow
-def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("t.parquet"), impressions())
-    runner = CliRunner()
-    assert runner.invoke(main, ["init", "t.parquet", "my.yaml"]).exit_code == 0
-    command = [forked.RECD, "run", "my.yaml", "training.batch_size=64", "--json", "r.json"]
-    done = forked.run(command, check=True)
-    losses = json.loads(Path("r.json").read_text())["losses"]
-    assert losses
-    assert "predicted step" not in done.stdout + done.stderr
-    rest = 360 - 64 * len(losses)
-    assert f"{rest} of 360 training rows fill no batch on every rank" in done.stderr
-    again = forked.run([*command, "--resume"], check=True)
-    assert "training.epochs is 1: there is nothing to train" in again.stderr
-    assert json.loads(Path("r.json").read_text())["losses"] == losses
-
-
-def test_a_label_that_is_0_in_all_rows_looked_at_is_a_label(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(Path("t.parquet"), {**impressions(), "clicked": np.zeros(ROWS, np.int64)})
-    made = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--label", "clicked"])
-    assert made.exit_code == 0, made.output
-    assert "clicked: label" in Path("my.yaml").read_text(encoding="utf-8")
+def test_a_label_that_is_0_in_all_rows_looked_at_is_a_label(tmp_path: Path) -> None:
+    made = Made(tmp_path, {**impressions(), "clicked": np.zeros(ROWS, int)}, "--label", "clicked")
+    assert made.uses["clicked"] == "label"
 
 
 _HOSTILE = [
@@ -617,3 +562,152 @@ def test_any_name_is_itself_in_the_file(name: str, tmp_path: Path) -> None:
     assert list(options["columns"]) == list(columns)
     assert (options["path"], options["source"]) == (f"{name}/t.parquet", {"table": name})
     assert "callbacks" not in document
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["lists", "texts"])
+def test_lists_of_the_ids_of_another_column_are_numbered_as_it(
+    tmp_path: Path, as_text: bool
+) -> None:
+    hotels = [f"h{row * 7 % 40}" for row in range(ROWS)]
+    before = [[hotels[row - 1], hotels[row - 9], f"x{row % 3}"] for row in range(ROWS)]
+    columns = {
+        "hotel": hotels,
+        "before": ["|".join(each) for each in before] if as_text else before,
+        "tags": [["a", "b", f"c{row % 3}"] for row in range(ROWS)],
+        "user": [row % 9 for row in range(ROWS)],
+        "click": [row % 2 for row in range(ROWS)],
+    }
+    made = Made(tmp_path, columns)
+    assert [each["features"] for each in made.shared] == [["hotel", "before"]]
+    # 43 ids, a quarter more, and 8.
+    tables = made.document["model"]["tables"]
+    for table in ("t_hotel", "t_before"):
+        assert tables[table]["num_embeddings"] == made.shared[0]["options"]["rows"] == 62
+
+
+@pytest.mark.parametrize("gaps", [True, False])
+def test_whole_numbers_that_a_list_has_too_are_ids(tmp_path: Path, gaps: bool) -> None:
+    films = [100 + (1 + 6 * gaps) * (row * 7 % 60) for row in range(600)]
+    columns = {
+        "film": films,
+        "seen": [[films[row - 1], films[row - 9]] for row in range(600)],
+        "price": [each + 1000 * (row % 2) for row, each in enumerate(films)],
+        "user": [row % 9 for row in range(600)],
+        "click": [row % 2 for row in range(600)],
+    }
+    made = Made(tmp_path, columns)
+    assert made.uses["film"] == ("id" if gaps else "number")
+    assert roles(made.path)["price"] == "number"
+    assert [each["features"] for each in made.shared] == [["film", "seen"]] * gaps
+
+
+FEW = 60
+
+
+def rows(**columns: Any) -> dict[str, Any]:
+    return {"user": [row % 7 for row in range(FEW)], "click": [row % 2 for row in range(FEW)]} | {
+        name: of if isinstance(of, pa.Array) else [of(row) for row in range(FEW)]
+        for name, of in columns.items()
+    }
+
+
+def test_times_of_day_and_durations_are_numbers(tmp_path: Path) -> None:
+    seconds = [None if row % 10 == 0 else 3600 + row for row in range(FEW)]
+    columns = rows(
+        opened=pa.array(seconds, pa.time32("s")),
+        watched=pa.array(seconds, pa.duration("s")),
+        laps=pa.array([[row, row + 1] for row in range(FEW)], pa.list_(pa.duration("ms"))),
+        never=pa.nulls(FEW, pa.time64("us")),
+    )
+    made = Made(tmp_path, columns)
+    made.load()
+    uses = made.uses
+    number = {"as": "number", "missing": 3630}
+    assert (uses["opened"], uses["watched"], uses["laps"]) == (number, number, "numbers")
+    assert uses["never"] == "unused"
+
+
+def test_lists_of_numbers_are_all_of_one_length_or_empty(tmp_path: Path) -> None:
+    columns = rows(
+        ragged=lambda row: [row + 0.5] * (row % 3 + 1),
+        gaps=lambda row: [row + 0.5] * 2 * (row > 0),
+        ids=lambda row: [float(row)] * (row % 3 + 1),
+    )
+    path = write(tmp_path / "t.parquet", columns)
+    found = guesses(path)
+    assert found["ragged"].roles == ("unused",)
+    assert found["ragged"].why == "lists of numbers of different lengths"
+    assert found["gaps"].roles == ("numbers",)
+    assert found["gaps"].why == "2 numbers a row"
+    assert found["ids"].roles == ("ids",)
+
+
+def test_large_floats_are_numbers(tmp_path: Path) -> None:
+    large = pa.array([row % 40 * 2.0**22 for row in range(FEW)], pa.float32())
+    exact = pa.array([row % 40 * 2.0**18 for row in range(FEW)], pa.float32())
+    path = write(tmp_path / "t.parquet", rows(large=large, exact=exact, large_id=large))
+    # An id by its name is refused by the import, where a number would hide the mistake.
+    found = roles(path)
+    assert found | {"large": "number", "exact": "id", "large_id": "id"} == found
+
+
+def kinds() -> dict[str, pa.Array]:
+    """Columns of one type each, of ``ROWS`` rows with nulls."""
+    whole = [None if row % 9 == 4 else row % 13 for row in range(FEW)]
+    texts = [None if each is None else f"t{each}" for each in whole]
+    lists = [None if each is None else [each, None, each + 1][: each % 4] for each in whole]
+    spans = (pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"), pa.date32())
+    units = [make(unit) for make in (pa.timestamp, pa.duration) for unit in ("s", "ms", "us", "ns")]
+    numbers = [getattr(pa, name)() for name in ("int8", "uint64", "float16", "float32", "float64")]
+    decimals = (
+        pa.decimal32(9, 2),
+        pa.decimal64(18, 2),
+        pa.decimal128(38, 4),
+        pa.decimal256(76, 30),
+    )
+    found = {str(kind): pa.array(whole, kind) for kind in (*numbers, *spans, *units)}
+    exact = [None if each is None else Decimal(each) for each in whole]
+    found |= {str(kind): pa.array(exact, kind) for kind in decimals}
+    found["zoned"] = pa.array(whole, pa.timestamp("us", "America/New_York"))
+    strings = (pa.string(), pa.large_string(), pa.string_view())
+    found |= {str(kind): pa.array(texts, kind) for kind in strings}
+    binaries = (pa.binary(), pa.large_binary(), pa.binary_view())
+    encoded = [None if text is None else text.encode() for text in texts]
+    found |= {str(kind): pa.array(encoded, kind) for kind in binaries}
+    found["fixed"] = pa.array([None if e is None else e.ljust(16) for e in encoded], pa.binary(16))
+    found["uuid"] = pa.ExtensionArray.from_storage(pa.uuid(), found["fixed"])
+    found["json"] = pa.ExtensionArray.from_storage(pa.json_(), found["string"])
+    found["bool8"] = pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1] * 30, pa.int8()))
+    flat = pa.array(np.arange(4.0 * FEW) + 0.5)
+    tensors = pa.FixedSizeListArray.from_arrays(flat, 4)
+    kind = pa.fixed_shape_tensor(pa.float64(), (2, 2))
+    found["tensor"] = pa.ExtensionArray.from_storage(kind, tensors)
+    found["runs"] = pa.RunEndEncodedArray.from_arrays([20, 40, FEW], ["a", None, "b"])
+    for sort in (pa.list_, pa.large_list, pa.list_view, pa.large_list_view):
+        found[f"{sort(pa.int64())}"] = pa.array(lists, sort(pa.int64()))
+    found["few"] = pa.array(
+        [None if each is None else [each, 3] for each in whole], pa.list_(pa.int64(), 2)
+    )
+    found["map"] = pa.array([[("a", row)] for row in range(FEW)], pa.map_(pa.string(), pa.int64()))
+    found["struct"] = pa.array([{"a": each} for each in texts])
+    found["months"] = pa.array([(1, row, 0) for row in range(FEW)], pa.month_day_nano_interval())
+    for name in ("string", "string_view", "int8", "binary"):
+        values = found[name].slice(5, 8)
+        indices = pa.array([None if row % 9 == 4 else row % 8 for row in range(FEW)], pa.uint8())
+        found[f"categories of {name}"] = pa.DictionaryArray.from_arrays(indices, values)
+    types = pa.array([row % 2 for row in range(FEW)], pa.int8())
+    found["union"] = pa.UnionArray.from_sparse(types, [pa.array(range(FEW)), pa.array(range(FEW))])
+    found["null"] = pa.nulls(FEW)
+    return found
+
+
+def test_a_table_of_all_types_is_imported(tmp_path: Path) -> None:
+    columns = kinds()
+    names = {f"c{number}": name for number, name in enumerate(columns)}
+    table = pa.table(rows(**{each: columns[name] for each, name in names.items()}))
+    with pa.ipc.new_file(tmp_path / "t.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=23)
+    made = Made(tmp_path, tmp_path / "t.arrow")
+    made.load()
+    unused = {names[each] for each, use in made.uses.items() if use == "unused"}
+    assert unused == {"map", "months", "union", "null"}

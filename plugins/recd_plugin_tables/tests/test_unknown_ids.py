@@ -47,13 +47,3 @@ def test_unknown_ids_are_counted_and_fields_of_structs_kept(
     assert "has not numbered" not in recd("evaluate", "my.yaml")
     said = recd("evaluate", "my.yaml", "training.workers=1")
     assert "not counted, as training.workers: 1 (0 counts them) works in processes" in said
-    bad = ["predict", "my.yaml", "new.parquet", "-o", "t.csv", "--keep", "geo.lot"]
-    assert "no column geo.lot, which --keep names" in forked.run([forked.RECD, *bad]).stderr
-    pyarrow.csv.write_csv(new.drop_columns("geo"), "new.csv")
-    imports = sorted(Path(".recd/tables").iterdir())
-    bad = ["predict", "my.yaml", "new.csv", "-o", "t.csv", "--keep", "item"]
-    said = " ".join(forked.run([forked.RECD, *bad]).stderr.split())
-    assert "--keep item: columns are kept of Parquet, and new.csv cannot be read as that" in said
-    assert "new.csv://" not in said
-    assert "leave out --keep and join by column row" in said
-    assert sorted(Path(".recd/tables").iterdir()) == imports

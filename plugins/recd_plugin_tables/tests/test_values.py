@@ -140,12 +140,6 @@ def test_times_of_every_type_are_microseconds():
         microseconds(cells(["2024-05-01", "2024-05-01T00:00:00Z"]), None)
     with pytest.raises(DataError, match=r"no time since 1970 in s; set its unit: ms"):
         microseconds(cells([seconds * 1000]), None)
-    late = cells(pa.array([2**63], pa.uint64()))
-    assert microseconds(late, "ns").to_pylist() == [2**63 // 1000]
-    with pytest.raises(DataError, match=r"no time since 1970 in us"):
-        microseconds(late, "us")
-    with pytest.raises(DataError, match=r"row 1: .*'noon'; write times as"):
-        microseconds(cells(pa.array(["2024-05-01", "noon"]).dictionary_encode()), None)
 
 
 def test_lists_may_be_categories_and_runs():
@@ -170,7 +164,6 @@ def test_lists_may_be_categories_and_runs():
 )
 def test_digits_of_a_date_are_a_time(given, unit, text):
     expected = microseconds(cells([text]), None).to_pylist()
-    assert microseconds(cells([given, None]), unit).to_pylist() == [*expected, None]
     assert microseconds(cells([float(given), np.nan]), unit).to_pylist() == [*expected, None]
     with pytest.raises(DataError, match=f"row 1: the value is .*not a date of the form {unit}"):
         microseconds(cells([given, given * 10]), unit)
@@ -277,19 +270,15 @@ def test_labels():
     assert labels_of(cells([4, 2.5, 5]), use("label", positive_from=4)).tolist() == [1, 0, 1]
     assert labels_of(cells(["b", "c"]), use("label", positive=["b", "x"])).tolist() == [1, 0]
     assert labels_of(cells([1, 2, 3]), use("label", positive=[2, 3])).tolist() == [0, 1, 1]
-    hundredths = [Decimal(at).scaleb(-2) for at in range(1000)]
-    for at in (7, 70, 110, 430):
-        border = at / 100
-        for kind in (pa.float32(), pa.float64(), pa.decimal32(9, 2), pa.decimal128(20, 2)):
-            values = cells(
-                pa.array([float(each) for each in hundredths], kind)
-                if pa.types.is_floating(kind)
-                else pa.array(hundredths, kind)
-            )
-            above = labels_of(values, use("label", positive_from=border))
-            assert above.tolist() == [each >= at for each in range(1000)], (kind, border)
-            same = labels_of(values, use("label", positive=[border]))
-            assert same.tolist() == [each == at for each in range(1000)], (kind, border)
+    floats = [at / 100 for at in range(1000)]
+    cents = pa.array([Decimal(at).scaleb(-2) for at in range(1000)], pa.decimal32(9, 2))
+    for given in (pa.array(floats, pa.float32()), pa.array(floats), cents):
+        values = cells(given)
+        for at in (7, 70, 110, 430):
+            above = labels_of(values, use("label", positive_from=at / 100))
+            assert above.tolist() == [each >= at for each in range(1000)], (given.type, at)
+            same = labels_of(values, use("label", positive=[at / 100]))
+            assert same.tolist() == [each == at for each in range(1000)], (given.type, at)
     for rule in ({"positive_from": 2**53 + 1}, {"positive": [2**53 + 1]}):
         with pytest.raises(DataError, match=r"row 1: .* not told from their neighbours"):
             labels_of(cells([0, 2**53]), use("label", **rule))
