@@ -37,14 +37,14 @@ from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.sharders import fused_params
 from recd_plugins.training.assembly import Variant as Side
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.breakdown import (
+from recd_plugins.training.measurement import (
     PROFILED_STEP,
     StepProfile,
     host_seconds,
     read_profile,
     static_bytes,
+    sum_by_kind,
 )
-from recd_plugins.training.measurement import sum_by_kind
 
 # Profiler range around the forward pass of sequence pooling.
 _POOLING = "## sequence pooling ##"

@@ -28,7 +28,7 @@ from recd_plugins.runtime.launch import join_torchrun
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 from recd_plugins.sharding.sharders import stock_sharders
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.measured_at_start import topology_at_start
+from recd_plugins.training.session import topology_at_start
 
 _MOST_TURNS = 45
 _CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks._measure import Figure, higher, lower
 from recd_plugins.training.assembly import Variant
-from recd_plugins.training.compare import Variants, in_rounds
+from recd_plugins.training.result import Variants, in_rounds
 from recd_plugins.training.session import session
 
 

@@ -47,7 +47,6 @@ class IkjtConverter(Converter):
     """InverseKeyedJaggedTensor: equal rows stored once, features that change together as one."""
 
     name = "recd.ikjt"
-    plain = "recd.kjt"
 
     class Options(PluginOptions):
         """Which features share their inverse lookup."""

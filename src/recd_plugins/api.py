@@ -384,23 +384,23 @@ if TYPE_CHECKING:
     )
     from recd_plugins.sparse.partial import RowPacker as RowPacker
     from recd_plugins.training.assembly import Variant as Variant, assemble as assemble
-    from recd_plugins.training.batches import BatchSource as BatchSource
-    from recd_plugins.training.breakdown import (
-        StepProfile as StepProfile,
-        step_profile as step_profile,
-    )
+    from recd_plugins.training.trainer import BatchSource as BatchSource
+    from recd_plugins.training.measurement import StepProfile as StepProfile
     from recd_plugins.training.callbacks import Callbacks as Callbacks
-    from recd_plugins.training.checkpoint import Checkpoints as Checkpoints, Progress as Progress
+    from recd_plugins.training.checkpoint import Checkpoints as Checkpoints
     from recd_plugins.training.checkpoint_dcp import table_weights as table_weights
-    from recd_plugins.training.checkpoint_files import chosen_checkpoint as chosen_checkpoint
-    from recd_plugins.training.compare import Spread as Spread
+    from recd_plugins.training.checkpoint_files import (
+        Progress as Progress,
+        chosen_checkpoint as chosen_checkpoint,
+    )
+    from recd_plugins.training.result import Spread as Spread
     from recd_plugins.training.evaluation import (
         Metrics as Metrics,
         Predictions as Predictions,
         tie_groups as tie_groups,
     )
     from recd_plugins.training.identity import check_same_preprocessing as check_same_preprocessing
-    from recd_plugins.training.measured_at_start import (
+    from recd_plugins.training.session import (
         refuse_existing as refuse_existing,
         refuse_other_names as refuse_other_names,
         steps_in_turns as steps_in_turns,
@@ -422,7 +422,7 @@ if TYPE_CHECKING:
         quality_advice as quality_advice,
         worse_than_base_rate as worse_than_base_rate,
     )
-    from recd_plugins.training.resume import load_fitted as load_fitted
+    from recd_plugins.training.identity import load_fitted as load_fitted
     from recd_plugins.training.session import calibration_job as calibration_job
     from recd_plugins.training.trained import (
         AbsentData as AbsentData,

@@ -26,8 +26,13 @@ from recd_plugins.training.checkpoint_files import (
     manifest_text,
     write_arrays,
 )
-from recd_plugins.training.identity import check_resumable, identity_of, identity_text
-from recd_plugins.training.resume import check_fitted_alike, load_fitted
+from recd_plugins.training.identity import (
+    check_fitted_alike,
+    check_resumable,
+    identity_of,
+    identity_text,
+    load_fitted,
+)
 
 PLUGINS = '''
 from pydantic import Field

@@ -27,7 +27,7 @@ from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.training.breakdown import StepProfile
+from recd_plugins.training.measurement import StepProfile
 
 BATCH_SIZE, SESSION, LENGTH = 480, 16, 40
 ROWS = 1000

@@ -29,7 +29,7 @@ from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError
-from recd_plugins.training.measured_at_start import write_topology
+from recd_plugins.training.session import write_topology
 
 
 class OwnBags(EmbeddingBagCollection):

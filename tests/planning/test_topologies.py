@@ -15,7 +15,7 @@ from recd_plugins.planning.topologies import (
     topology_names,
 )
 from recd_plugins.runtime.errors import RecdError, RegistryError, SetupError
-from recd_plugins.training.measured_at_start import write_topology
+from recd_plugins.training.session import write_topology
 
 OWN = """
 device: cpu

@@ -19,8 +19,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.config import TrainingSpec
 from recd_plugins.planning.topologies import default_topology
 from recd_plugins.sharding.sharders import stock_sharders
-from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_files import MANIFEST, digest_of, manifest_text
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import MANIFEST, Progress, digest_of, manifest_text
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
 

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from recd_plugins import load_registry
 from recd_plugins.compat.lookup_kernels import step_counts
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.batches import steps
-from recd_plugins.training.evaluation import evaluate
-from recd_plugins.training.finite import FiniteRun
+from recd_plugins.training.checkpoint import FiniteRun
+from recd_plugins.training.evaluation import evaluate, steps
 
 SESSIONS = """
 from recd_plugins.api import Metric, hookimpl

@@ -55,7 +55,6 @@ def results(
             for step in range(num_batches if rank < world_size - 1 else 0):
                 logits = torch.tensor([-1.0, 1.0, 2.0, -2.0])
                 metrics.update(logits, torch.tensor([0.0, 1.0, 0.0, float(step == 0)]))
-                assert logits[0] == -1, "plugins have copies"
             found.append(metrics.results())
         except Exception as error:
             found.append(in_a_line(error))

@@ -26,17 +26,17 @@ from recd_plugins.runtime.launch import CUDA_BACKEND, launch
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.breakdown import (
+from recd_plugins.training.measurement import (
     PROFILED_STEP,
     Span,
     StepEvents,
-    StepMemory,
+    StepProfile,
     device_seconds,
     host_seconds,
     memory_of_step,
-    step_profile,
 )
 from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.result import StepMemory
 
 CPU = torch.device("cpu")
 ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20
@@ -97,10 +97,10 @@ def pipelined(rank: int, world_size: int, kind: str, slow: int) -> tuple[StageTi
     dmp, optimizer = sharded(kind, world_size, SLEEP if rank == slow else 0.0)
     pipeline = build_train_pipeline(dmp, optimizer, CPU)
     source = batches()
-    with step_profile(warmup=1) as profile:
-        for _ in range(3):
-            with profile.step():
-                pipeline.progress(source)
+    profile = StepProfile(CPU, warmup=1)
+    for _ in range(3):
+        with profile.step():
+            pipeline.progress(source)
     return profile.stages(), profile.step_seconds
 
 
@@ -206,9 +206,9 @@ def test_cuda() -> None:
 def profiled_products(rank: int, world_size: int) -> tuple[StageTimes, float, float]:
     device = torch.device("cuda", rank)
     x = torch.ones(4096, 4096, device=device)
-    with step_profile(device, warmup=2) as profile:
-        for _ in range(6):
-            with profile.step():
-                for _ in range(20):
-                    x = x @ x / 4096
+    profile = StepProfile(device, warmup=2)
+    for _ in range(6):
+        with profile.step():
+            for _ in range(20):
+                x = x @ x / 4096
     return profile.stages(), profile.step_seconds, profile.memory().peak

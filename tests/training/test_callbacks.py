@@ -21,7 +21,7 @@ from recd_plugins.runtime.errors import RegistryError
 from recd_plugins.runtime.generators import generators_kept
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.callbacks import Callbacks, Called, callbacks_of
-from recd_plugins.training.checkpoint import Progress
+from recd_plugins.training.checkpoint_files import Progress
 
 TABLES = (Table("t_user", ("user",), 100, 4, pooled=True),)
 
@@ -121,9 +121,7 @@ def test_one_that_meddles_changes_no_training() -> None:
 def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(3, callbacks={"test.notes": [{}], "test.gone": [{}]})
     callbacks(called(Notes)).start(progress, 5, TABLES)
-    assert capsys.readouterr().err == (
-        "the state of test.gone is left behind: no entry is the one that it was of\n"
-    )
+    assert capsys.readouterr().err == ("the state of test.gone is dropped: no entry fits it\n")
     with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, and the ch"):
         callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
 
@@ -253,4 +251,4 @@ def test_an_entry_goes_on_from_the_state_of_its_options(
     plugins: Any = {at: each.entry.plugin for each, at in zip(found, now, strict=True)}
     got = {at: each.states[0]["of"] for at, each in plugins.items() if hasattr(each, "states")}
     assert got == taken
-    assert ("the state of acme.look is left behind" in capsys.readouterr().err) == left
+    assert ("the state of acme.look is dropped" in capsys.readouterr().err) == left

@@ -18,7 +18,8 @@ from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.runtime.launch import launch
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training import checkpoint
-from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import Progress
 
 
 def save_three(rank: int, world_size: int, folder: Path, die_at: str | None) -> Any:

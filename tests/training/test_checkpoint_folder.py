@@ -17,8 +17,8 @@ from tests.training.checkpoint_cases import Trainer
 
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_files import problems, put
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import Progress, problems, put
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def save(rank: int, world_size: int, folder: Path, step: int) -> str:
 def test_a_step_before_the_newest_is_refused(tmp_path: Path) -> None:
     """A run that counts anew would have each of its checkpoints deleted in favour of that one."""
     run_on_ranks(save, 1, tmp_path, 7)
-    told = r"step-000000003: is of an earlier step than step-000000007, which is there"
+    told = r"step-000000003: is of an earlier step than step-000000007, which would"
     with pytest.raises(RecdError, match=told):
         run_on_ranks(save, 1, tmp_path, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000007"]
@@ -115,8 +115,7 @@ def test_a_full_disk_leaves_the_checkpoints_before_it(disk: Path) -> None:
     assert len(failed) >= 3
     for step in failed:
         assert re.search(
-            rf"step-{step:09d}: cannot be written \(No space left on device\); the checkpoints "
-            "before it are as they were",
+            rf"step-{step:09d}: cannot be written \(No space left on device\); --resume goes on",
             first[step - 1],
         )
     names = sorted(path.name for path in disk.iterdir() if path.name != "filler")

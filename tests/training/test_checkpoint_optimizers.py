@@ -21,7 +21,8 @@ from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import Progress
 
 OPTIMIZERS = {
     "adam": partial(torch.optim.Adam, lr=0.1),
@@ -101,7 +102,7 @@ def dense_alone(rank: int, world_size: int, folder: Path, of_table: str) -> list
 
 
 def test_tables_do_not_lose_what_they_learn_by(tmp_path: Path) -> None:
-    unnamed = "by the names of parameters, which SGD does not know: put it into a KeyedOptimizerWr"
+    unnamed = "by parameters, which SGD does not know: put it into a KeyedOptimizerWrapper"
     lost = r"the optimizer lacks the state that \S+\.t\.weight learn by .* CombinedOptimizer\(\[dmp"
     for of_rank in run_on_ranks(dense_alone, 2, tmp_path, "adagrad"):
         for text, told in zip(of_rank, (lost, unnamed), strict=True):

@@ -24,7 +24,6 @@ from recd_plugins.training.checkpoint import _own
 from recd_plugins.training.checkpoint_dcp import (
     SafeLoadPlanner,
     SafeReader,
-    SafeSavePlanner,
     read_metadata,
 )
 from recd_plugins.training.checkpoint_files import (
@@ -138,7 +137,7 @@ def test_a_file_of_tensors_runs_nothing(
     command = f"touch {tmp_path / 'ran'}"
     argument = command if function is os.system else f"__import__('os').system({command!r})"
     put(checkpoint, Call(function, argument), as_bytes)
-    with pytest.raises(DamagedError, match=r"__\d_0\.distcp: names \w+\.(system|eval), which no"):
+    with pytest.raises(DamagedError, match=r"names a value \(.*, which no"):
         read(checkpoint)
     assert not (tmp_path / "ran").exists()
 
@@ -161,10 +160,3 @@ def test_a_tensor_of_another_type_is_not_cast(checkpoint: Path) -> None:
     change_metadata(checkpoint, change)
     with pytest.raises(CheckpointException, match=r"is torch\.float64 there and torch\.float32"):
         read(checkpoint)
-
-
-def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    with pytest.raises(CheckpointException, match="x: is a PosixPath, which a checkpoint cannot"):
-        save({"x": tmp_path}, checkpoint_id=tmp_path / "new", planner=SafeSavePlanner())

@@ -12,12 +12,14 @@ import pytest
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import STAGES, StageTimes
 from recd_plugins.runtime.files import write_json
-from recd_plugins.training.breakdown import StepMemory
 from recd_plugins.training.checkpoint_files import ValidationCurve
-from recd_plugins.training.compare import Comparison, ShardingComparison, figures
-from recd_plugins.training.evaluation import ValidationReport
 from recd_plugins.training.result import (
+    Comparison,
     Result,
+    ShardingComparison,
+    StepMemory,
+    ValidationReport,
+    figures,
     quality_advice,
 )
 

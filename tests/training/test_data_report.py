@@ -9,8 +9,8 @@ from rich.console import Console
 
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.interfaces.batch import STALL_CAUSES, MakingTimes
-from recd_plugins.training import data_report
-from recd_plugins.training.data_report import (
+from recd_plugins.training import result
+from recd_plugins.training.result import (
     MIXED,
     GroupCount,
     GroupReport,
@@ -20,7 +20,7 @@ from recd_plugins.training.data_report import (
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_report, "available_cores", lambda: 8)
+    monkeypatch.setattr(result, "available_cores", lambda: 8)
 
 
 def stalls(

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from click.testing import CliRunner
 
 from recd_plugins import load_registry
 from recd_plugins.cli import main
-from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
-from recd_plugins.training.dry_run import converter_line, rounded_line, unused_line
+from recd_plugins.training.dry_run import unused_line
 
 REGISTRY = """version: 1
 dataset:
@@ -46,41 +44,6 @@ def write(folder: Path) -> Path:
     path = folder / "r.yaml"
     path.write_text(REGISTRY.format(folder=folder))
     return path
-
-
-def test_a_column_whose_values_float32_merges_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    assert rounded_line(load_registry(path)) == ""
-    table = pq.read_table(tmp_path / "t.parquet").drop(["price"])
-    price = pa.array([100_000_000.0 + row for row in range(20)])
-    pq.write_table(table.append_column("price", price), tmp_path / "t.parquet")
-    assert "price (3 of 20 values stay distinct)" in rounded_line(load_registry(path))
-    scaled = REGISTRY.format(folder=tmp_path).replace(
-        "pooling:", "  - {use: tables.standardise, features: [price]}\npooling:"
-    )
-    path.write_text(scaled)
-    assert rounded_line(load_registry(path)) == ""
-
-
-@pytest.mark.parametrize(
-    ("feature", "length", "ranks", "advised"),
-    [("user", 1, 1, True), ("user", 3, 1, True), ("user", 9, 1, False), ("user", 1, 2, False),
-     ("clicks", 1, 1, True), ("clicks", 5, 1, False)],
-)  # fmt: skip
-def test_deduplication_that_costs_more_than_it_saves_is_told(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    feature: str,
-    length: int,
-    ranks: int,
-    advised: bool,
-) -> None:
-    registry = load_registry(write(tmp_path))
-    monkeypatch.setattr(type(registry.converter), "dedupe_factors", lambda _: {feature: 4.0})
-    monkeypatch.setattr(type(registry.converter), "plain", "acme.plain")
-    profile = DataProfile({feature: FeatureProfile(length)})
-    line = converter_line(registry, profile, ranks)
-    assert ("{use: acme.plain}` is faster" in line) == advised
 
 
 def test_what_each_column_is_for(tmp_path: Path) -> None:

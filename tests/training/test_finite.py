@@ -14,8 +14,7 @@ from tests.training.test_checkpoint import Trainer
 from recd_plugins.cli import main
 from recd_plugins.runtime.errors import RecdError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.checkpoint import Checkpoints
-from recd_plugins.training.finite import FiniteRun
+from recd_plugins.training.checkpoint import Checkpoints, FiniteRun
 from recd_plugins.training.trainer import Job, train
 
 RANKS, BATCH_SIZE = 2, 8

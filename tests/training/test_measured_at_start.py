@@ -15,7 +15,7 @@ from recd_plugins.config import TrainingSpec
 from recd_plugins.planning.topologies import TopologySpec, this_machine, topology_of
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.measured_at_start import KEPT, topology_at_start, write_topology
+from recd_plugins.training.session import KEPT, topology_at_start, write_topology
 
 #: All else is left out, so that of two that measure there is one.
 ALONE = {"RECD_ONLY": "recd-plugins-core"}
@@ -57,7 +57,7 @@ def test_a_strangers_measurement_is_planned_for(acme: Path) -> None:
     assert first is not None
     assert first == second
     assert first.inter_node_bandwidth == first.intra_node_bandwidth
-    assert said.startswith("measuring 2 nodes first; where other programs run it takes longer\n")
+    assert said.startswith("measuring 2 nodes first\n")
     assert f"{first.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them" in said
     assert not nothing
 
@@ -65,7 +65,7 @@ def test_a_strangers_measurement_is_planned_for(acme: Path) -> None:
 def test_where_nothing_measures_it_is_said_what_is_assumed() -> None:
     (first, said), (second, nothing) = run_on_ranks(at_start, 2, None, local_world_size=1)
     assert first is second is None
-    assert "nothing that is installed measures the 2 nodes: tables are planned as if" in said
+    assert "no installed plugin measures the 2 nodes: tables are planned for" in said
     assert not nothing
 
 

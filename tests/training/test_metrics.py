@@ -10,9 +10,9 @@ from tests.training import metric_cases as cases
 from recd_plugins.testing.gloo import run_on_ranks
 
 SAID = {
-    "taken": ":5 metrics[0]: acme.wrong has a result log_loss, as another metric or every run",
+    "taken": ":5 metrics[0]: acme.wrong: log_loss is measured already",
     "results": "acme.wrong: results failed at ",
-    "twice": ":6 metrics[1]: acme.wrong has a result error_rate, as another metric or every run",
+    "twice": ":6 metrics[1]: acme.wrong: error_rate is measured already",
 }
 
 

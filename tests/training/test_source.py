@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from recd_plugins.training.batches import BatchSource
-from recd_plugins.training.checkpoint import Progress
+from recd_plugins.training.checkpoint_files import Progress
+from recd_plugins.training.trainer import BatchSource
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from recd_plugin_scars.runtime.kernel import cache_traffic
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugins import load_registry
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.data_report import GroupCount
+from recd_plugins.training.result import GroupCount
 
 #: Of a step: the group of all ranks' batches or "", calls of the mover, and bytes that moved.
 Step = tuple[str, int, int]

@@ -16,7 +16,7 @@ from recd_plugin_tuning.rank_work import Effort, of_all_ranks
 from recd_plugins.config import TrainingSpec
 from recd_plugins.config.schema import CheckpointSpec
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
-from recd_plugins.training.measured_at_start import topology_at_start
+from recd_plugins.training.session import topology_at_start
 
 WAITED = 0.06
 TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0, partners=1)

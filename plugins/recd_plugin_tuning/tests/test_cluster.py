@@ -24,7 +24,7 @@ from recd_plugins import api
 from recd_plugins.cli import main
 from recd_plugins.planning.topologies import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.measured_at_start import KEPT
+from recd_plugins.training.session import KEPT
 
 CPU = torch.device("cpu")
 SIZES = (2**12, 2**16, 2**20, 2**22)

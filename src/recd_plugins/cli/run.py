@@ -343,13 +343,13 @@ def run(
     ]
     # What takes seconds to import, where nothing is left to be found wrong without it.
     with without_collections():
-        from recd_plugins.training.compare import (
+        from recd_plugins.training.result import (
             Comparison,
             ShardingComparison,
             in_rounds,
+            quality_advice,
+            stall_table,
         )
-        from recd_plugins.training.data_report import stall_advice, stall_table
-        from recd_plugins.training.result import quality_advice
         from recd_plugins.training.session import session
     options: dict[str, Any] = {
         "ranks": ranks,
@@ -420,7 +420,9 @@ def run(
         }
         if waited:
             shown.append(stall_table(waited))
-            shown += stall_advice(waited)
+            for name, stalls in waited.items():
+                if advice := stalls.advice():
+                    shown.append(f"{name}: {advice}" if name else advice)
         shown += [
             f"{name}: {each.validation}" if name else str(each.validation)
             for name, each in results.items()

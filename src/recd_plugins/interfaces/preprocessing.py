@@ -19,8 +19,6 @@ class Converter(Plugin, ABC):
     """Turns Arrow columns into jagged tensors. It changes the form of features, never values."""
 
     kind: ClassVar[str] = "converter"
-    #: Name of a converter without deduplication, to advise where that does not pay.
-    plain: ClassVar[str] = ""
     #: Whether ``fit`` was called; set by the caller.
     is_fitted: bool = False
 

@@ -1,22 +1,21 @@
-"""A sharded model and its optimizer, made of a registry, with the plugins or without them."""
+"""Builds a sharded model and its optimizer from a registry, with or without plugins."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.config import RunConfig
-from recd_plugins.interfaces import FeatureSchema, PlanContext, Table, TableStrategy
+from recd_plugins.interfaces import FeatureSchema, PlanContext, Table
 from recd_plugins.interfaces.data_profile import DataProfile
 from recd_plugins.interfaces.model_tables import all_tables_of, embedding_modules, tables_of
 from recd_plugins.model.build import build_model
@@ -50,7 +49,7 @@ Variant = Literal["plugins", "baseline"]
 
 @dataclass(frozen=True)
 class Assembled:
-    """What a trainer needs."""
+    """A sharded model with its optimizer, plan context and predicted step seconds."""
 
     prepared: Prepared
     dmp: DistributedModelParallel
@@ -70,16 +69,16 @@ def assemble(
 ) -> Assembled:
     """Build, prepare, plan and shard the model. Collective.
 
-    Both sides start from the seed's weights, whatever their plans. The baseline is the same model
-    fed plain KJTs and sharded by TorchRec's own sharders; its planner stays away from kinds that
+    Both variants start from the seed's weights, whatever their plans. The baseline is the same
+    model fed plain KJTs and sharded by TorchRec's own sharders; its planner avoids shardings that
     TorchRec trains wrongly on CPU.
 
     Args:
-        registry: what to train, on which data.
+        registry: the model and its data.
         side: with its plugins or without them.
-        device: of this rank.
-        sharders: in place of the side's own.
-        topology: of these ranks; ``machine_of`` this process without it.
+        device: device of this rank.
+        sharders: in place of the variant's own.
+        topology: topology of these ranks; by default that of this machine.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
@@ -109,10 +108,18 @@ def assemble(
         replicate=True,  # build_optimizer has one rule for all tables
     )
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
-    _refuse_extra_state(registry, model)
+    if extra := [name for name in model.state_dict() if name.endswith("_extra_state")]:
+        raise PluginError(
+            f"{registry.path}: the model has {shortened(extra)}, extra state (get_extra_state), "
+            "which checkpoints do not hold: keep it in buffers"
+        )
     weights = first_weights(model)
     # Ranks measure slightly different costs: rank 0 decides.
-    pays = tell_all("sharding the model", _equal_gradients_pay(registry, device, topology))[0]
+    spec = topology
+    if spec is None and registry.training.topology is not None:
+        spec = machine_of(registry.training, device=device)
+    costs = None if spec is None else spec.costs
+    pays = tell_all("sharding the model", equal_gradients_pay(costs))[0]
     with nullcontext() if pays else all_gradients_sent():
         dmp = DistributedModelParallel(
             module=model,
@@ -121,21 +128,20 @@ def assemble(
             plan=plan,
             sharders=chosen,
             data_parallel_wrapper=summed_in_fixed_buckets(
-                # Models have to be.
                 always_trained=all(entry.plugin.always_trained for entry in registry.pooling)
             ),
         )
     state = dmp.state_dict()
     copy_weights(state, weights)
-    # What is no shard: dense weights, and replicated tables.
+    # Dense weights and replicated tables.
     broadcast_state(
         each for each in state.values() if type(each) in (torch.Tensor, torch.nn.Parameter)
     )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
     predicted = None
-    if setting is not None:
-        predicted = _predict_step(prepared, dmp, all_tables, profile, device, topology)
+    if setting is not None and spec is not None and costs is not None and dist.get_rank() == 0:
+        predicted = _predict_step(prepared, dmp, all_tables, profile, spec)
     return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
 
 
@@ -144,23 +150,26 @@ def _predict_step(
     dmp: DistributedModelParallel,
     tables: Sequence[Table],
     profile: DataProfile,
-    device: torch.device,
-    topology: TopologySpec | None,
+    spec: TopologySpec,
 ) -> float | None:
-    """Predict the seconds of a step, on rank 0; None if no costs were measured."""
+    """Predict the seconds of a step by measured costs."""
+    assert spec.costs is not None, "the caller looked"
     registry = prepared.registry
-    if dist.get_rank() or (topology is None and registry.training.topology is None):
-        return None
-    spec = topology or machine_of(registry.training, device=device)
-    if spec.costs is None:
-        return None
+    # Equal gradients count only for tables whose modules deduplicate gradients.
+    dedups = {
+        name
+        for module in dmp.modules()
+        if isinstance(module, ExactShardedEmbeddingCollection) and module.dedups_gradients
+        for name in module.module_sharding_plan
+    }
+    gradients = {name: known for name, known in profile.gradients.items() if name in dedups}
     with generators_kept():
         compute = measure_compute(registry)
     overlapped = is_overlapped(dmp, torch.device(spec.device), registry)
     works = estimate_step_cost(
         tables,
         dmp.plan,
-        _as_sent(profile, dmp),
+        replace(profile, gradients=gradients),
         compute,
         batch_size=registry.training.batch_size,
         world_size=spec.world_size,
@@ -173,35 +182,6 @@ def _predict_step(
     return predict_stages(works, spec.costs, overlapped=overlapped).total or None
 
 
-def _as_sent(profile: DataProfile, dmp: DistributedModelParallel) -> DataProfile:
-    """Keep equal gradients only of tables whose modules deduplicate gradients."""
-    tables = {
-        name
-        for module in dmp.modules()
-        if isinstance(module, ExactShardedEmbeddingCollection) and module.dedups_gradients
-        for name in module.module_sharding_plan
-    }
-    gradients = {name: known for name, known in profile.gradients.items() if name in tables}
-    return replace(profile, gradients=gradients)
-
-
-def _equal_gradients_pay(
-    registry: RunConfig, device: torch.device, topology: TopologySpec | None
-) -> bool:
-    if topology is None and registry.training.topology is None:
-        return equal_gradients_pay(None)
-    return equal_gradients_pay((topology or machine_of(registry.training, device=device)).costs)
-
-
-def _refuse_extra_state(registry: RunConfig, model: nn.Module) -> None:
-    extra = [name for name in model.state_dict() if name.endswith("_extra_state")]
-    if extra:
-        raise PluginError(
-            f"{registry.path}: the model has {shortened(extra)}, extra state (get_extra_state), "
-            "which checkpoints do not hold: keep it in buffers"
-        )
-
-
 def _prepared(
     registry: RunConfig,
     schema: FeatureSchema,
@@ -209,15 +189,12 @@ def _prepared(
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, PlanContext | None]:
-    """Return the model, whose tables have no memory until they are sharded.
-
-    A plugin that reads or sets tables while it makes or changes the model gets whole ones.
-    """
+    """Return the model; its tables have no memory until sharded, unless a plugin uses them."""
     try:
         with deferred_tables() as deferred:
             made = _whole(registry, schema, side, device, topology)
         why = deferred.touched
-    except PluginError as error:  # as of a table's values that are not there
+    except PluginError as error:  # a plugin may need a table's values
         why = str(error)
     if not why:
         return made
@@ -240,22 +217,13 @@ def _whole(
         setting = setting_of(registry, modules, topology, device=device)
         prepared = prepare(registry, model, setting)
         return prepared, prepared.setting
-    entries = registry
-    if registry.wrappers:  # which the model is read by, as it is before it changes
-        setting = setting_of(registry, modules, topology, device=device)
-        entries, *_ = choose(registry, model, modules, setting)
-    prepared = without_plugins(registry, model, device.type)
-    if registry.wrappers:
-        prepared = replace(prepared, batch_parts=_batch_parts(entries, prepared, device, topology))
-    return prepared, None
-
-
-def _batch_parts(
-    registry: RunConfig, plain: Prepared, device: torch.device, topology: TopologySpec | None
-) -> Mapping[str, TableStrategy]:
-    """Return what the entries of ``registry`` would do to the tables of a baseline's model."""
-    # Nothing is coalesced of a baseline.
+    if not registry.wrappers:
+        return without_plugins(registry, model, device.type), None
+    # Dataset wrappers read the table plugins of the registry, before the model changes.
+    setting = setting_of(registry, modules, topology, device=device)
+    entries, *_ = choose(registry, model, modules, setting)
+    plain = without_plugins(registry, model, device.type)
     modules = list(embedding_modules(plain.model))
-    data = RegistryData(replace(registry, sharding=()), modules)
-    setting = setting_of(registry, modules, topology, device=device, data=data)
-    return prepare_parts(registry, plain.tables, setting)
+    data = RegistryData(replace(entries, sharding=()), modules)  # a baseline coalesces nothing
+    setting = setting_of(entries, modules, topology, device=device, data=data)
+    return replace(plain, batch_parts=prepare_parts(entries, plain.tables, setting)), None

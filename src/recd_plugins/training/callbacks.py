@@ -43,7 +43,7 @@ class Called:
 
 
 def callbacks_of(registry: RunConfig, tables: Iterable[Table]) -> list[Called]:
-    """Return every plugin that is a callback, of whatever kind, in the order of the file."""
+    """Return every plugin that is a callback, of any kind, in the order of the file."""
     schema = registry.dataset.schema()
     names = {
         "feature": (*schema.sparse, *schema.dense),
@@ -79,13 +79,13 @@ class Callbacks:
     """The callbacks of a run on one rank.
 
     Args:
-        path: of the registry file, for errors.
-        called: what is called, in order.
-        rank: of this process.
-        world_size: ranks.
-        step_samples: rows of a step, of all ranks.
+        path: the registry file, for errors.
+        called: callbacks in order.
+        rank: rank of this process.
+        world_size: number of ranks.
+        step_samples: rows of a step on all ranks.
         settings: values in place of the file's.
-        text: of the registry file.
+        text: text of the registry file.
     """
 
     def __init__(
@@ -100,11 +100,9 @@ class Callbacks:
         text: str = "",
     ) -> None:
         self._path, self._text = path, text
-        self._step_samples = step_samples
-        self._settings = tuple(settings)
+        self._step_samples, self._settings = step_samples, tuple(settings)
         self._called = tuple(called)
-        self._rank = rank
-        self._world_size = world_size
+        self._rank, self._world_size = rank, world_size
         self._in_flight: deque[ModelInput] = deque()
 
     def start(self, progress: Progress, expected_steps: int, tables: Sequence[Table]) -> None:
@@ -131,24 +129,23 @@ class Callbacks:
                     break
         if gone and self._rank == 0:
             names = ", ".join(sorted({key.partition("#")[0] for key in gone}))
-            click.echo(
-                f"the state of {names} is left behind: no entry is the one that it was of", err=True
-            )
+            click.echo(f"the state of {names} is dropped: no entry fits it", err=True)
 
     def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        """Return the same batches, kept until trained on if a callback wants to see them."""
-        if not any(_overrides(each, "on_batch") for each in self._called):
-            return iter(batches)
-        return self._kept(batches)
+        """Yield the same batches, kept until trained on if a callback wants to see them."""
+        keeps = any(_overrides(each, "on_batch") for each in self._called)
+        for batch in batches:
+            if keeps:
+                self._in_flight.append(batch)
+            yield batch
 
     def trained(self, step: int, loss: Tensor, learning_rate: float | None = None) -> None:
-        """Call ``on_batch`` with the oldest batch that was handed out, then ``on_step``."""
+        """Call ``on_batch`` with the oldest kept batch, then ``on_step``."""
         if self._in_flight:
             self._call_all("on_batch", RunBatch(self._rank, step, self._in_flight.popleft()))
-        for each in self._called:
-            if _overrides(each, "on_step"):
-                context = RunStep(self._rank, step, loss.detach().clone(), learning_rate)
-                self._call(each, "on_step", context)
+        if any(_overrides(each, "on_step") for each in self._called):
+            context = RunStep(self._rank, step, loss.detach().clone(), learning_rate)
+            self._call_all("on_step", context)
 
     def evaluated(self, step: int, split: Split, measured: Measured) -> None:
         """Call ``on_evaluate``, if anything was measured."""
@@ -166,18 +163,13 @@ class Callbacks:
         self._call_all("on_end", RunEnd(self._rank, step, tuple(losses)))
 
     def states(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the states of those that have one by key, one per rank. Collective."""
+        """Return the states of callbacks by key, one per rank. Collective."""
         with_state = [each for each in self._called if _overrides(each, "state_dict")]
         if not with_state:
             return {}
         ranks = together(lambda: [self._call(each, "state_dict") for each in with_state])
         by_key = {each.key: [of[i] for of in ranks] for i, each in enumerate(with_state)}
         return {key: states for key, states in by_key.items() if any(states)}
-
-    def _kept(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
-        for batch in batches:
-            self._in_flight.append(batch)
-            yield batch
 
     def _call_all(self, method: str, context: object) -> None:
         for each in self._called:
@@ -186,13 +178,12 @@ class Callbacks:
 
     def _call(self, called: Called, method: str, *arguments: object) -> Any:
         plugin = called.entry.plugin
-        # It observes: what it draws, or how it has torch run, changes no training.
-        as_it_was = torch.set_grad_enabled(torch.is_grad_enabled())
+        # A callback's random draws and grad mode must not change training.
         with (
             at_entry(self._path, called.entry),
             plugin_call(plugin, method),
             generators_kept(),
-            as_it_was,
+            torch.set_grad_enabled(torch.is_grad_enabled()),
         ):
             return getattr(plugin, method)(*arguments)
 

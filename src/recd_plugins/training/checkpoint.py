@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.optim.keyed import CombinedOptimizer, OptimizerWrapper
 
+from recd_plugins.compat.lookup_kernels import set_steps_of_tables, steps_of_tables
 from recd_plugins.data.preprocess import FittedState
-from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.errors import RecdError, SetupError
 from recd_plugins.runtime.folders import locked_folder
 from recd_plugins.runtime.rank_agreement import from_rank_0, together
 from recd_plugins.runtime.text import shortened
 from recd_plugins.training.checkpoint_dcp import (
     SafeLoadPlanner,
     SafeReader,
-    SafeSavePlanner,
     TellingWriter,
     as_named_now,
     read_metadata,
@@ -59,15 +67,8 @@ from recd_plugins.training.checkpoint_files import (
     sync,
     write_arrays,
 )
-from recd_plugins.training.checkpoint_state import (
-    CheckpointState,
-    check_names,
-    check_optimizer,
-    common_name,
-    make_state,
-    trained_names,
-)
 from recd_plugins.training.identity import check_resumable, identity_text
+from recd_plugins.training.optimizer import in_embedding_module
 from recd_plugins.training.rank_state import (
     buffers_of_rank_0,
     of_all_ranks,
@@ -76,22 +77,101 @@ from recd_plugins.training.rank_state import (
     read_rank_state,
 )
 
-__all__ = ["Checkpoints", "Progress"]
+#: Steps between looks at the losses, unless a checkpoint is due before.
+MOST_UNSEEN = 50
+_ROWS_AT_ONCE = 65_536
+_ADVICE = "Lower training.learning_rate, or keep dense features small by preprocessing"
+_BEFORE_LEARNING = (
+    "Nothing has learned before it: check dense features, labels, initial weights and the output "
+    "of plugins"
+)
+# Models keep replicated pooled tables in such a module, and the others in the one without the word.
+_REPLICATED = re.compile(r"(^|\.)replicated_(\w+\.embedding_bags\.)")
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """State of model and optimizer, under names and shapes that do not depend on the plan.
+
+    A replicated table is named as a sharded one, and so is its row-wise Adagrad: TorchRec's
+    ``sum``, ``[rows, 1]``, holds the numbers of FBGEMM's ``momentum1``, ``[rows]``. Its ``step``
+    changes nothing without a decay of the learning rate, and is left out. Tables that learn by
+    their step count, as FBGEMM's Adam does, have it under ``steps``.
+    """
+
+    document: dict[str, Any]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    tables: frozenset[str]
+
+    @classmethod
+    def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer | None) -> CheckpointState:
+        """Return the present state; of the model alone without an optimizer. Collective."""
+        model = dmp.state_dict()
+        check_names(model)
+        document: dict[str, Any] = {
+            "model": {common_name(name): value for name, value in model.items()}
+        }
+        if optimizer is None:
+            return cls(document, model, {}, frozenset())
+        state = optimizer.state_dict()
+        tables = frozenset(
+            name
+            for name, values in state["state"].items()
+            if values.keys() == {"step", "sum"} and in_embedding_module(dmp, name)
+        )
+        by_name = {
+            common_name(name): {f"{name.split('.')[-2]}.momentum1": values["sum"].view(-1)}
+            if name in tables
+            else values
+            for name, values in state["state"].items()
+            if values  # SGD has none, also of a replicated table
+        }
+        document["optimizer"] = {**state, "state": by_name}
+        if steps := steps_of_tables(dmp.module):
+            document["steps"] = steps
+        return cls(document, model, state, tables)
+
+    def leave_out_steps(self, stored: Collection[str]) -> list[str]:
+        """Leave out and return tables whose steps an older checkpoint lacks."""
+        steps = self.document.pop("steps", {})
+        kept = {name: step for name, step in steps.items() if f"steps.{name}" in stored}
+        if kept:
+            self.document["steps"] = kept
+        return [name for name in steps if name not in kept]
+
+    def put_back(
+        self, dmp: DistributedModelParallel, optimizer: Optimizer | None, step: int
+    ) -> None:
+        """Load the document, filled by DCP, into model and optimizer. Collective."""
+        filled = self.document["model"]
+        dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
+        if optimizer is None:
+            return
+        set_steps_of_tables(dmp.module, self.document.get("steps", {}), otherwise=step)
+        filled = self.document["optimizer"]
+        by_name = {
+            name: {"step": torch.full_like(values["step"], step), "sum": values["sum"]}
+            if name in self.tables
+            else filled["state"].get(common_name(name), {})
+            for name, values in self.optimizer["state"].items()
+        }
+        optimizer.load_state_dict({**filled, "state": by_name})
 
 
 class Checkpoints:
     """A folder of checkpoints, ``step-000000100`` and so on.
 
     A checkpoint is written under a hidden name and renamed when every rank is done, and renamed
-    again before it is deleted: a kill at any moment leaves whole ones only. Later damage shows
-    when it is loaded, by the digests in its manifest.
+    again before it is deleted, so a kill leaves whole ones only. Loading verifies the digests in
+    the manifest.
 
     Args:
         folder: made if it is missing.
-        keep: how many of the newest to keep, and the best besides if the run is validated.
-        identity: of the run, by ``identity_of``, on rank 0. It is written, and a checkpoint of
-            another run is refused. None does neither.
-        allowed: fields of it that may differ.
+        keep: number of newest checkpoints to keep, besides the best of a validated run.
+        identity: from ``identity_of``, on rank 0. It is written, and a checkpoint of another run
+            is refused. None does neither.
+        allowed: fields of the identity that may differ.
         fitted: state of fitted preprocessing, by ``fitted_state``, on rank 0.
     """
 
@@ -166,14 +246,14 @@ class Checkpoints:
             together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
             with buffers_of_rank_0(dmp):  # DCP lets any rank write them
                 save(
-                    state.document, storage_writer=TellingWriter(partial), planner=SafeSavePlanner()
+                    state.document,
+                    storage_writer=TellingWriter(partial),
+                    planner=DefaultSavePlanner(),
                 )
             told = together(lambda: (_digests_of_rank(partial), own))
-            digests = [of_rank for of_rank, _ in told]
+            files = {name: digest for digests, _ in told for name, digest in digests.items()}
             ranks = of_all_ranks([of_rank for _, of_rank in told])
-            together(
-                lambda: self._publish(partial, final, text, digests, ranks, progress.best_step)
-            )
+            together(lambda: self._publish(partial, final, text, files, ranks, progress.best_step))
         except (CheckpointException, OSError, RecdError) as error:
             if dist.get_rank() == 0:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -182,9 +262,9 @@ class Checkpoints:
     def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
         """Load the newest whole checkpoint; return the first step if there is none. Collective.
 
-        The number of ranks and the plan may differ from those of the run that saved it. On as many
-        ranks, random generators and buffers are what each rank had. A damaged checkpoint is named
-        on stderr and set aside, and the one before it is taken.
+        The number of ranks and the plan may differ from those of the run that saved it. With the
+        same number of ranks, each rank gets its random generators and buffers back. A damaged
+        checkpoint is named on stderr and set aside, and the one before it is taken.
 
         Raises:
             RecdError: the checkpoint does not fit the model or is of another run, none is whole,
@@ -192,22 +272,22 @@ class Checkpoints:
         """
         check_optimizer(dmp, optimizer)
         together(lambda: check_names(name for name, _ in dmp.named_parameters()))
-        damaged: dict[Path, str] = {}
+        broken: dict[Path, str] = {}
         for path in reversed(from_rank_0(checkpoints_in(self._folder))):
             if damage := _damage(path):
-                damaged[path] = damage[0]
+                broken[path] = damage[0]
                 continue
             progress = self._load(path, dmp, optimizer)
-            for each, reason in damaged.items() if dist.get_rank() == 0 else ():
+            for each, reason in broken.items() if dist.get_rank() == 0 else ():
                 aside = set_aside(each)
                 _say(
                     f"{each.name} is damaged and now {aside.name} ({reason}); "
                     f"going on from {path.name}"
                 )
             return progress
-        if damaged:
+        if broken:
             raise RecdError(
-                f"{self._folder}: no checkpoint is whole ({'; '.join(damaged.values())}); put back "
+                f"{self._folder}: no checkpoint is whole ({'; '.join(broken.values())}); put back "
                 "a copy of one, or start anew in another folder"
             )
         return Progress()
@@ -217,7 +297,7 @@ class Checkpoints:
         return read_rank_state(self.of_step(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel) -> Progress:
-        """Load the weights of this checkpoint, to score by them. Collective.
+        """Load only the weights of this checkpoint. Collective.
 
         Raises:
             RecdError: it does not fit the model, or is of another run.
@@ -246,9 +326,8 @@ class Checkpoints:
             state.put_back(dmp, optimizer, progress.step)
             if tables := sorted({name for of_rank in lacking for name in of_rank}):
                 _say(
-                    f"{path.name} is of an earlier version, which did not note by how many steps "
-                    f"the optimizer of {shortened(tables)} learns: taken for the {progress.step} "
-                    "that were trained"
+                    f"{path.name} is of an earlier version, which did not note the optimizer step "
+                    f"of {shortened(tables)}: taken for {progress.step}, the trained steps"
                 )
         except (
             AssertionError,  # of a collision map whose rows other ranks had
@@ -260,16 +339,10 @@ class Checkpoints:
         ) as error:
             if isinstance(refused := _own(error), RecdError):
                 raise refused from error
-            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
-            advice = "resume with the registry that the run was started with"
-            if "optimizer.state" in reason:
-                advice += (
-                    " (a column-wise table has a row-wise Adagrad for each part of a row, which "
-                    "other shardings do not)"
-                )
             raise RecdError(
-                f"{path}: cannot be loaded into this model and optimizer ({reason}); {advice}, or "
-                "remove this checkpoint to go on from the one before"
+                f"{path}: cannot be loaded into this model and optimizer ({_reason(error)}); "
+                "resume with the registry that the run was started with, or remove this "
+                "checkpoint to go on from the one before"
             ) from error
         if optimizer is not None:
             together(lambda: put_back(dmp, read_rank_state(path)))
@@ -285,14 +358,13 @@ class Checkpoints:
         partial: Path,
         final: Path,
         progress: str,
-        digests: list[dict[str, FileDigest]],
+        files: dict[str, FileDigest],
         ranks: Mapping[str, np.ndarray],
         best_step: int | None,
     ) -> None:
         """Complete the files on rank 0, and rename the checkpoint to its final name."""
         if dist.get_rank() != 0:
             return
-        files = {name: digest for each in digests for name, digest in each.items()}
         texts = {PROGRESS: progress}
         if self._identity is not None:
             texts[IDENTITY] = identity_text(self._identity)
@@ -316,6 +388,112 @@ class Checkpoints:
         for old in checkpoints_in(self._folder)[: -self._keep]:
             if best_step is None or old.name != step_name(best_step):
                 delete(old)
+
+
+def common_name(name: str) -> str:
+    """Return the name of a parameter in checkpoints."""
+    return _REPLICATED.sub(r"\1\2", name)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse parameters that would share a name in checkpoints and overwrite each other."""
+    by_common: dict[str, str] = {}
+    for name in names:
+        first = by_common.setdefault(common_name(name), name)
+        if first != name:
+            raise SetupError(
+                f"{first} and {name} of the model have one name in checkpoints, which drop "
+                "replicated_: rename one of the tables, or one of their modules"
+            )
+
+
+def check_optimizer(dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
+    """Refuse an optimizer whose state would be missing from checkpoints. Collective."""
+    if not hasattr(optimizer, "params"):
+        raise SetupError(
+            f"checkpoints name state by parameters, which {type(optimizer).__name__} does not "
+            "know: put it into a KeyedOptimizerWrapper of torchrec.optim.keyed"
+        )
+    if unsaved := _unsaved(optimizer):
+        raise SetupError(
+            f"no state dict of the optimizer has the state of {shortened(unsaved)}, which a "
+            "resumed run would lose: put wrappers, such as WarmupOptimizer, inside of "
+            "CombinedOptimizer([...]), one around dmp.fused_optimizer and one around each of "
+            "yours, with a param_name of its own"
+        )
+    known = {id(parameter) for parameter in optimizer.params.values()}
+    fused = dmp.fused_optimizer
+    lacking = {name: each for name, each in fused.params.items() if id(each) not in known}
+    if not any(together(lambda: bool(lacking))):
+        return
+    state = fused.state  # collective
+    lost = together(lambda: [name for name, each in lacking.items() if state.get(each)])
+    if names := sorted({name for of_rank in lost for name in of_rank}):
+        raise SetupError(
+            f"the optimizer lacks the state that {shortened(names)} learn by in the backward "
+            "pass: give CombinedOptimizer([dmp.fused_optimizer, yours]) of torchrec.optim.keyed"
+        )
+
+
+def make_state(optimizer: Optimizer, stored: Collection[str]) -> None:
+    """Have an optimizer make its lazy state, to be filled from a checkpoint.
+
+    Adam and SGD with momentum make their state in the first step. This takes a step by gradients
+    of zero, for those parameters alone, and restores them.
+    """
+    named: dict[str, Any] = getattr(optimizer, "params", {})
+    dense = {name: each for name, each in named.items() if isinstance(each, nn.Parameter)}
+    known = optimizer.state
+    lazy = {
+        parameter: parameter.detach().clone()
+        for name, parameter in dense.items()
+        if parameter not in known
+        and any(entry.startswith(f"optimizer.state.{common_name(name)}.") for entry in stored)
+    }
+    if not lazy:
+        return
+    gradients = [(parameter, parameter.grad) for parameter in dense.values()]
+    for parameter, _ in gradients:
+        parameter.grad = torch.zeros_like(parameter) if parameter in lazy else None
+    optimizer.step()
+    with torch.no_grad():
+        for parameter, values in lazy.items():
+            parameter.copy_(values)  # weight decay changes them
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def trained_names(optimizer: Optimizer | None) -> list[str]:
+    """Return the parameters of an optimizer, as checkpoints name them."""
+    return [common_name(name) for name in getattr(optimizer, "params", {})]
+
+
+def _unsaved(optimizer: Any) -> list[str]:
+    """Return parameters with state in some part of an optimizer, and none in its state dict.
+
+    A wrapper such as WarmupOptimizer adds state of its own, and keeps the state that a
+    CombinedOptimizer inside had when it was made.
+    """
+    saved = optimizer
+    while isinstance(saved, OptimizerWrapper):
+        saved = saved._optimizer  # private, torchrec 1.6 to 1.9; its state dict is the wrapper's
+    kept = saved.state
+    found = {
+        name: None
+        for part in _parts(optimizer)
+        for name, each in part.params.items()
+        if each in part.state and each not in kept
+    }
+    return list(found)
+
+
+def _parts(optimizer: Any) -> Iterator[Any]:
+    yield optimizer
+    if isinstance(optimizer, OptimizerWrapper):
+        yield from _parts(optimizer._optimizer)
+    elif isinstance(optimizer, CombinedOptimizer):
+        for _, part in optimizer.optimizers:
+            yield from _parts(part)
 
 
 def _say(line: str) -> None:
@@ -360,15 +538,94 @@ def _own(error: BaseException) -> Exception | None:
     return None
 
 
+def _reason(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
 def _cannot_be_written(path: Path, error: BaseException) -> RecdError:
     cause = _own(error)
     if isinstance(cause, RecdError):
         return cause
-    reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    reason = _reason(error)
     if isinstance(cause, OSError):
         reason = cause.strerror or str(cause)
-    left = "the checkpoints before it are as they were, and --resume goes on from them"
+    left = "--resume goes on from the checkpoint before it"
     return RecdError(
         f"{path}: cannot be written ({reason}); "
         f"{left if checkpoints_in(path.parent) else 'there is none before it'}"
     )
+
+
+@dataclass(frozen=True)
+class FiniteRun:
+    """Ends a run before it saves losses or weights that are NaN or infinite.
+
+    All calls are collective: all ranks go on, or all raise.
+    """
+
+    name: str
+    checkpoints: Checkpoints | None = None
+
+    def losses(self, pending: list[Tensor], before: int = 0, of: str = "") -> list[float]:
+        """Average the losses of the same steps over ranks; empties the list."""
+        if not pending:
+            return []
+        stacked = torch.stack(pending).double().cpu()
+        pending.clear()
+        dist.all_reduce(stacked)
+        means: list[float] = (stacked / dist.get_world_size()).tolist()
+        for step, loss in enumerate(means, before + 1):
+            if not math.isfinite(loss):
+                advice = _BEFORE_LEARNING if step == 1 and not of else _ADVICE
+                raise self._ended(f"the loss of step {step}{of} is {loss}", advice)
+        return means
+
+    def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
+        """Check the state before it is saved as the checkpoint of ``step``."""
+        if (name := _not_finite(dmp, optimizer)) is not None:
+            raise self._ended(f"after step {step} {name} has a value that is NaN or infinite")
+
+    def check_loaded(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> None:
+        """Check the state that was loaded from the newest checkpoint."""
+        if (name := _not_finite(dmp, optimizer)) is not None:
+            raise RecdError(
+                f"{self._newest()}: {name} has a value that is NaN or infinite; remove this "
+                "checkpoint to go on from the one before"
+            )
+
+    def _ended(self, what: str, advice: str = _ADVICE) -> RecdError:
+        newest = self._newest()
+        saved, again = "no checkpoint was saved", ""
+        if newest is not None:
+            saved = f"the newest checkpoint is {newest}"
+            again = ", and go on from there with --resume"
+        return RecdError(
+            f"{self.name}: {what}, so the run ends here and saves nothing more; {saved}. {advice}"
+            f"{again}"
+        )
+
+    def _newest(self) -> Path | None:
+        return None if self.checkpoints is None else self.checkpoints.newest()
+
+
+def _not_finite(dmp: DistributedModelParallel, optimizer: Optimizer) -> str | None:
+    """Return the first tensor with such a value on any rank."""
+    named = {f"weight {name}": value for name, value in dmp.state_dict().items()}
+    for name, state in optimizer.state_dict()["state"].items():
+        named |= {f"optimizer state {name} {key}": value for key, value in state.items()}
+    mine = next((name for name, value in named.items() if not _all_finite(value)), None)
+    return next((name for name in together(lambda: mine) if name is not None), None)
+
+
+def _all_finite(value: Any) -> bool:
+    sharded = isinstance(value, ShardedTensor)
+    for tensor in [shard.tensor for shard in value.local_shards()] if sharded else [value]:
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            continue
+        numbers = tensor.detach()
+        # A sum over NaN or inf is not finite; the sum of large numbers need not be either. They
+        # are tested in parts then, as isfinite copies them.
+        parts = torch.split(numbers, _ROWS_AT_ONCE) if numbers.dim() else (numbers,)
+        if not math.isfinite(numbers.sum()) and not all(part.isfinite().all() for part in parts):
+            return False
+    return True

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 # Private, as no public name has it; so in torch 2.11 to 2.14.
 from torch.distributed.checkpoint.filesystem import (
@@ -35,8 +35,6 @@ from torch.distributed.checkpoint.planner import (
     ReadItem,
     SavePlan,
     SavePlanner,
-    WriteItem,
-    WriteItemType,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import WriteResult
@@ -67,9 +65,7 @@ DTYPES = frozenset(
     }
 )
 _MODEL, _STATE = "model.", "optimizer.state."
-# How torch.load(weights_only=True) names what it refuses.
-_NAMED = re.compile(r"GLOBAL (\S+)")
-# Where the first models of two towers had replicated tables.
+# Early models of two towers kept replicated tables here.
 _COPIES = re.compile(r"(^|\.)copies(\.embedding_bags\.)")
 
 
@@ -178,7 +174,7 @@ def as_named_now(metadata: Metadata, names: Callable[[], Iterable[str]]) -> Meta
 
 
 class TellingWriter(FileSystemWriter):
-    """DCP's writer, which raises the OSError behind torch.save's complaint of missing bytes."""
+    """DCP's writer, raising the OSError (such as a full disk) behind torch's RuntimeError."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """See ``FileSystemWriter.write_data``."""
@@ -203,22 +199,12 @@ class SafeReader(FileSystemReader):
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read file by file."""
-        by_file: dict[str, list[ReadItem]] = {}
-        for item in plan.items:
-            by_file.setdefault(self.storage_data[item.storage_index].relative_path, []).append(item)
-        for name, items in by_file.items():
-            path = Path(self.path) / name
-            try:
-                super().read_data(replace(plan, items=items), planner).wait()
-            except pickle.UnpicklingError as error:
-                if (found := _NAMED.search(str(error))) is None:
-                    raise DamagedError(f"{path}: is damaged ({error})") from error
-                cls = found[1] if "." in found[1] else f"builtins.{found[1]}"
-                raise DamagedError(_refusal(path, cls)) from error
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        """Refuse values whose classes torch.load(weights_only=True) does not know."""
+        try:
+            return super().read_data(plan, planner)
+        except pickle.UnpicklingError as error:
+            first = str(error).splitlines()[0]
+            raise DamagedError(_refusal(Path(self.path), f"a value ({first})")) from error
 
 
 class SafeLoadPlanner(DefaultLoadPlanner):
@@ -261,23 +247,6 @@ class SafeLoadPlanner(DefaultLoadPlanner):
         super().load_bytes(read_item, plain)
 
 
-class SafeSavePlanner(DefaultSavePlanner):
-    """DCP's planner, for values that can be loaded again."""
-
-    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        """See ``SavePlanner.transform_object``."""
-        written = super().transform_object(write_item, object)
-        if write_item.type == WriteItemType.BYTE_IO:
-            try:
-                torch.load(io.BytesIO(written.getvalue()), weights_only=True)
-            except pickle.UnpicklingError as error:
-                raise RecdError(
-                    f"{write_item.index.fqn}: is a {type(object).__qualname__}, which a "
-                    "checkpoint cannot hold; keep tensors and plain values in state dicts"
-                ) from error
-        return written
-
-
 def read_weights(
     checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True, model: Collection[str] = ()
 ) -> dict[str, Tensor]:
@@ -300,7 +269,7 @@ def table_weights(checkpoint: Path, table: str) -> Tensor:
     """Return the rows of an embedding table, ``[num_embeddings, embedding_dim]``.
 
     Raises:
-        RecdError: the checkpoint is damaged, or has no such table; names those that it has.
+        RecdError: the checkpoint is damaged or has no such table.
     """
     tables = {}
     for name in read_metadata(checkpoint).state_dict_metadata:
@@ -338,6 +307,6 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
 
 def _refusal(path: Path, name: str) -> str:
     return (
-        f"{path}: names {name}, which no checkpoint needs; nothing of it was run. Take no "
-        "checkpoint from where this one is from"
+        f"{path}: names {name}, which no checkpoint needs; no code of it was run. Do not use "
+        "checkpoints from this source"
     )

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: names, manifest, progress and arrays. Needs no torch."""
+"""Files of a checkpoint: names, manifest, progress and arrays. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,15 +31,13 @@ FITTED, RANKS = "preprocessing.npz", "ranks.npz"
 FORMAT = 1
 
 _NAME = re.compile(r"step-\d{9}")
-# Left by a killed process: a partial checkpoint, a half-deleted one, and a whole one that was about
-# to be replaced by another of the same step.
+# Left by a killed process: partial, half-deleted, or whole and about to be replaced.
 _LEFTOVER = re.compile(r"\.(?P<step>step-\d{9})(\.[0-9a-f]{8})?\.(partial|old|(?P<whole>before))")
 Number = Annotated[int, Field(ge=0, le=2**53)]
 
-# Fields of a run's identity (training/identity.py): sections of further plugin kinds, and of kinds
-# whose plugins only observe.
+# Fields of a run's identity: sections of further plugin kinds, and of kinds that only observe.
 FURTHER, OBSERVERS = "further", "observers"
-#: What a resumed run may change, and reports: no result depends on it.
+#: Fields that a resumed run may change, as no result depends on them.
 FREE = (
     *("sharding", "cache", "ingestion", "versions", "model.pool_rows", OBSERVERS),
     *(
@@ -50,7 +48,7 @@ FREE = (
         )
     ),
 )
-#: What it may change with ``--allow``: the state fits, and later steps learn otherwise.
+#: Fields that it may change with ``--allow``: the state fits, and later steps learn otherwise.
 ALLOWABLE = (
     *("training.learning_rate", "training.dense_learning_rate", "training.eps"),
     *("training.schedule", "training.wire", "converter", "preprocessing", "model.bag_pooling"),
@@ -58,7 +56,7 @@ ALLOWABLE = (
 
 
 class DamagedError(RecdError):
-    """A file of a checkpoint is missing, changed, or holds what no checkpoint needs."""
+    """A file of a checkpoint is missing, changed or unsafe."""
 
 
 def damaged(problems: Sequence[str]) -> DamagedError:
@@ -86,15 +84,14 @@ def check_newest(checkpoint: Path) -> None:
     newest = max((path.name for path in checkpoints_in(checkpoint.parent)), default="")
     if checkpoint.name < newest:
         raise RecdError(
-            f"{checkpoint}: is of an earlier step than {newest}, which is there and would be "
-            "resumed: count steps on from what load returned, as BatchSource(loader, progress) "
-            "does, or set another folder"
+            f"{checkpoint}: is of an earlier step than {newest}, which would be resumed: count "
+            "steps from the progress that load returned, or set another folder"
         )
 
 
 def partial_of(checkpoint: Path) -> Path:
     """Return a new hidden name to write to, unknown to ranks of a killed run."""
-    return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.partial")
+    return _hidden(checkpoint, "partial")
 
 
 def clean(folder: Path) -> None:
@@ -120,17 +117,12 @@ def set_aside(checkpoint: Path) -> Path:
 
 def delete(checkpoint: Path) -> None:
     """Rename a checkpoint, then remove it."""
-    dying = _hidden(checkpoint, "old")
-    os.replace(checkpoint, dying)
+    os.replace(checkpoint, dying := _hidden(checkpoint, "old"))
     shutil.rmtree(dying, ignore_errors=True)
 
 
 def put(partial: Path, checkpoint: Path) -> None:
-    """Rename a written checkpoint to its final name, and remove one that has it already.
-
-    Raises:
-        OSError: the rename failed; the existing checkpoint keeps its name.
-    """
+    """Rename a written checkpoint to its final name, and remove one that has it already."""
     before = _hidden(checkpoint, "before") if checkpoint.exists() else None
     if before:
         os.replace(checkpoint, before)
@@ -186,12 +178,9 @@ def manifest_text(files: Mapping[str, FileDigest]) -> str:
 
 def sealed(document: dict[str, Any]) -> str:
     """Return a document as JSON with a digest of itself."""
-    digest = hashlib.sha256(_text(document).encode()).hexdigest()
-    return _text({**document, "sha256": digest})
-
-
-def _text(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=1) + "\n"
+    text = json.dumps(document, indent=1) + "\n"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps({**document, "sha256": digest}, indent=1) + "\n"
 
 
 def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
@@ -202,10 +191,8 @@ def read_manifest(checkpoint: Path) -> dict[str, FileDigest]:
         document = json.loads(text)
         del document["sha256"]
         intact = sealed(document) == text
-    except FileNotFoundError:
-        raise DamagedError(f"{path}: is missing") from None
     except OSError as error:
-        raise DamagedError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DamagedError(_unreadable(path, error)) from error
     except (ValueError, TypeError, KeyError, RecursionError):
         intact = False
     if not intact:
@@ -228,10 +215,8 @@ def misfits(checkpoint: Path, files: Mapping[str, FileDigest]) -> tuple[list[str
         path = checkpoint / name
         try:
             size = _regular(path).stat().st_size
-        except FileNotFoundError:
-            damage.append(f"{path}: is missing")
         except OSError as error:
-            damage.append(f"{path}: cannot be read ({error.strerror or error})")
+            damage.append(_unreadable(path, error))
         else:
             if size != digest.bytes:
                 damage.append(f"{path}: has {size} bytes, and had {digest.bytes}")
@@ -246,15 +231,10 @@ def differing(checkpoint: Path, files: Mapping[str, FileDigest]) -> list[str]:
     for name, digest in files.items():
         path = checkpoint / name
         try:
-            found = digest_of(path)
+            if digest_of(path) != digest:
+                damage.append(f"{path}: its content is not what was written (by its SHA-256)")
         except OSError as error:
-            damage.append(f"{path}: cannot be read ({error.strerror or error})")
-        else:
-            if found != digest:
-                damage.append(
-                    f"{path}: its content is not what was written (SHA-256 "
-                    f"{found.sha256[:12]}..., and was {digest.sha256[:12]}...)"
-                )
+            damage.append(_unreadable(path, error))
     return damage
 
 
@@ -283,6 +263,12 @@ def check_whole(checkpoint: Path) -> None:
     """Raise ``DamagedError`` if a file of a checkpoint is damaged; reads all of them."""
     if damage := problems(checkpoint)[0]:
         raise damaged(damage)
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{path}: is missing"
+    return f"{path}: cannot be read ({error.strerror or error})"
 
 
 def _regular(path: Path) -> Path:
@@ -375,12 +361,11 @@ def read_progress(checkpoint: Path) -> Progress:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise DamagedError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise DamagedError(_unreadable(path, error)) from error
     progress = _parsed(text, str(path), DamagedError)
     if checkpoint.name != step_name(progress.step):
         raise DamagedError(
-            f"{path}: step: is {progress.step}, of a checkpoint {checkpoint.name}; where it was "
-            f"renamed or copied, name the folder {step_name(progress.step)}"
+            f"{path}: step: is {progress.step}; name its folder {step_name(progress.step)}"
         )
     return progress
 
@@ -432,7 +417,7 @@ def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
     """Find a checkpoint of a run, and say on stderr which one it is if that may surprise.
 
     Args:
-        registry: names the folder, by ``training.checkpoint.path``.
+        registry: its ``training.checkpoint.path`` is the folder.
         wanted: ``newest``, ``best``, or the path of a checkpoint or of a folder (its newest). None
             takes the best of a validated run and the newest of any other.
 
@@ -453,45 +438,24 @@ def chosen_checkpoint(registry: RunConfig, wanted: str | None = None) -> Path:
     newest = _newest(Path(folder), f"train first: recd run {registry.path}")
     if wanted == "newest":
         return newest
-    if wanted is None:
-        chosen, note = _best_or_newest(registry, newest)
-        if note and torchrun_rank() in (None, 0):
-            click.echo(f"{chosen}: {note}", err=True)
-        return chosen
-    best_step = read_progress(newest).best_step
-    if best_step is None:
+    progress = read_progress(newest)
+    curve = progress.validation
+    if curve is None or curve.best_step is None:
+        if wanted is None:
+            return newest
         raise RecdError(
             f"{newest}: its run was not validated, so there is no best checkpoint; use "
             "--checkpoint newest"
         )
-    best = newest.with_name(step_name(best_step))
-    if not best.exists():
-        raise RecdError(
-            f"{best}: the best checkpoint is gone; take the newest with --checkpoint newest"
-        )
-    return best
-
-
-def _best_or_newest(registry: RunConfig, newest: Path) -> tuple[Path, str]:
-    """Return the default checkpoint, and a note if it needs one."""
-    try:
-        progress = read_progress(newest)
-    except DamagedError:  # told when it is loaded
-        return newest, ""
-    curve, validated = progress.validation, registry.training.validation is not None
-    if curve is None or curve.best_step is None:
-        return newest, "the newest is taken, as no validation has found a best" * validated
     best = newest.with_name(step_name(curve.best_step))
-    if best == newest:
-        return newest, ""
-    if not validated and progress.step > curve.steps[-1]:
-        return newest, (
-            "the newest is taken: training continued after the last validation; --checkpoint best "
-            f"takes {best.name}"
-        )
+    went_on = registry.training.validation is None and progress.step > curve.steps[-1]
+    if wanted is None and (went_on or not best.exists()):
+        return newest
     if not best.exists():
-        return newest, f"the newest is taken, as the best, {best.name}, is gone"
-    return best, f"the best by {curve.metric} is taken; --checkpoint newest takes {newest.name}"
+        raise RecdError(f"{best}: the best checkpoint is gone; use --checkpoint newest")
+    if wanted is None and best != newest and torchrun_rank() in (None, 0):
+        click.echo(f"{best}: the best is taken; --checkpoint newest takes {newest.name}", err=True)
+    return best
 
 
 def _newest(folder: Path, remedy: str) -> Path:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import nullcontext
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.metrics.calibration import CalibrationMetric
 from torchrec.metrics.metrics_config import RecTaskInfo
@@ -31,13 +31,14 @@ from recd_plugins.interfaces import Metric, ScoredBatch, Split, TrainPipeline
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.plugin import plugin_call
+from recd_plugins.model.build import model_code
 from recd_plugins.runtime import activity
 from recd_plugins.runtime.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.runtime.rank_agreement import together
-from recd_plugins.training.batches import steps
+from recd_plugins.training.checkpoint import FiniteRun
 from recd_plugins.training.checkpoint_files import ValidationCurve
-from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.progress_bar import progress_bar
+from recd_plugins.training.result import ValidationReport
 
 #: Quality of a split, None if it is empty, and its metrics by name.
 Measured = tuple[Quality | None, Mapping[str, float]]
@@ -46,13 +47,32 @@ TOLERANCE = 16 * float(np.finfo(np.float32).eps)
 # A dense sample has chains of close scores that reach from end to end, so they are cut.
 _LONGEST = 2 * TOLERANCE
 _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
-# A metric may be called calibration, as TorchRec's is: that one is shown then.
+# A metric named calibration, as TorchRec's is, replaces the built-in one.
 _OF_QUALITY = {field.name for field in fields(Quality)} - {"calibration"}
 
 
 def splits_of(registry: RunConfig) -> tuple[Split, ...]:
     """Return the splits that a run reads."""
     return registry.dataset.splits() if registry.training.evaluate else ("train",)
+
+
+def steps(
+    pipeline: TrainPipeline, batches: Iterator[Any], registry: RunConfig, model: nn.Module
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield loss, logits and labels of each batch that is trained or evaluated."""
+    entry = next(iter(registry.entries("pipeline")), None)
+    while True:
+        try:
+            with (
+                model_code(registry, model),
+                nullcontext()
+                if entry is None
+                else plugin_call(entry.plugin, "progress", type(pipeline)),
+            ):
+                output = pipeline.progress(batches)
+        except StopIteration:
+            return
+        yield output
 
 
 def evaluate(
@@ -66,7 +86,7 @@ def evaluate(
 ) -> Measured:
     """Measure every row of the test split, if there is one and the registry wants it. Collective.
 
-    A row that fills up a batch is scored and not counted.
+    Rows that pad a batch are scored and not counted.
     """
     split: Split = "test"
     registry = prepared.registry
@@ -101,20 +121,20 @@ def evaluate(
 def _noted(
     batches: Iterable[tuple[ModelInput, int]], waiting: deque[tuple[int, Tensor | None]]
 ) -> Iterator[ModelInput]:
-    """Yield batches, which a pipeline takes ahead; their counts and sessions wait."""
+    """Yield batches to a pipeline that reads ahead; their counts and sessions wait."""
     for batch, count in batches:
         waiting.append((count, batch.sessions))
         yield batch
 
 
 class Predictions:
-    """Samples of this rank, 8 bytes each: all, or the last ones.
+    """Logits and labels of this rank, 8 bytes a row.
 
     Args:
-        window: how many of the last to keep, in whole batches; None for all.
+        window: number of newest rows to keep, in whole batches; None for all.
 
     Attributes:
-        num_samples: how many there are now.
+        num_samples: rows kept now.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -159,7 +179,7 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
     if unknown := int(logits.isnan().sum()):
         raise RecdError(
             f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, though its loss "
-            "is a number: look at what it returns besides its loss"
+            "is a number"
         )
     batch: dict[str, Any] = {
         "predictions": {_TASK.name: torch.sigmoid(logits)},
@@ -235,26 +255,23 @@ class Metrics:
     """The metrics of one evaluated split on one rank.
 
     Args:
-        path: of the registry file, for errors.
-        entries: of the metrics.
+        path: the registry file, for errors.
+        entries: the registry's metrics.
     """
 
     def __init__(self, path: Path, entries: Sequence[Entry[Metric]]) -> None:
         self._path = path
         self._entries = tuple(entries)
-        # Copies: a plugin may hand out one object again.
-        self._states = [deepcopy(entry.plugin.start()) for entry in self._entries]
+        self._states = [entry.plugin.start() for entry in self._entries]
         self._num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor, sessions: Tensor | None = None) -> None:
-        """Show all of them a batch, logits, labels and sessions ``[B]``."""
+        """Update all metrics with a batch: logits, labels and sessions ``[B]``."""
         self._num_samples += len(labels)
+        if not self._entries:
+            return
+        batch = ScoredBatch(logits.detach().cpu().float(), labels.detach().cpu().float(), sessions)
         for i, entry in enumerate(self._entries):
-            batch = ScoredBatch(
-                logits.detach().cpu().float().clone(),
-                labels.detach().cpu().float().clone(),
-                None if sessions is None else sessions.clone(),
-            )
             with at_entry(self._path, entry), plugin_call(entry.plugin, "update"):
                 self._states[i] = entry.plugin.update(self._states[i], batch)
 
@@ -279,10 +296,7 @@ class Metrics:
             where = f"{self._path}:{entry.line} {entry.field}"
             for name, value in results.items():
                 if name in found or name in _OF_QUALITY:
-                    raise PluginError(
-                        f"{where}: {entry.plugin.name} has a result {name}, as another metric or "
-                        "every run has: leave one out, or give it another name"
-                    )
+                    raise PluginError(f"{where}: {entry.plugin.name}: {name} is measured already")
                 if not math.isfinite(value):
                     click.echo(f"{where}: {entry.plugin.name}: {name} is {value}", err=True)
                 found[name] = float(value)
@@ -290,7 +304,7 @@ class Metrics:
 
 
 def check_evaluation(registry: RunConfig) -> None:
-    """Refuse metrics and a validation that could measure nothing."""
+    """Refuse metrics and a validation that have nothing to measure."""
     has_test, metrics = "test" in splits_of(registry), registry.entries("metric")
     why = f"{registry.dataset.name} has no test split"
     if not registry.training.evaluate:
@@ -311,38 +325,8 @@ def check_evaluation(registry: RunConfig) -> None:
         raise RegistryError([Problem(str(registry.path), *each) for each in wrong])
 
 
-@dataclass(frozen=True)
-class ValidationReport:
-    """The validations of a run."""
-
-    curve: ValidationCurve
-    stopped: bool
-
-    def as_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        curve = asdict(self.curve)
-        return {**curve, "best_step": self.curve.best_step, "stopped_early": self.stopped}
-
-    def __str__(self) -> str:
-        curve, last = self.curve, self.curve.steps[-1]
-        if curve.best is None:
-            best = f"no validation had a finite {curve.metric}"
-        else:
-            best = (
-                f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
-                f"after step {curve.best_step}"
-            )
-        if self.stopped:
-            best = f"stopped early, after step {last}: {best}"
-            if curve.best is not None:
-                best += f", with no improvement in the next {curve.stale} validations"
-        if curve.best_step in (None, last):
-            return best
-        return f"{best}. Test figures are those of step {curve.best_step}"
-
-
 class Validation:
-    """When a run is validated, and its figures."""
+    """The validations of a run: when they are due, and their figures."""
 
     def __init__(
         self, spec: ValidationSpec, before: ValidationCurve | None = None, step: int = 0
@@ -357,13 +341,13 @@ class Validation:
             self.curve = before
         elif before.best_step is not None:
             self.left = (
-                f"validations by {before.metric} are left behind, as training.validation goes by "
-                f"{spec.metric} now: the best checkpoint by {before.metric}, of step "
-                f"{before.best_step}, goes when newer ones come; copy it to keep it"
+                f"validations by {before.metric} are dropped, as training.validation uses "
+                f"{spec.metric} now: copy the best checkpoint by {before.metric}, of step "
+                f"{before.best_step}, to keep it"
             )
 
     def due(self, step: int) -> bool:
-        """Return whether this step is to be validated, and is not yet."""
+        """Return whether this step has to be validated and is not yet."""
         return step % self.every == 0 and not self.is_measured(step)
 
     def is_measured(self, step: int) -> bool:
@@ -372,18 +356,14 @@ class Validation:
 
     @property
     def stops(self) -> bool:
-        """Whether the run is to end here."""
+        """Whether the run has to end here."""
         patience, curve = self._spec.patience, self.curve
         if patience is None or not curve.steps or curve.steps[-1] < self._step:
             return False
         # The last step of an earlier run is validated, too, and does not count.
         due = [at for at, step in enumerate(curve.steps) if step % self.every == 0]
-        on_time = replace(
-            curve,
-            steps=[curve.steps[at] for at in due],
-            values=[curve.values[at] for at in due],
-        )
-        return on_time.stale >= patience
+        values = [curve.values[at] for at in due]
+        return replace(curve, steps=due, values=values).stale >= patience
 
     def add(self, step: int, measured: Measured) -> bool:
         """Add the figures of a step; return whether they are the best so far."""

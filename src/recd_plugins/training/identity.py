@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+import torch
+from pydantic import ValidationError
+
 from recd_plugins.config import Entry, RunConfig
 from recd_plugins.config.run_config import plugin_versions
 from recd_plugins.data.prepared import RegistryLookups
-from recd_plugins.data.preprocess import fitted_steps
+from recd_plugins.data.preprocess import fitted_steps, load_fitted_state
 from recd_plugins.interfaces import (
+    Candidate,
     Dataset,
     DatasetWrapper,
     FeatureSchema,
@@ -26,10 +31,13 @@ from recd_plugins.interfaces import (
     Table,
 )
 from recd_plugins.interfaces.plugin import plugin_call
+from recd_plugins.planning.choosing import chooser_of, with_offers
 from recd_plugins.runtime.errors import RecdError
+from recd_plugins.runtime.rank_agreement import check_agreement
 from recd_plugins.runtime.versions import installed_set
 from recd_plugins.training.checkpoint_files import (
     ALLOWABLE,
+    FITTED,
     FREE,
     FURTHER,
     IDENTITY,
@@ -37,6 +45,8 @@ from recd_plugins.training.checkpoint_files import (
     OBSERVERS,
     DamagedError,
     check_file,
+    checkpoints_in,
+    read_arrays,
 )
 
 FORMAT = 1
@@ -56,7 +66,7 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
 
     Args:
         registry: with the training section in force; its data is prepared.
-        tables: of the model.
+        tables: tables of the model.
 
     Raises:
         DataError: the data cannot be read.
@@ -67,13 +77,20 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
     fitted_steps(registry, schema)
     tables = list(tables)
     names = [table.name for table in tables]
-    claimed = {"feature": features, "table": names}
     training = registry.training.model_dump(mode="json")
     training["dense_learning_rate"] = training["dense_learning_rate"] or training["learning_rate"]
     if training["wire"] == "fp32":  # absent in early checkpoints
         del training["wire"]
-    model = registry.model
-    settings = {"tables", "num_embeddings"}
+    model = registry.model and registry.model.model_dump(
+        mode="json", exclude={"tables", "num_embeddings"}
+    )
+    further: dict[bool, dict[str, Any]] = {False: {}, True: {}}
+    for kind, entries in ((registry.kinds[name], of) for name, of in registry.further.items()):
+        of_kind = {"feature": features, "table": names}.get(kind.claimed or "")
+        further[kind.observes][kind.section] = [
+            _plugin(entry.plugin) if of_kind is None else _entry(entry, f"{kind.claimed}s", of_kind)
+            for entry in entries
+        ]
     return {
         "format": FORMAT,
         "dataset": {**_plugin(registry.dataset), "wrap": _wrappers(registry)},
@@ -90,30 +107,24 @@ def identity_of(registry: RunConfig, tables: Iterable[Table]) -> dict[str, Any]:
         "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
         "ingestion": registry.ingestion and _plugin(registry.ingestion.plugin),
         "pooling": [_entry(entry, "features", schema.sparse) for entry in registry.pooling],
-        "sharding": sharding_identity(registry, names),
+        "sharding": [_entry(entry, "tables", names) for entry in registry.sharding],
         "cache": [_entry(entry, "tables", names) for entry in registry.cache],
         "model": {
-            **({} if model is None else model.model_dump(mode="json", exclude=settings)),
+            **(model or {}),
             "tables": {
                 table.name: {"rows": table.num_embeddings, "dim": table.embedding_dim}
                 for table in tables
             },
         },
         "training": training,
-        FURTHER: _further(registry, claimed, observes=False),
-        OBSERVERS: _further(registry, claimed, observes=True),
+        FURTHER: further[False],
+        OBSERVERS: further[True],
         "versions": {"packages": installed_set(), **plugin_versions(registry)},
     }
 
 
-def sharding_identity(registry: RunConfig, tables: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the sharding entries with the names of their tables."""
-    names = list(tables)
-    return [_entry(entry, "tables", names) for entry in registry.sharding]
-
-
 def identity_of_data(dataset: Dataset) -> dict[str, Any]:
-    """Return what identifies the rows of a dataset."""
+    """Return the identity of the rows of a dataset."""
     with plugin_call(dataset, "identity"):
         return dict(_own_identity(dataset))
 
@@ -133,8 +144,8 @@ def read_identity(checkpoint: Path) -> dict[str, Any]:
         known = identity["format"] == FORMAT
     except FileNotFoundError:
         raise DamagedError(
-            f"{path}: is missing: no run of a registry file wrote this checkpoint, so nobody can "
-            "tell whether it is of this one"
+            f"{path}: is missing: no run of a registry file wrote this checkpoint, so it cannot be "
+            "compared"
         ) from None
     except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
         raise DamagedError(f"{path}: cannot be read ({error})") from error
@@ -150,7 +161,7 @@ def read_schema(checkpoint: Path) -> FeatureSchema:
 
 
 def read_kinds(checkpoint: Path) -> dict[str, str] | None:
-    """Read ``Dataset.kinds`` of the data that it was trained on; None in an early checkpoint."""
+    """Read ``Dataset.kinds`` of the training data; None in an early checkpoint."""
     kinds: dict[str, str] | None = read_identity(checkpoint).get(_KINDS)
     return kinds
 
@@ -166,15 +177,14 @@ def check_resumable(
     for field in _differing(before, now):
         if field not in before and _within(field, [_KINDS]):
             continue
-        shown = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
         words = _words(field, before, now)
         if (use := _use(field)) and (use in before) != (use in now):
             # The entry as a whole, once, by the name of its plugin.
             if field != use:
                 continue
             plugin, is_now = (before[use], "gone") if use in before else (now[use], "new")
-            words = f"{shown.removesuffix('.use')} {plugin} is {is_now}"
-        if _within(field, (*FREE, *allowed)) or _unasked(field, before):
+            words = f"{_short(field).removesuffix('.use')} {plugin} is {is_now}"
+        if _within(field, (*FREE, *allowed)) or _unknown_before(field, before):
             told.append(words)
             continue
         refused.append(words)
@@ -183,16 +193,16 @@ def check_resumable(
         return told
     remedy = "go on with the former values, or start anew in another folder"
     if all(remedies):
-        names = sorted(set().union(*remedies))
-        options = " ".join(f"--allow {name}" for name in names)
-        remedy += f"; {options} allows what may change on purpose"
+        options = " ".join(f"--allow {name}" for name in sorted(set().union(*remedies)))
+        remedy += f"; {options} allows a change on purpose"
     raise RecdError(f"{checkpoint}: is of another run: {_listed(refused)}; {remedy}")
 
 
 def check_scores(checkpoint: Path, registry: RunConfig, tables: Iterable[Table]) -> bool:
-    """Refuse a checkpoint by which a registry would score otherwise than the run that wrote it.
+    """Refuse a checkpoint whose model scores differently; wrappers and rows may differ.
 
-    See ``check_same_model``. Wrappers may be gone, and other rows may be read.
+    Returns:
+        Whether the data is the training data.
     """
     rows = (f"dataset.options.{name}" for name in registry.dataset.row_options)
     identity = identity_of(replace(registry, wrappers=()), tables)
@@ -205,7 +215,7 @@ def check_same_model(
     fields: Collection[str] = SCORES,
     free: Collection[str] = FREE,
 ) -> bool:
-    """Refuse a checkpoint of another model; data and training may differ."""
+    """Refuse a checkpoint of another model; return whether the data is the same."""
     before, now = _fields_of(checkpoint), _fields(identity)
     differing = _differing(before, now)
     wrong = [
@@ -216,8 +226,8 @@ def check_same_model(
     ]
     if wrong:
         raise RecdError(
-            f"{checkpoint}: is of another model: {_listed(wrong)}; take the registry "
-            "that it was trained by, or a checkpoint of this one (--checkpoint)"
+            f"{checkpoint}: is of another model: {_listed(wrong)}; use the registry "
+            "that it was trained with, or a checkpoint of this one (--checkpoint)"
         )
     return not any(_within(field, ["data"]) for field in differing)
 
@@ -229,7 +239,7 @@ def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
         RecdError: names each field, with both values.
     """
     if not registry.preprocessing and not (checkpoint / IDENTITY).exists():
-        return  # of a trainer's own, whose rows belong to the ids of the data
+        return  # of a custom trainer, whose rows belong to the ids of the data
     schema = registry.dataset.schema()
     fitted_steps(registry, schema)
     features = (*schema.sparse, *schema.dense)
@@ -237,17 +247,111 @@ def check_same_preprocessing(checkpoint: Path, registry: RunConfig) -> None:
     check_same_model(checkpoint, {"preprocessing": said}, ["preprocessing"])
 
 
-def same_preprocessing(checkpoint: Path, registry: RunConfig) -> set[int]:
-    """Return the numbers of entries whose plugin and options are as in a checkpoint."""
-    before = _fields_of(checkpoint)
-    found = set()
+# Resuming, before the model is built.
+
+
+def load_fitted(registry: RunConfig, checkpoint: Path) -> None:
+    """Restore the fitted preprocessing of a checkpoint.
+
+    Entries that the checkpoint lacks, or that have other options now, are fitted when they are
+    used.
+
+    Raises:
+        DamagedError: the file was changed.
+    """
+    if not registry.preprocessing or not (arrays := read_arrays(checkpoint, FITTED)):
+        return
+    before, same = _fields_of(checkpoint), set()
     for number, entry in enumerate(registry.preprocessing):
         field = f"preprocessing[{number}]"
-        now = dict(_leaves(_options(entry.plugin), field))
         own = [f"{field}.use", f"{field}.options"]
-        if now == {name: value for name, value in before.items() if _within(name, own)}:
-            found.add(number)
-    return found
+        stored = {name: value for name, value in before.items() if _within(name, own)}
+        if dict(_leaves(_options(entry.plugin), field)) == stored:
+            same.add(number)
+    load_fitted_state(registry, {name: torch.from_numpy(a) for name, a in arrays.items()}, same)
+
+
+def resume_fitted(registry: RunConfig) -> None:
+    """Restore the fitted preprocessing of the newest whole checkpoint."""
+    for checkpoint in _newest_first(registry):
+        try:
+            load_fitted(registry, checkpoint)
+        except DamagedError:  # reported when weights are loaded
+            continue
+        return
+
+
+def check_fitted_alike(registry: RunConfig) -> None:
+    """Fit preprocessing, and refuse ranks that fitted differently. Collective."""
+    plugins = [entry.plugin for entry in registry.preprocessing]
+    fits = [plugin for plugin in plugins if type(plugin).fit is not Preprocessing.fit]
+    if not fits:
+        return
+    fitted_steps(registry, registry.dataset.schema())
+    decided = {
+        f"fit of {plugin.title} to {feature}": step.identity()
+        for plugin in fits
+        for feature, step in (plugin.fitted or {}).items()
+    }
+    check_agreement("fitting preprocessing", decided)
+
+
+def resume_choice(registry: RunConfig, *, quiet: bool = False) -> RunConfig:
+    """Replace a chooser by the entries that the newest whole checkpoint was trained with.
+
+    A chooser decides by measurements, which differ from start to start.
+    """
+    chooser = chooser_of(registry)
+    if chooser is None:
+        return registry
+    for checkpoint in _newest_first(registry):
+        try:
+            identity = read_identity(checkpoint)
+        except DamagedError:  # reported when weights are loaded
+            continue
+        entries, tables = identity["sharding"], list(identity["model"]["tables"])
+        at = registry.sharding.index(chooser)
+        own = [_entry(entry, "tables", tables) for entry in registry.sharding]
+        before, after = own[:at], own[at + 1 :]
+        end = len(entries) - len(after)
+        chosen = entries[at:end]
+        fits = (
+            (end >= at and entries[:at] == before and entries[end:] == after)
+            and read_schema(checkpoint).sparse == tuple(registry.dataset.schema().sparse)
+            and _is_installed(registry, chosen)
+        )
+        if not quiet:
+            takes = "takes" if fits else "chooses anew: this registry or installation cannot take"
+            words = [f"{each['use']} for {len(each['tables'])} tables" for each in chosen]
+            click.echo(
+                f"{chooser.plugin.name} {takes} what {checkpoint} was trained with: "
+                f"{', '.join(words) or 'the planner'}",
+                err=True,
+            )
+        if not fits:
+            return registry
+        offers = [(Candidate(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
+        return with_offers(registry, chooser, offers)
+    return registry
+
+
+def _newest_first(registry: RunConfig) -> Iterator[Path]:
+    folder = registry.training.checkpoint.path
+    return reversed(checkpoints_in(Path(folder)) if folder is not None else [])
+
+
+def _is_installed(registry: RunConfig, chosen: Sequence[dict[str, Any]]) -> bool:
+    """Return whether the installed plugins can repeat a choice."""
+    installed = {cls.name: cls for cls in registry.offering}
+    try:
+        for entry in chosen:
+            installed[entry["use"]].Options.model_validate(entry.get("options", {}))
+    except (KeyError, ValidationError):
+        return False
+    return True
+
+
+# Parts of an identity.
 
 
 def _options(plugin: Plugin) -> dict[str, Any]:
@@ -262,6 +366,10 @@ def _plugin(plugin: Plugin) -> dict[str, Any]:
             if identity := _own_identity(plugin):
                 said["identity"] = identity
     return said
+
+
+def _entry(entry: Entry[Plugin], what: str, names: Iterable[str]) -> dict[str, Any]:
+    return {what: [name for name in names if entry.matches(name)], **_plugin(entry.plugin)}
 
 
 def _wrappers(registry: RunConfig) -> list[dict[str, Any]]:
@@ -284,24 +392,7 @@ def _own_identity(plugin: Plugin) -> Any:
     return json.loads(json.dumps(said, allow_nan=False))
 
 
-def _further(
-    registry: RunConfig, names: Mapping[str, Iterable[str]], *, observes: bool
-) -> dict[str, Any]:
-    """Return the entries of kinds that registries have no attribute for, by section."""
-    return {
-        kind.section: [
-            _entry(entry, f"{kind.claimed}s", names[kind.claimed])
-            if kind.claimed
-            else _plugin(entry.plugin)
-            for entry in entries
-        ]
-        for kind, entries in ((registry.kinds[name], of) for name, of in registry.further.items())
-        if kind.observes == observes
-    }
-
-
-def _entry(entry: Entry[Plugin], what: str, names: Iterable[str]) -> dict[str, Any]:
-    return {what: [name for name in names if entry.matches(name)], **_plugin(entry.plugin)}
+# Comparison, field by field.
 
 
 def _fields_of(checkpoint: Path) -> dict[str, Any]:
@@ -334,8 +425,8 @@ def _use(field: str) -> str | None:
     return f"{entry}].use" if bracket else None
 
 
-def _unasked(field: str, before: Iterable[str]) -> bool:
-    """Return whether the version that wrote ``before`` noted no identity of this wrapper."""
+def _unknown_before(field: str, before: Iterable[str]) -> bool:
+    """Return whether an early version wrote ``before`` without the identity of this wrapper."""
     found = _OF_WRAPPER.match(field)
     return found is not None and not any(_within(name, [found[0]]) for name in before)
 
@@ -344,18 +435,18 @@ def _within(field: str, names: Collection[str]) -> bool:
     return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
 
 
+def _short(field: str) -> str:
+    return field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
+
+
 def _listed(words: list[str]) -> str:
     more = f"; and {len(words) - _SHOWN} fields more" if len(words) > _SHOWN else ""
     return "; ".join(words[:_SHOWN]) + more
 
 
 def _words(field: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    shown = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
-    return f"{shown} was {_shown(before, field)} and is {_shown(now, field)}"
-
-
-def _shown(values: Mapping[str, Any], field: str) -> str:
-    if field not in values:
-        return "not there"
-    text = json.dumps(values[field])
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    shown = [
+        f"{json.dumps(values[field]):.60}" if field in values else "not there"
+        for values in (before, now)
+    ]
+    return f"{_short(field)} was {shown[0]} and is {shown[1]}"

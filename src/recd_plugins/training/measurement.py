@@ -1,34 +1,54 @@
-"""What one rank measures of its training steps: speed, bytes, memory, stages, waits, quality."""
+"""Measurements of training steps on one rank: speed, bytes, memory, stages, waits and quality.
+
+A breakdown (RecD, figure 8) counts every moment of a profiled step once. On CPU it belongs to the
+innermost operation of the training thread that has a stage. Work of gloo's threads counts while
+the training thread waits for it. On CUDA it belongs to the kernel that runs; communication counts
+only where no computation hides it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import resource
+import statistics
 import sys
+import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._autograd import DeviceType
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from recd_plugins.config.entries import CheckedPart, by_class, call_class
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.interfaces import Section, TableStrategy, TrainedRun
-from recd_plugins.interfaces.step_cost import Channel, StageTimes
+from recd_plugins.interfaces.step_cost import STAGES, Channel, Stage, StageTimes, stage_of
 from recd_plugins.runtime.machine import clock_of
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
-from recd_plugins.training.assembly import Assembled
-from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.evaluation import Predictions
+from recd_plugins.training.result import StepMemory
 
-#: What the ranks of a run have observed, by class of part.
-Observed = dict[str, Any]
+if TYPE_CHECKING:
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+
+#: The profiler range around a profiled step.
+PROFILED_STEP = "## recd step ##"
+# Cost of profiling an operator; a larger difference between steps has other causes.
+_EVENT_SECONDS = 3e-6
+# Ends of the names of gradient collectives: all-reduces and, of nodes, reduces.
+_OF_GRADIENTS = ("reduce", "broadcast")
+# Computation hides communication, in this order.
+_FOREGROUND: tuple[Stage, ...] = ("lookup", "gemm", "other", "all_to_all", "all_reduce")
 
 # Steps of a breakdown: half are timed and half profiled.
 PROFILED_STEPS = 10
@@ -42,8 +62,284 @@ _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
+class Span:
+    """A profiler event from ``start`` to ``end``, in nanoseconds.
+
+    Attributes:
+        thread: thread of the host.
+        is_region: annotated code instead of an operator.
+        operator: correlation id of this operator, or of the one that launched this kernel.
+    """
+
+    name: str
+    start: int
+    end: int
+    thread: int = 0
+    is_region: bool = False
+    operator: int = 0
+
+
+@dataclass
+class StepEvents:
+    """Profiler events of one step.
+
+    Attributes:
+        step: the region around it.
+        host: operators and regions of the host's threads.
+        in_flight: collectives on gloo's threads.
+        kernels: kernels and copies of the device.
+        allocations: time in nanoseconds and bytes, negative if freed.
+    """
+
+    step: Span
+    host: list[Span] = field(default_factory=list)
+    in_flight: list[Span] = field(default_factory=list)
+    kernels: list[Span] = field(default_factory=list)
+    allocations: list[tuple[int, int]] = field(default_factory=list)
+
+
+def read_profile(profiler: profile, device: torch.device) -> StepEvents:
+    """Return the events of a profiled step on ``device``."""
+    # Kineto's own events (torch 2.11 to 2.14): profile.events() takes seconds a step.
+    assert profiler.profiler is not None, "the profile has ended"
+    assert profiler.profiler.kineto_results is not None, "the profile has ended"
+    events = StepEvents(Span(PROFILED_STEP, 0, 0))
+    computes_on = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
+    found: list[Any] = profiler.profiler.kineto_results.events()
+    for event in found:
+        name: str = event.name()
+        on_device = event.device_type() == DeviceType.CUDA
+        if name == "[memory]":
+            if event.device_type() == computes_on:
+                events.allocations.append((event.start_ns(), event.nbytes()))
+            continue
+        span = Span(
+            name,
+            event.start_ns(),
+            event.end_ns(),
+            event.start_thread_id(),
+            event.is_user_annotation(),
+            event.linked_correlation_id() if on_device else event.correlation_id(),
+        )
+        if on_device:
+            if not span.is_region:
+                events.kernels.append(span)
+        elif event.is_async():
+            events.in_flight.append(span)
+        elif name == PROFILED_STEP:
+            events.step = span
+        # CUDA's runtime is linked to the operator that its time belongs to.
+        elif event.linked_correlation_id() == 0:
+            events.host.append(span)
+    return events
+
+
+def host_seconds(events: StepEvents) -> dict[Stage, float]:
+    """Return seconds of the step's thread by stage; they sum to the step."""
+    nanoseconds: Counter[Stage] = Counter()
+    of_gradients = [s for s in events.in_flight if s.name.endswith(_OF_GRADIENTS)]
+    for start, end, stage, in_operator in _segments(events):
+        waited = 0
+        if stage is None and not in_operator:
+            # DistributedDataParallel waits for its collectives outside of operators.
+            waited = sum(max(0, min(s.end, end) - max(s.start, start)) for s in of_gradients)
+            waited = min(waited, end - start)
+            nanoseconds["all_reduce"] += waited
+        nanoseconds[stage or "other"] += end - start - waited
+    return {stage: nanoseconds[stage] / 1e9 for stage in STAGES}
+
+
+def device_seconds(events: StepEvents) -> dict[Stage, float]:
+    """Return seconds of the step on the device by stage; they sum to the step."""
+    launched_in: dict[int, Stage | None] = {}
+    for thread in {span.thread for span in events.host}:
+        for span, around in _stages(span for span in events.host if span.thread == thread):
+            launched_in[span.operator] = around
+    changes: list[tuple[int, int, Stage]] = []
+    for kernel in events.kernels:
+        stage: Stage = launched_in.get(kernel.operator) or stage_of(kernel.name) or "other"
+        start, end = max(kernel.start, events.step.start), min(kernel.end, events.step.end)
+        if start < end:
+            changes += [(start, 1, stage), (end, -1, stage)]
+    nanoseconds: Counter[Stage] = Counter()
+    running: Counter[Stage] = Counter()
+    now = events.step.start
+    for moment, change, stage in sorted(changes):
+        front: Stage = next((each for each in _FOREGROUND if running[each]), "other")
+        nanoseconds[front] += moment - now
+        running[stage] += change
+        now = moment
+    nanoseconds["other"] += events.step.end - now
+    return {stage: nanoseconds[stage] / 1e9 for stage in STAGES}
+
+
+def memory_of_step(events: StepEvents) -> StepMemory:
+    """Return the memory that the step allocates above its start."""
+    step = events.step
+    level = peak = area = 0
+    now = step.start
+    for moment, num_bytes in sorted(events.allocations, key=lambda a: a[0]):
+        if step.start <= moment <= step.end:
+            area += level * (moment - now)
+            level += num_bytes
+            peak = max(peak, level)
+            now = moment
+    area += level * (step.end - now)
+    return StepMemory(peak, area / (step.end - step.start))
+
+
+def _stages(spans: Iterable[Span]) -> Iterator[tuple[Span, Stage | None]]:
+    """Yield spans of one thread with their stages, by start."""
+    around: list[tuple[int, Stage | None]] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        while around and around[-1][0] <= span.start:
+            around.pop()
+        stage = stage_of(span.name) or (around[-1][1] if around else None)
+        around.append((span.end, stage))
+        yield span, stage
+
+
+def _segments(events: StepEvents) -> Iterator[tuple[int, int, Stage | None, bool]]:
+    """Split the step's thread by innermost span: start, end, stage, whether in an operator."""
+    step = events.step
+    now = step.start
+    around: list[tuple[int, Stage | None, bool]] = [(step.end, None, False)]
+    thread = (
+        s for s in events.host if s.thread == step.thread and step.start <= s.start < step.end
+    )
+    for span, stage in (*_stages(thread), (Span("", step.end, step.end), None)):
+        while around and around[-1][0] <= span.start:
+            end, outer, in_operator = around.pop()
+            if now < end:
+                yield now, end, outer, in_operator
+                now = end
+        if around:
+            _, outer, in_operator = around[-1]
+            if now < span.start:
+                yield now, span.start, outer, in_operator
+                now = span.start
+            around.append((min(span.end, around[-1][0]), stage, not span.is_region))
+
+
+class StepProfile:
+    """Measures steps one by one: warm-up steps, then timed and profiled ones in turn.
+
+    Timed steps give the length of a step; profiled ones, less the cost of profiling, the share of
+    each stage. All ranks measure together.
+
+    Example::
+
+        profile = StepProfile(device, warmup=3)
+        for _ in range(13):
+            with profile.step():
+                pipeline.progress(batches)
+        profile.step_seconds, profile.stages(), profile.memory()
+
+    Args:
+        device: device of the model.
+        warmup: steps that only fill the pipeline and the allocators.
+    """
+
+    def __init__(self, device: torch.device, warmup: int) -> None:
+        self._device = device
+        self._warmup = warmup
+        self._step = 0
+        self._timed: list[float] = []
+        self._profiled: list[tuple[dict[Stage, float], Counter[Stage], StepMemory]] = []
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time or profile one training step; all ranks start it together."""
+        self._step += 1
+        if self._step <= self._warmup:
+            yield
+        elif (self._step - self._warmup) % 2:
+            self._start_together()
+            start = time.perf_counter()
+            yield
+            self._wait_for_device()
+            self._timed.append(time.perf_counter() - start)
+        else:
+            on_device = self._device.type == "cuda"
+            activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_device]
+            with profile(activities=activities, profile_memory=True) as profiler:
+                self._start_together()
+                with record_function(PROFILED_STEP):
+                    yield
+                    self._wait_for_device()
+            events = read_profile(profiler, self._device)
+            seconds = device_seconds(events) if on_device else host_seconds(events)
+            thread = (span for span in events.host if span.thread == events.step.thread)
+            counts = Counter[Stage](stage or "other" for _, stage in _stages(thread))
+            self._profiled.append((seconds, counts, memory_of_step(events)))
+
+    @property
+    def complete(self) -> bool:
+        """Whether a step was timed and one profiled."""
+        return bool(self._profiled)
+
+    @property
+    def step_seconds(self) -> float:
+        """Median wall time of the timed steps."""
+        return statistics.median(self._timed)
+
+    def stages(self) -> StageTimes:
+        """Return seconds by stage of a step that is not profiled."""
+        seconds = _medians([seconds for seconds, *_ in self._profiled])
+        events = _medians([events for _, events, _ in self._profiled])
+        # Every event costs about the same, so stages of many small operations pay most.
+        excess = max(0.0, sum(seconds.values()) - self.step_seconds)
+        cost = min(_EVENT_SECONDS, excess / max(1.0, sum(events.values())))
+        left = {stage: max(0.0, seconds[stage] - cost * events[stage]) for stage in STAGES}
+        return StageTimes(**left).scaled(self.step_seconds)
+
+    def memory(self) -> StepMemory:
+        """Return bytes of a step above those at its start."""
+        found = [memory for *_, memory in self._profiled]
+        return StepMemory(
+            peak=statistics.median(memory.peak for memory in found),
+            mean=statistics.median(memory.mean for memory in found),
+        )
+
+    def _start_together(self) -> None:
+        self._wait_for_device()
+        if dist.is_initialized():
+            dist.barrier()
+
+    def _wait_for_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _medians(steps: Sequence[Mapping[Stage, float]]) -> dict[Stage, float]:
+    return {stage: statistics.median(step.get(stage, 0) for step in steps) for stage in STAGES}
+
+
+def static_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return this rank's bytes of parameters, buffers and optimizer state."""
+    kept: list[Any] = [*optimizer.state.values()]
+    for module in model.modules():
+        # Not module.parameters(): sharded modules show slices there, and not all of their state.
+        kept += [*module._parameters.values(), *module._buffers.values()]
+    storages = [tensor.untyped_storage() for tensor in _local_tensors(kept)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def _local_tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Mapping):
+        value = [*value.values()]
+    if isinstance(value, list):
+        for each in value:
+            yield from _local_tensors(each)
+    elif isinstance(value, ShardedTensor):
+        yield from (shard.tensor for shard in value.local_shards())
+    elif isinstance(value, Tensor):
+        yield value.detach()
+
+
+@dataclass(frozen=True)
 class StepCounts:
-    """What one rank did in one step."""
+    """Bytes sent and ids looked up by one rank in one step."""
 
     sent: dict[str, float]
     sent_by_channel: dict[str, float]
@@ -51,7 +347,7 @@ class StepCounts:
 
 
 class Meter:
-    """Takes steps one by one: the first fills the pipeline, a few are counted, the rest timed.
+    """Measures steps one by one: the first fills the pipeline, a few are counted, the rest timed.
 
     Counting slows a step down, so no step is both counted and timed.
     """
@@ -114,7 +410,7 @@ class Meter:
         return self._seconds.tolist()
 
     def stalls(self) -> Stalls | None:
-        """Return what the timed steps waited for data; None without any."""
+        """Return the data stalls of the timed steps; None without any."""
         self._add_waits(0)
         return self._stalls.mean()
 
@@ -149,11 +445,11 @@ class Meter:
 
 @dataclass(frozen=True)
 class RankFigures:
-    """What one rank measured."""
+    """Figures of one rank; ``observed`` by the class of table plugin."""
 
     counts: StepCounts | None
     peak: int
-    observed: Observed
+    observed: dict[str, Any]
     stalls: Stalls | None
     stages: StageTimes | None
     memory: StepMemory | None
@@ -163,41 +459,47 @@ class Measurement:
     """Measures the steps of a run on one rank.
 
     Args:
-        parts: what is trained.
-        device: of this rank.
-        first_step: done before.
+        dmp: the sharded model.
+        parts: table plugins of the run.
+        device: device of this rank.
+        first_step: steps done before.
         breakdown: profile some steps.
 
     Attributes:
-        stalls: of the batches that the steps take.
-        predictions: of batches before the step that they were made in trained on them.
+        stalls: waits of the steps for batches.
+        predictions: predictions of training steps, made before they learned from their batch.
     """
 
     def __init__(
-        self, parts: Assembled, device: torch.device, first_step: int, *, breakdown: bool
+        self,
+        dmp: DistributedModelParallel,
+        parts: Sequence[CheckedPart],
+        device: torch.device,
+        first_step: int,
+        *,
+        breakdown: bool,
     ) -> None:
-        self._parts, self._device, self._first_step = parts, device, first_step
+        self._model, self._parts, self._device = dmp.module, parts, device
+        self._first_step = first_step
         self.stalls = StallMeter(device)
         self.predictions = Predictions(window=_NEWEST_SAMPLES)
-        channels = channels_of(parts.prepared.checked_parts, parts.dmp.module)
-        self._meter = Meter(parts.dmp, device, channels, self.stalls)
+        channels = {
+            channel: name for part in parts for channel, name in part.channels(dmp.module).items()
+        }
+        self._meter = Meter(dmp, device, channels, self.stalls)
         self._profile = StepProfile(device, warmup=0)
         first = first_step + 1 + Meter.COUNTED_STEPS
         self._profiled = range(first, first + PROFILED_STEPS if breakdown else first)
         self._peak = 0
-        self._observed: Observed = {}
+        self._observed: dict[str, Any] = {}
 
     def begin(self) -> None:
         """Note that training begins, or goes on after a validation."""
         reset_peak(self._device)
 
     def step(self, done: int) -> AbstractContextManager[None]:
-        """Measure a training step, after so many others of the run."""
+        """Measure a training step, after ``done`` others of the run."""
         return self._profile.step() if done in self._profiled else self._meter.step()
-
-    def trained(self, logits: Tensor, labels: Tensor) -> None:
-        """Keep the predictions of a step, logits and labels ``[B]``."""
-        self.predictions.update(logits, labels)
 
     def waiting(self) -> float | None:
         """Return the share of the newest steps that waited for data, if there are any."""
@@ -207,15 +509,15 @@ class Measurement:
     def ran_dry(self) -> None:
         """Note that the pipeline ran dry for a validation."""
         self._meter.ran_dry()
-        self._keep_peak()
+        self._peak = max(self._peak, peak_bytes(self._device))
 
     def end(self, step: int) -> None:
         """Note that the last step is done, before evaluation begins."""
-        self._keep_peak()
-        parts = self._parts
-        self._observed = observed_by(
-            parts.prepared.checked_parts, parts.dmp.module, step - self._first_step
-        )
+        self._peak = max(self._peak, peak_bytes(self._device))
+        self._observed = {
+            _name(cls): call_class(some, "observe", self._model, step - self._first_step)
+            for cls, some in by_class(self._parts).items()
+        }
 
     def figures(self) -> RankFigures:
         """Return the figures of the run, which has ended."""
@@ -232,9 +534,6 @@ class Measurement:
     def step_seconds(self) -> list[float]:
         """Return the wall time of each timed step, reading included."""
         return self._meter.step_seconds()
-
-    def _keep_peak(self) -> None:
-        self._peak = max(self._peak, peak_bytes(self._device))
 
 
 def reset_peak(device: torch.device) -> None:
@@ -260,51 +559,30 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Add up what ranks report."""
+    """Add up the figures of all ranks."""
     kinds = sorted({kind for rank in per_rank for kind in rank})
     return {kind: sum(rank.get(kind, 0) for rank in per_rank) for kind in kinds}
 
 
-def channels_of(parts: Sequence[CheckedPart], model: nn.Module) -> dict[Channel, str]:
-    """Return the names of collectives that table parts want counted apart."""
-    return {channel: name for part in parts for channel, name in part.channels(model).items()}
-
-
-def observed_by(parts: Sequence[CheckedPart], model: nn.Module, steps: int) -> Observed:
-    """Return what this rank counted, once for all parts of a class."""
-    return {
-        _name(cls): call_class(some, "observe", model, steps)
-        for cls, some in by_class(parts).items()
-    }
-
-
 def sections_of(
-    assembled: Assembled,
-    sent: Mapping[str, float] | None,
-    ranks: Sequence[Observed],
+    parts: Sequence[CheckedPart], run: TrainedRun, ranks: Sequence[RankFigures]
 ) -> dict[str, Section]:
-    """Return the sections that table parts report, by name.
+    """Return the report sections of table plugins by name.
 
     Args:
-        assembled: the trained model.
-        sent: bytes of all ranks in one step by channel; None if nothing was counted.
-        ranks: what each has observed.
+        parts: table plugins of the run.
+        run: the trained run; ``observed`` is filled in for each class of plugins.
+        ranks: figures of each rank.
     """
-    if assembled.setting is None:  # a baseline has no parts
-        return {}
-    found: dict[str, Section] = {}
-    for cls, parts in by_class(assembled.prepared.checked_parts).items():
-        run = TrainedRun(
-            assembled.dmp.module,
-            assembled.dmp.plan,
-            assembled.tables,
-            assembled.setting,
-            sent,
-            [rank[_name(cls)] for rank in ranks],
+    return {
+        section.name: section
+        for cls, some in by_class(parts).items()
+        for section in call_class(
+            some,
+            "sections",
+            replace(run, observed=[rank.observed[_name(cls)] for rank in ranks]),
         )
-        for section in call_class(parts, "sections", run):
-            found[section.name] = section
-    return found
+    }
 
 
 def _name(cls: type[TableStrategy]) -> str:

@@ -46,10 +46,7 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
 
 
 def in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
-    """Return whether a parameter is a replicated table, in a sharded embedding module.
-
-    Feature processors are layers around a module of tables that counts by itself.
-    """
+    """Return whether a parameter is a replicated table in a sharded embedding module."""
     return any(
         parameter.startswith(f"{name}.")
         for name, module in dmp.module.named_modules()
@@ -76,7 +73,7 @@ class LearningRates:
 
     Args:
         optimizer: with its initial rates, before a checkpoint is loaded.
-        schedule: None leaves the rates as they are.
+        schedule: None keeps the rates.
     """
 
     def __init__(self, optimizer: CombinedOptimizer, schedule: ScheduleSpec | None) -> None:
@@ -85,14 +82,11 @@ class LearningRates:
         self._rates = [group["lr"] for group in optimizer.param_groups]
 
     def factor(self, step: int) -> float:
-        """Return the share of its initial rate that each has at a step, counted from 0."""
+        """Return the rates at a step, counted from 0, over the initial ones."""
         return 1.0 if self._schedule is None else factor(self._schedule, step)
 
     def set(self, step: int) -> None:
-        """Set the rates of a step, counted from 0, before its ``zero_grad``.
-
-        That call hands them to FBGEMM's kernels, which train in the backward pass.
-        """
+        """Set the rates of a step, counted from 0, before ``zero_grad`` passes them to FBGEMM."""
         if self._schedule is None:
             return
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
@@ -128,7 +122,7 @@ def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapp
 
 
 class _FixedBuckets(DefaultDataParallelWrapper):
-    """Has buckets rebuilt before the first step, by one with zero gradients."""
+    """Rebuilds the buckets before the first step, by a step with zero gradients."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
         """See ``DataParallelWrapper.wrap``. Collective."""

@@ -22,7 +22,7 @@ _UPDATES = 20
 
 
 class ProgressLine:
-    """Called after each step with its loss; shows nothing itself."""
+    """Progress of steps, called with the loss of each; the base class shows nothing."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class ProgressLine:
         self.show(self._loss.item(), each, self._waiting())
 
     def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
-        """Show these figures."""
+        """Show loss, seconds of a step, and the share of time waiting for data."""
 
     def _now(self) -> float:
         return time.monotonic() - self._paused
@@ -93,7 +93,7 @@ class _Log(ProgressLine):
 
 
 class _Live(ProgressLine):
-    """A line of a terminal, drawn again and again."""
+    """A live line of a terminal."""
 
     bar: RichProgress
 
@@ -132,7 +132,7 @@ def progress_bar(
     waiting: Callable[[], float | None] = lambda: None,
     log_every: float | None = None,
 ) -> Iterator[ProgressLine]:
-    """Yield a ``ProgressLine``, which shows something on rank 0."""
+    """Yield a ``ProgressLine`` that shows the progress on rank 0."""
     if rank != 0:
         yield ProgressLine(name, done, total)
         return

@@ -1,4 +1,4 @@
-"""State that differs between ranks: random generators, and buffers that nobody sends."""
+"""State that differs between ranks: random generators and dense buffers."""
 
 from __future__ import annotations
 
@@ -70,20 +70,18 @@ def put_back(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> 
             continue
         buffer = buffers.get(name.removeprefix(_BUFFER))
         if buffer is None or buffer.nbytes != array.nbytes:
-            raise DamagedError(f"{RANKS}: has a {name} that the model does not have so")
+            raise DamagedError(f"{RANKS}: {name} does not fit the model")
         _set(buffer, torch.from_numpy(array.copy()))
 
 
 def put_back_generators(state: Mapping[str, np.ndarray]) -> None:
     """Restore this rank's generators, if ``state`` has any."""
-    arrays = {
+    if arrays := {
         name.removeprefix(_GENERATOR): array
         for name, array in state.items()
         if name.startswith(_GENERATOR)
-    }
-    if not arrays:
-        return
-    GeneratorState.of_arrays(arrays).put_back()
+    }:
+        GeneratorState.of_arrays(arrays).put_back()
 
 
 @contextmanager
@@ -128,7 +126,7 @@ def _digest(tensor: Tensor) -> bytes:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A copy in host memory, uint8."""
+    """Return a copy in host memory, uint8 ``[nbytes]``."""
     return tensor.detach().cpu().contiguous().clone().reshape(-1).view(torch.uint8)
 
 
@@ -148,17 +146,16 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
     Tables made in ``deferred_tables()`` have none to copy yet.
 
     Raises:
-        SetupError: such a table was set since, or the model is sharded already.
+        SetupError: such a table was changed since, or the model is sharded already.
     """
     weights: dict[str, Tensor | FirstValues] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        # A module takes other state (get_extra_state) along.
         if name.endswith("_extra_state"):
             continue
         if isinstance(tensor, ShardedTensor):
             raise SetupError(
                 f"{name} is sharded already: call first_weights(model) before "
-                "DistributedModelParallel, which has no first values of whole tables"
+                "DistributedModelParallel"
             )
         if (first := first_values_of(tensor)) is not None:
             first.check(tensor)
@@ -170,9 +167,8 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
     """Set every local shard of a sharded state dict from whole tensors of the same names.
 
     TorchRec drops initial weights when it shards an EmbeddingBagCollection on the CPU, so two
-    plans of one model would start differently. Load ``sharded`` afterwards (``load_state_dict``):
-    modules may have copies of rows, which follow their tables then. Tensors that only the sharded
-    module has stay as they are.
+    plans of one model would start differently. Call ``load_state_dict(sharded)`` afterwards, for
+    modules with copies of rows. Tensors that only the sharded module has are kept.
 
     Raises:
         SetupError: ``whole`` lacks a table or is of another model, or a table's ``init_fn`` cannot
@@ -189,32 +185,20 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
                 continue
             if name not in whole:
                 if isinstance(target, ShardedTensor):
-                    raise SetupError(
-                        f"the sharded model has a table {name}, which the model has not: a sharded "
-                        "module names its tables in state dicts as the module that it was made of"
-                    )
+                    raise SetupError(f"the model has no table {name}, and the sharded model does")
                 continue
             source = whole[name]
+            shards = [(target.detach(), [0] * target.dim())]
+            if isinstance(target, ShardedTensor):
+                shards = [
+                    (shard.tensor.detach(), shard.metadata.shard_offsets)
+                    for shard in target.local_shards()
+                ]
             if isinstance(source, FirstValues):
-                source.fill(_windows(target))
-            elif isinstance(target, ShardedTensor):
-                for shard in target.local_shards():
-                    window = tuple(
-                        slice(start, start + size)
-                        for start, size in zip(
-                            shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True
-                        )
-                    )
-                    shard.tensor.detach().copy_(source[window])
-            else:
-                target.detach().copy_(source)
-
-
-def _windows(target: Any) -> list[Window]:
-    """The parts of a table in a sharded state dict that this rank has."""
-    if not isinstance(target, ShardedTensor):
-        return [Window(target.detach(), 0, 0)]
-    return [
-        Window(shard.tensor.detach(), *shard.metadata.shard_offsets)
-        for shard in target.local_shards()
-    ]
+                source.fill([Window(tensor, *offsets) for tensor, offsets in shards])
+                continue
+            for tensor, offsets in shards:
+                window = source
+                for dim, (start, size) in enumerate(zip(offsets, tensor.shape, strict=True)):
+                    window = window.narrow(dim, start, size)
+                tensor.copy_(window)

@@ -1,22 +1,39 @@
-"""Figures of a run: their names, units and words, and advice on them."""
+"""Figures of a run: data waits, groups of rows, validations, comparisons, tables and advice."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+from rich import box
 from rich.table import Table
 
+from recd_plugins.data.stalls import STALL_TARGET, Pace, Stalls
 from recd_plugins.interfaces import Section
+from recd_plugins.interfaces.batch import STALL_CAUSES
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.interfaces.step_cost import StageTimes
+from recd_plugins.runtime.machine import available_cores
 from recd_plugins.runtime.text import bytes_text
-from recd_plugins.training.breakdown import StepMemory
-from recd_plugins.training.data_report import GroupReport, StallReport
-from recd_plugins.training.evaluation import ValidationReport
+from recd_plugins.training.checkpoint_files import ValidationCurve
 
+#: Fewer timed steps give no advice on speed.
+FEW_STEPS = 5
+#: The group of a batch with rows of several groups.
+MIXED = "mixed"
+# Rounding differences above this mean an ill-conditioned run or a different computation.
+_GROWN = 1e-3
+# A higher test AUC usually means that a feature leaks the label.
+_BEST_AUC = 0.99
+# Validations in a row worse than the best one; a single one may be noise.
+_WORSE_VALIDATIONS = 2
+_OVERFITS = "the model overfits: use more data, fewer epochs or regularisation"
 _TITLES = {
     "step_seconds": "step time (median)",
     "predicted_step_seconds": "  as predicted",
@@ -32,38 +49,281 @@ _TITLES = {
     "step_mean_bytes": "  above the start of a step, mean",
     "last_loss": "loss at the last step",
 }
-# A test AUC beyond it usually means that a feature tells the label.
-_BEST_AUC = 0.99
-_OVERFITS = "the model overfits: use more data, fewer epochs or regularisation"
-# Validations in a row that are worse than the best: one alone may be noise.
-_WORSE_VALIDATIONS = 2
+
+S = TypeVar("S", bound=str)
+T = TypeVar("T")
+
+
+# Waiting for data.
+
+
+@dataclass(frozen=True)
+class StallReport:
+    """Data stalls of a run, by rank."""
+
+    ranks: tuple[Stalls, ...]
+    workers: int
+    ingestion: str | None = None
+
+    @classmethod
+    def of(
+        cls, ranks: Sequence[Stalls | None], workers: int, ingestion: str | None = None
+    ) -> StallReport | None:
+        """Return the report, or None if the run was too short."""
+        known = tuple(rank for rank in ranks if rank is not None)
+        return cls(known, workers, ingestion) if len(known) == len(ranks) else None
+
+    @property
+    def share(self) -> float:
+        """The waiting share of a step, the mean over ranks."""
+        return sum(self.mean_shares().values())
+
+    @property
+    def worst_rank(self) -> int:
+        """The rank that waits longest; the others wait for it in collectives."""
+        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].share)
+
+    @property
+    def worst(self) -> Stalls:
+        """The stalls of the worst rank."""
+        return self.ranks[self.worst_rank]
+
+    def mean_shares(self) -> dict[str, float]:
+        """Return the waiting shares of a step by cause, the mean over ranks."""
+        shares = [rank.shares() for rank in self.ranks]
+        return {cause: sum(each[cause] for each in shares) / len(shares) for cause in STALL_CAUSES}
+
+    @property
+    def readers(self) -> int | None:
+        """The readers that the worst rank needs; None if no number suffices."""
+        worst = self.worst
+        pace = Pace(worst.making.reader, worst.training_seconds, worst.making.arrival)
+        return pace.readers_for(STALL_TARGET)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values: shares of a step, and seconds of each rank."""
+        worst = self.worst
+        return {
+            "share": self.share,
+            "shares": self.mean_shares(),
+            "worst": {"rank": self.worst_rank, "share": worst.share, "shares": worst.shares()},
+            "steps": worst.steps,
+            "readers_needed": self.readers,
+            "ranks": [asdict(rank) for rank in self.ranks],
+        }
+
+    def advice(self) -> str:
+        """Return what to do; empty if the trainer hardly waits or the run was short."""
+        worst = self.worst
+        if worst.share <= STALL_TARGET or worst.steps < FEW_STEPS:
+            return ""
+        cause = max(worst.seconds, key=lambda name: worst.seconds[name])
+        waits = f"The trainer waits {worst.share:.0%} of a step for data, most for {cause}. "
+        step = f"{worst.training_seconds * 1e3:.1f} ms"
+        readers = self.readers
+        if readers is None:
+            return waits + (
+                f"Unpacking and pinning a batch take {worst.making.arrival * 1e3:.1f} ms of the "
+                f"{step} step: more readers do not help; larger batches or fewer features do"
+            )
+        took = f"a batch takes {worst.making.reader * 1e3:.1f} ms to make and {step} to train on"
+        if self.ingestion is not None:
+            return waits + (
+                f"{readers} readers for each rank would do ({took}): raise the bounds of "
+                f"{self.ingestion}, or give its readers cores"
+            )
+        if readers <= self.workers:
+            advised = f"{self.workers} workers would do if each had a core ({took})"
+        else:
+            advised = f"training.workers: {readers} would do ({took})"
+        if readers <= self.workers or len(self.ranks) * (1 + readers) > available_cores():
+            advised += f"; but this machine has {available_cores()} cores: use an ingestion plugin"
+        return waits + advised
+
+
+def stall_table(reports: Mapping[str, StallReport]) -> Table:
+    """Show shares of a step by cause, runs side by side."""
+    table = Table(title="waiting for data, share of a step")
+    table.add_column("")
+    columns = []
+    for name, report in reports.items():
+        for which, shares in (
+            ("mean", report.mean_shares()),
+            ("worst rank", report.worst.shares()),
+        ):
+            table.add_column(f"{name} {which}".strip(), justify="right", overflow="fold")
+            columns.append(shares)
+    for cause in STALL_CAUSES:
+        table.add_row(cause, *(f"{shares[cause]:.1%}" for shares in columns))
+    table.add_row("all", *(f"{sum(shares.values()):.1%}" for shares in columns))
+    table.caption = f"of {', '.join(str(report.worst.steps) for report in reports.values())} steps"
+    return table
+
+
+# Groups of rows.
+
+
+class GroupCount:
+    """Counts the batches that a rank trains on by the groups of their rows."""
+
+    def __init__(self) -> None:
+        self.samples = Counter[str]()
+        # Sent to every rank, millions after days: two bytes a batch.
+        self._names: list[str] = []
+        self._steps = array("H")
+
+    @property
+    def steps(self) -> Iterator[str]:
+        """The group of each batch, or ``MIXED``."""
+        return map(self._names.__getitem__, self._steps)
+
+    def add(self, groups: Mapping[str, int]) -> None:
+        """Add a batch, by its number of rows of each group."""
+        if groups:
+            self.samples.update(groups)
+            group = next(iter(groups)) if len(groups) == 1 else MIXED
+            if group not in self._names:
+                self._names.append(group)
+            self._steps.append(self._names.index(group))
+
+
+@dataclass(frozen=True)
+class GroupShare:
+    """Training rows of one group.
+
+    Attributes:
+        name: the group, or ``MIXED``.
+        samples: rows on all ranks; 0 for ``MIXED``, whose rows count for their groups.
+        share: share of all rows.
+        expected: share that the dataset wrapper expects, if known.
+        batches: batches on all ranks.
+        steps: steps in which every rank's batch was of this group.
+    """
+
+    name: str
+    samples: int
+    share: float
+    expected: float | None
+    batches: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """The groups of a run since it was started or resumed; ``MIXED`` last."""
+
+    groups: tuple[GroupShare, ...]
+
+    @classmethod
+    def of(cls, ranks: Sequence[GroupCount], expected: Mapping[str, float]) -> GroupReport | None:
+        """Merge the counts of all ranks; None if no batch had groups."""
+        samples = sum((rank.samples for rank in ranks), Counter[str]())
+        if not samples:
+            return None
+        batches = Counter(group for rank in ranks for group in rank.steps)
+        steps = zip(*(rank.steps for rank in ranks), strict=True)
+        alike = Counter(step[0] for step in steps if len(set(step)) == 1)
+        return cls(
+            tuple(
+                GroupShare(
+                    name,
+                    samples[name],
+                    samples[name] / samples.total(),
+                    expected.get(name),
+                    batches[name],
+                    alike[name],
+                )
+                for name in [*sorted(samples), MIXED]
+            )
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values by group."""
+        return {group.name: asdict(group) for group in self.groups}
+
+    def table(self, title: str = "") -> Table:
+        """Show counted shares next to expected ones."""
+        table = Table(title=f"samples by group {title}".strip())
+        table.add_column("")
+        for heading in ("samples", "expected", "batches", "steps of all ranks"):
+            table.add_column(heading, justify="right", overflow="fold")
+        for group in self.groups:
+            table.add_row(
+                group.name,
+                "" if group.name == MIXED else f"{group.share:.1%}",
+                "" if group.expected is None else f"{group.expected:.1%}",
+                f"{group.batches:,}",
+                f"{group.steps:,}",
+            )
+        return table
+
+
+# A run.
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one step above those at its start, on the device that computes."""
+
+    peak: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """The validations of a run."""
+
+    curve: ValidationCurve
+    stopped: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        curve = asdict(self.curve)
+        return {**curve, "best_step": self.curve.best_step, "stopped_early": self.stopped}
+
+    def __str__(self) -> str:
+        curve, last = self.curve, self.curve.steps[-1]
+        if curve.best is None:
+            best = f"no validation had a finite {curve.metric}"
+        else:
+            best = (
+                f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
+                f"after step {curve.best_step}"
+            )
+        if self.stopped:
+            best = f"stopped early, after step {last}: {best}"
+            if curve.best is not None:
+                best += f", with no improvement in the next {curve.stale} validations"
+        if curve.best_step in (None, last):
+            return best
+        return f"{best}. Test figures are those of step {curve.best_step}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """Figures of a run, the same on every rank. None where the run was too short to tell.
+    """Figures of a run, the same on every rank. None where the run was too short.
 
     Attributes:
-        samples_per_second: of all ranks, reading included, after the first steps.
-        step_seconds: median wall time of a step, likewise.
-        collective_bytes: bytes that all ranks together send in one step, by kind of collective.
+        samples_per_second: on all ranks, reading included, after the first steps.
+        step_seconds: median wall time of a step, reading included.
+        collective_bytes: bytes that all ranks send in one step, by kind of collective.
         ids_looked_up: ids that enter embedding lookups in one step, on all ranks.
-        peak_memory_bytes: while training, of the rank that needs most.
-        losses: the mean over ranks of each step, from the run's first step, resumed or not; NaN if
-            the trainer before kept none.
-        train: quality of what training steps predicted before they learned from their samples, of
-            the newest ones since the run was started or resumed. None if it was resumed at its end.
+        peak_memory_bytes: peak while training, of the rank that needs most.
+        losses: mean loss over ranks of each step from step 0, resumed or not; NaN if an earlier
+            trainer kept none.
+        train: quality of the training predictions, before learning from their rows, of the newest
+            rows since the run was started or resumed. None if it was resumed at its end.
         test: quality on the test split, of the best step if the run was validated.
-        metrics: figures of the registry's metrics on the test split, by name.
+        metrics: the registry's metrics on the test split, by name.
         stages: seconds of a step by stage, the mean over ranks; None unless profiled.
-        step_memory: bytes of a step above those at its start, of the rank that needs most;
-            likewise.
-        sections: reports of table parts, by name.
-        groups: batches by the groups that a wrapper of the dataset sorts rows into, if any.
-        stalls: what the timed steps waited for data.
+        step_memory: bytes of a step above those at its start, of the rank that needs most; None
+            unless profiled.
+        sections: reports of table plugins, by name.
+        groups: batches by the groups that a dataset wrapper sorts rows into, if any.
+        stalls: waits of the timed steps for data.
         ingestion: figures of the ingestion by rank, of the training split; None without one.
-        validation: of the test split while training went on, if there was one.
-        first_step: the step of the checkpoint that it was resumed at; 0 if it was started.
+        validation: validations while training, if there were any.
+        first_step: step of the checkpoint that the run resumed; 0 if it was started.
         predicted_step_seconds: by the measured costs of the topology, if there are any.
     """
 
@@ -106,7 +366,7 @@ class Result:
         table = Table(title=f"{len(self.losses)} steps")
         table.add_column("", overflow="fold")
         table.add_column("value", justify="right", overflow="fold")
-        for name, (value, unit) in figures_of(self.as_json()).items():
+        for name, (value, unit) in figures(self).items():
             table.add_row(figure_words(name), figure_text(value, unit))
         if self.first_step:
             table.caption = (
@@ -116,12 +376,13 @@ class Result:
         return table
 
 
-def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
-    """Return value and unit of each figure by name.
+def figures(result: Result) -> dict[str, tuple[float | None, str]]:
+    """Return value and unit of each figure by name."""
+    return figures_of(result.as_json())
 
-    Args:
-        values: of a run, as ``Result.as_json`` gives them.
-    """
+
+def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
+    """Return value and unit of each figure by name, from ``Result.as_json``."""
     found: dict[str, tuple[float | None, str]] = {
         "samples_per_second": (values["samples_per_second"], "samples/s"),
         "step_seconds": (values["step_seconds"], "s"),
@@ -171,11 +432,11 @@ def figure_text(value: float | None, unit: str) -> str:
 
 
 def quality_advice(values: Mapping[str, Any], whose: str = "") -> list[str]:
-    """Return advice on the test figures of a run, if there is any.
+    """Return advice on the test figures of a run.
 
     Args:
-        values: of a run, as ``Result.as_json`` gives them.
-        whose: the run, if there are several.
+        values: as ``Result.as_json`` returns them.
+        whose: name of the run, if there are several.
     """
     test = values["test"]
     if test is None:
@@ -201,8 +462,8 @@ def worse_than_base_rate(
 
     Args:
         entropy: normalized entropy; NaN if all labels are equal.
-        split: that it was measured on.
-        whose: the run, if there are several.
+        split: the measured split.
+        whose: name of the run, if there are several.
         train: normalized entropy of the training rows, if known.
     """
     if entropy <= 1:
@@ -211,7 +472,7 @@ def worse_than_base_rate(
     if math.isnan(entropy):
         return (
             f"All labels {whose}of the {split} split are the same: normalized entropy and AUC say "
-            "nothing of it. Of a log of positives, a ranking of all items does"
+            "nothing. Evaluate a log of positives by a ranking of all items"
         )
     longer = "Train longer, or with another training.learning_rate"
     if split == "train":
@@ -243,3 +504,224 @@ def _overfitting(values: Mapping[str, Any], whose: str) -> str:
         f"entropy {better[0]:.5f} against {better[1]:.5f}). Use more data, fewer epochs or "
         "regularisation."
     )
+
+
+# Comparisons.
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, minimum and maximum of a figure over rounds."""
+
+    median: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Return the spread over all rounds; None if one has no value."""
+        known = list(values)
+        numbers = [value for value in known if value is not None]
+        if not numbers or len(numbers) < len(known):
+            return None
+        return cls(statistics.median(numbers), min(numbers), max(numbers))
+
+    def as_json(self) -> dict[str, float]:
+        """Return JSON values."""
+        return asdict(self)
+
+    def times(self) -> str:
+        """Return a ratio as tables show it, noting a spread around 1."""
+        shown = f"{self.median:.3g}x"
+        if self.least == self.most:
+            return shown
+        within = "\nno difference shown" if self.least < 1 < self.most else ""
+        return f"{shown}\n{self.least:.3g}x to {self.most:.3g}x{within}"
+
+
+@dataclass(frozen=True)
+class Variants:
+    """Runs over the same batches from the same weights; the first variant is the baseline."""
+
+    results: Mapping[str, Result]
+    again: Sequence[Mapping[str, Result]] = ()
+
+    @property
+    def rounds(self) -> list[Mapping[str, Result]]:
+        """The runs of each round."""
+        return [self.results, *self.again]
+
+    @property
+    def first(self) -> str:
+        """The variant that others are compared with."""
+        return next(iter(self.results))
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Units of all figures by name."""
+        return {
+            name: unit
+            for result in self.results.values()
+            for name, (_, unit) in figures(result).items()
+        }
+
+    def loss_max_abs_diff(self, variant: str) -> float:
+        """Return the largest loss difference of a step from the first variant; NaN if any is."""
+        return float(
+            max(
+                (
+                    np.abs(np.subtract(each[self.first].losses, each[variant].losses)).max()
+                    for each in self.rounds
+                ),
+                key=lambda value: (math.isnan(value), value),
+            )
+        )
+
+    def spreads(self, variant: str) -> dict[str, Spread | None]:
+        """Return each figure of a variant over all rounds."""
+        found = [figures(each[variant]) for each in self.rounds]
+        return {name: Spread.of(_values(found, name)) for name in found[0]}
+
+    def ratios(self, variant: str) -> dict[str, Spread | None]:
+        """Return each figure over that of the first; None if one is missing or the base zero."""
+        found = [figures(each[variant]) for each in self.rounds]
+        bases = [figures(each[self.first]) for each in self.rounds]
+        return {
+            name: Spread.of(
+                value / base if value is not None and base else None
+                for value, base in zip(_values(found, name), _values(bases, name), strict=True)
+            )
+            for name in found[0]
+        }
+
+    def _rounds_as_json(self, variant: str, names: Iterable[str]) -> dict[str, Any]:
+        found = self.spreads(variant)
+        ratios = {} if variant == "baseline" else self.ratios(variant)
+        return {
+            name: {
+                key: (each := of.get(name)) and each.as_json()
+                for key, of in (("value", found), ("ratio", ratios))
+            }
+            for name in names
+        }
+
+
+@dataclass(frozen=True)
+class Comparison(Variants):
+    """The variants ``baseline`` and ``plugins``."""
+
+    wire: str = "fp32"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON of ``recd run --compare``; ratios are plugins over baseline."""
+        ratios, names = self.ratios("plugins"), self.units
+        report = {
+            **{name: result.as_json() for name, result in self.results.items()},
+            "ratios": {name: (over := ratios.get(name)) and over.median for name in names},
+            "loss_max_abs_diff": self.loss_max_abs_diff("plugins"),
+        }
+        if self.again:
+            report["rounds"] = {name: self._rounds_as_json(name, names) for name in self.results}
+        return report
+
+    def table(self) -> Table:
+        """Show the figures side by side."""
+        table = Table(title="with the registry's plugins, and without: the same batches")
+        table.add_column("", overflow="fold")
+        for heading in ("baseline", "plugins", "plugins / baseline"):
+            table.add_column(heading, justify="right", overflow="fold")
+        before, after, ratios = *map(self.spreads, self.results), self.ratios("plugins")
+        for name, unit in self.units.items():
+            over = ratios.get(name)
+            table.add_row(
+                figure_words(name),
+                _shown(before.get(name), unit),
+                _shown(after.get(name), unit),
+                "" if over is None else over.times(),
+            )
+        steps, apart = len(self.results["plugins"].losses), self.loss_max_abs_diff("plugins")
+        table.caption = f"losses of {steps} steps agree within {apart:.1e}"
+        if self.wire != "fp32":
+            table.caption += (
+                f": the plugins send by training.wire {self.wire}, the baseline by fp32"
+            )
+        elif not apart <= _GROWN:
+            table.caption += ": training amplifies rounding, or something computes otherwise"
+        if self.again:
+            table.caption += f"; medians of {len(self.rounds)} rounds, ratios with their range"
+        return table
+
+
+class ShardingComparison(Variants):
+    """Variants that are sharding plugins for the same tables."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the JSON of ``recd run --sharding A --sharding B``."""
+        ratios = {name: self.ratios(name) for name in self.results}
+        report = {
+            "shardings": {name: result.as_json() for name, result in self.results.items()},
+            "ratios": {
+                name: {figure: each and each.median for figure, each in of.items()}
+                for name, of in ratios.items()
+            },
+            "loss_max_abs_diff": {name: self.loss_max_abs_diff(name) for name in self.results},
+        }
+        if self.again:
+            report["rounds"] = {
+                name: self._rounds_as_json(name, ratios[name]) for name in self.results
+            }
+        return report
+
+    def table(self) -> Table:
+        """Show a column for each sharding, with the ratio to the first; five fit 80 columns."""
+        table = Table(
+            title="the same tables, batches and initial weights under each sharding",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        table.add_column("", min_width=len("  all_to_all"))
+        for name in self.results:
+            heading = name.replace(".", ".\n").replace("_", "_\n")
+            table.add_column(heading, justify="right", overflow="fold")
+        found = [(self.spreads(name), self.ratios(name)) for name in self.results]
+        for figure, unit in self.units.items():
+            cells = []
+            for values, ratios in found:
+                value, over = _shown(values.get(figure), unit), ratios.get(figure)
+                times = "" if over is None else over.times()
+                cells.append(value if times in ("", "1x") else f"{value}\n{times}")
+            table.add_row(figure_words(figure), *cells)
+        differ = [f"{self.loss_max_abs_diff(name):.1e}" for name in self.results]
+        table.add_row("losses differ by at most", "", *differ[1:])
+        table.caption = f"x: over {self.first}, where that is not 1"
+        if self.again:
+            table.caption += f"; medians of {len(self.rounds)} rounds, with their range"
+        return table
+
+
+def in_rounds(variants: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:
+    """Train each variant in each round, in reverse order in every other round.
+
+    Drifts of the machine's speed then affect all variants alike.
+    """
+    found: list[dict[str, T]] = []
+    for number in range(rounds):
+        turn = list(variants) if number % 2 == 0 else list(reversed(variants))
+        results = {variant: train(variant) for variant in turn}
+        found.append({variant: results[variant] for variant in variants})
+    return found
+
+
+def _shown(spread: Spread | None, unit: str) -> str:
+    if spread is None:
+        return figure_text(None, unit)
+    middle = figure_text(spread.median, unit)
+    if spread.least == spread.most:
+        return middle
+    return f"{middle}\n{figure_text(spread.least, unit)} to {figure_text(spread.most, unit)}"
+
+
+def _values(
+    rounds: Sequence[Mapping[str, tuple[float | None, str]]], name: str
+) -> list[float | None]:
+    return [each.get(name, (None, ""))[0] for each in rounds]

@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from io import StringIO
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import click
 import torch
 import torch.distributed as dist
+from ruamel.yaml import YAML
 
-from recd_plugins.config import RunConfig
-from recd_plugins.config.device import choose_device
+from recd_plugins.config import RunConfig, TrainingSpec
+from recd_plugins.config.device import choose_device, device_of_rank
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.run_config import check_dataset
 from recd_plugins.data.loader import check_ingestion
 from recd_plugins.data.prepared import wrapped_dataset
-from recd_plugins.planning.topologies import TopologySpec, machine_of
+from recd_plugins.planning.plan_mode import measurement
+from recd_plugins.planning.topologies import (
+    TopologySpec,
+    is_file_name,
+    machine_of,
+    read_topology,
+    this_machine,
+    topology_of,
+)
 from recd_plugins.runtime.activity import doing
 from recd_plugins.runtime.errors import RecdError, SetupError
+from recd_plugins.runtime.files import write_text
 from recd_plugins.runtime.launch import (
     backend_for,
     join_torchrun,
@@ -29,14 +43,23 @@ from recd_plugins.runtime.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
-from recd_plugins.runtime.rank_agreement import check_started_alike
+from recd_plugins.runtime.plugin_modules import qualified
+from recd_plugins.runtime.rank_agreement import check_agreement, check_started_alike, together
 from recd_plugins.runtime.signals import passed_on
 from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
-from recd_plugins.training.assembly import Variant
 from recd_plugins.training.evaluation import check_evaluation, splits_of
-from recd_plugins.training.measured_at_start import refuse_existing, topology_at_start
 from recd_plugins.training.result import Result
 from recd_plugins.training.trainer import Job, checkpoints_of, train
+
+if TYPE_CHECKING:
+    from recd_plugins.training.assembly import Assembled, Variant
+
+#: Beside checkpoints: the topology that the run was planned for.
+KEPT = "topology.yaml"
+# Equal hosts have at least this share of each other's memory: kernels differ in what they keep.
+_ALIKE = 0.99
+# A pipeline trains on a batch while it sends the next two.
+_READ_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -96,7 +119,7 @@ def session(
         allowed: fields in which the run may differ from the one that wrote the checkpoint.
         settings: values in place of the file's, as ``load_registry`` takes them.
         log_every: seconds between progress lines.
-        alike: what else all ranks of torchrun have to be asked for, by option.
+        alike: further options that all ranks of torchrun must share.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
@@ -171,17 +194,16 @@ def hang_limits(registry: RunConfig) -> HangLimits:
 
     def advice() -> str:
         checkpoints = checkpoints_of(training)
-        newest = None if checkpoints is None else checkpoints.newest()
-        if newest is not None:
-            command = this_command(registry.path, resume=True)
-            return (
-                f"The last checkpoint is {newest}; the same command with --resume goes on from it: "
-                f"{command}"
-            )
-        if checkpoints is not None:
-            command = this_command(registry.path, resume=False)
+        if checkpoints is None:
+            return "No checkpoint was written, as training.checkpoint.path is not set: start anew"
+        newest = checkpoints.newest()
+        command = this_command(registry.path, resume=newest is not None)
+        if newest is None:
             return f"No checkpoint was written yet: start anew by {command}"
-        return "No checkpoint was written, as training.checkpoint.path is not set: start anew"
+        return (
+            f"The last checkpoint is {newest}; the same command with --resume goes on from it: "
+            f"{command}"
+        )
 
     return HangLimits(training.hang_notice, training.hang_timeout, advice)
 
@@ -194,18 +216,125 @@ def _prepared(registry: RunConfig, world_size: int, resume: bool) -> Iterator[No
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
         with passed_on(()):  # there are no ranks yet: a signal ends it here, and leaves no half
-            _prepare(registry, world_size)
+            check_dataset(registry)
+            dataset = wrapped_dataset(registry)
+            dataset.prepare()
+            size = registry.training.batch_size
+            for split in splits_of(registry):
+                # Evaluation takes rows that fill no batch, too.
+                ranks, rows = (world_size, size) if split == "train" else (1, 1)
+                dataset.reader(rank=0, world_size=ranks, batch_size=rows, split=split)
         yield
 
 
-def _prepare(registry: RunConfig, world_size: int) -> None:
-    check_dataset(registry)
-    dataset = wrapped_dataset(registry)
-    dataset.prepare()
-    for split in splits_of(registry):
-        # Evaluation takes rows that fill no batch too.
-        size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
-        dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
+# The topology of a run on several nodes.
+
+
+def topology_at_start(
+    training: TrainingSpec,
+    device: str,
+    ranks_per_node: int,
+    *,
+    resume: bool,
+    plugins_dir: Path | None = None,
+) -> TopologySpec | None:
+    """Measure the topology of a run on several nodes, the same on every rank. Collective.
+
+    A resumed run takes the one beside its checkpoints, so that its plan stays, unless the number of
+    nodes changed or they have less memory.
+
+    Args:
+        training: nothing is measured if it names a topology.
+        device: ``cpu`` or ``cuda``.
+        ranks_per_node: ranks that torchrun started on each node.
+        resume: whether the run goes on.
+        plugins_dir: plugin files that may measure, besides installed plugins.
+
+    Returns:
+        None on one node, with a named topology, or if no plugin measures.
+    """
+    nodes = dist.get_world_size() // ranks_per_node
+    if training.topology is not None or nodes == 1:
+        return None
+    folder = training.checkpoint.path
+    path = None if folder is None else Path(folder) / KEPT
+    first = dist.get_rank() == 0
+    here = this_machine(ranks_per_node, nodes=nodes, device=device_of_rank(device))
+    least = [min(each) for each in zip(*together(lambda: _memory(here)), strict=True)]
+    told: list[Any] = [None]
+    if first and resume and path is not None and path.exists():
+        kept = read_topology(path)
+        if (kept.nodes, kept.ranks_per_node, kept.device) == (nodes, ranks_per_node, device):
+            if all(now >= _ALIKE * then for now, then in zip(least, _memory(kept), strict=True)):
+                click.echo(f"planned for the nodes as {path} has them, as before", err=True)
+                told = [kept.model_dump()]
+            else:
+                click.echo(f"{path} is of nodes with more memory: planned anew", err=True)
+    dist.broadcast_object_list(told)
+    if told[0] is None:
+        measured_by, start = measurement(plugins_dir), time.monotonic()
+        by = None if measured_by is None else qualified(type(measured_by))
+        check_agreement("measuring the nodes", {"what measures them": by})
+        if measured_by is None:
+            if first:
+                spec = machine_of(training, device=torch.device(device))
+                click.echo(
+                    f"no installed plugin measures the {spec.nodes} nodes: tables are planned for "
+                    f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them. "
+                    "training.topology names a file with other figures",
+                    err=True,
+                )
+            return None
+        if first:
+            click.echo(f"measuring {nodes} nodes first", err=True)
+        with doing("measuring the cluster"):
+            spec = measured_by.cluster(device_of_rank(device))
+        if first:
+            latency = spec.collective_rates.a2a_global.seconds
+            click.echo(
+                f"measured {nodes} nodes in {time.monotonic() - start:.0f} s: "
+                f"{spec.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them, "
+                f"{latency * 1e3:.2f} ms for the least all-to-all. training.topology names a file "
+                "of recd calibrate instead, or machine, which measures nothing",
+                err=True,
+            )
+            if path is not None:
+                write_topology(path, spec, "Measured at the start of the run.")
+        told = [spec.model_dump()]
+        dist.broadcast_object_list(told)
+    return topology_of(told[0])
+
+
+def _memory(spec: TopologySpec) -> tuple[int, int]:
+    return spec.ddr_bytes, spec.hbm_bytes or 0
+
+
+def refuse_other_names(path: Path) -> None:
+    """Refuse a file name that names no topology, before anything is measured for it."""
+    if not is_file_name(path.name):
+        raise RecdError(f"{path}: the file of a topology ends in .yaml; name another")
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to overwrite a topology, and other names."""
+    refuse_other_names(path)
+    if path.exists():
+        raise RecdError(f"{path} exists already; remove it, or name another file")
+
+
+def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
+    """Write a topology for ``read_topology``, whole or not at all."""
+    text = StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    values = spec.model_dump(exclude_none=True)
+    # A required field is last: a truncated file is refused.
+    values["device"] = values.pop("device")
+    yaml.dump(values, text)
+    write_text(path, f"# {comment}\n{text.getvalue()}")
+
+
+# Calibration.
 
 
 def calibration_job(
@@ -218,14 +347,14 @@ def calibration_job(
     """Return ``registry`` with the ranks of ``spec`` and prepared data, and a job that trains it.
 
     Args:
-        registry: to calibrate with.
+        registry: the registry to calibrate with.
         plugins_dir: a folder of plugin files.
-        spec: of this machine.
+        spec: this machine.
         path: the file to write later.
         batch_size: rows of a rank, in place of the file's.
 
     Raises:
-        RecdError: ``path`` exists already, or the data cannot be had.
+        RecdError: ``path`` exists already, or the data cannot be prepared.
     """
     refuse_existing(path)
     overrides: dict[str, Any] = {
@@ -246,3 +375,51 @@ def calibration_job(
         text=registry.text,
     )
     return registry, job
+
+
+def steps_in_turns(
+    parts: Assembled,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    lead: int,
+    measured: int,
+) -> Iterator[tuple[int, Callable[[], object]]]:
+    """Yield each step to measure with its batch size; call it before asking for the next.
+
+    Args:
+        parts: a model that is ready to train.
+        rank: rank of this process.
+        world_size: number of ranks.
+        device: device of the model.
+        sizes: batch sizes of a rank; they take turns, ``rounds`` times.
+        rounds: turns of each size.
+        lead: steps of a turn before the measured ones.
+        measured: measured steps of a turn.
+    """
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+    with ExitStack() as stack:
+        endless = {}
+        for size in sizes:
+            sized = parts.prepared.with_training({"batch_size": size})
+            loader = sized.dataloader(rank=rank, world_size=world_size, device=device)
+            endless[size] = (
+                batch for each in cycle([stack.enter_context(loader)]) for batch in each
+            )
+        turns = list(sizes) * rounds
+        count = lead + measured + _READ_AHEAD
+        batches = (
+            batch
+            for size, number in (*((size, count) for size in turns), (turns[-1], _READ_AHEAD))
+            for batch in islice(endless[size], number)
+        )
+        for size in turns:
+            for _ in range(lead):
+                pipeline.progress(batches)
+            for _ in range(measured):
+                yield size, lambda: pipeline.progress(batches)
+            for _ in range(_READ_AHEAD):
+                pipeline.progress(batches)

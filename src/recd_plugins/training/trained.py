@@ -1,4 +1,4 @@
-"""Trained models: on ranks, or whole in this process, with the training data or without it."""
+"""Trained models: on ranks, or whole in this process, with or without the training data."""
 
 from __future__ import annotations
 
@@ -43,14 +43,11 @@ from recd_plugins.runtime.launch import (
 from recd_plugins.runtime.rank_agreement import check_started_alike, from_rank_0, together
 from recd_plugins.runtime.watch import HangLimits, watched_by_each_other
 from recd_plugins.training.assembly import Assembled, assemble
-from recd_plugins.training.batches import steps
-from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint import Checkpoints, FiniteRun
 from recd_plugins.training.checkpoint_dcp import load_weights
 from recd_plugins.training.checkpoint_files import check_whole
-from recd_plugins.training.evaluation import Measured, evaluate
-from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.identity import check_scores, read_kinds, read_schema
-from recd_plugins.training.resume import load_fitted
+from recd_plugins.training.evaluation import Measured, evaluate, steps
+from recd_plugins.training.identity import check_scores, load_fitted, read_kinds, read_schema
 
 J = TypeVar("J", bound="TrainedJob")
 R = TypeVar("R", bound=RunConfig)
@@ -59,16 +56,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TrainedJob:
-    """Which trained model a rank is to load; travels to it by pickle.
+    """A trained model for a rank to load, sent to it by pickle.
 
     Attributes:
         registry: the registry file.
-        checkpoint: of its run.
+        checkpoint: a checkpoint of its run.
         plugins_dir: a folder of plugin files.
         overrides: fields of its ``training:`` section to set.
         settings: values in place of the file's, as ``load_registry`` takes them.
         device: ``cpu`` or ``cuda``.
-        text: of the registry file when the command read it; None lets the rank read the file.
+        text: the registry file's text when the command read it; None lets the rank read the file.
     """
 
     registry: Path
@@ -80,18 +77,18 @@ class TrainedJob:
     text: str | None = None
 
     def load(self) -> RunConfig:
-        """Return the registry, with what the job sets."""
+        """Return the registry with the job's settings."""
         read = load_registry(
             self.registry, plugins_dir=self.plugins_dir, settings=self.settings, text=self.text
         )
         return read.with_training(self.overrides)
 
     def prepare(self) -> None:
-        """Make missing data, in one process before ranks read it."""
+        """Prepare missing data, in one process before ranks read it."""
         wrapped_dataset(self.load()).prepare()
 
     def planned_by(self, registry: RunConfig) -> RunConfig:
-        """Return the registry by whose data tables are placed: that of ``load``."""
+        """Return the registry whose data tables are placed by."""
         return registry
 
 
@@ -100,12 +97,12 @@ class Trained:
     """A sharded model with the weights of a checkpoint, ready to score.
 
     Attributes:
-        parts: the sharded model and what it was assembled of.
-        registry: that it was trained by, with what was chosen for tables here.
-        device: of this rank.
-        step: after which it was saved.
-        same_data: whether the dataset is what it was trained on.
-        checkpoint: of its run.
+        parts: the sharded model with its optimizer and plan.
+        registry: the registry of the run, with the entries chosen for tables here.
+        device: device of this rank.
+        step: step of the checkpoint.
+        same_data: whether the dataset is the training data.
+        checkpoint: the checkpoint.
     """
 
     parts: Assembled
@@ -118,7 +115,7 @@ class Trained:
     def logits(self, batches: Iterator[ModelInput]) -> Iterator[Tensor]:
         """Yield logits of each batch of this rank, float32 ``[B]``. Collective.
 
-        Some batches are taken ahead. All ranks give equally many.
+        Some batches are taken ahead. All ranks need equally many batches.
         """
         parts = self.parts
         registry = parts.prepared.registry
@@ -150,11 +147,11 @@ def load_trained(job: TrainedJob) -> Trained:
     device = device_of_rank(job.device)
     load_fitted(registry, job.checkpoint)
     planned = job.planned_by(registry)
-    # Nothing is trained: FBGEMM may have the optimizer of a table for another device alone.
+    # Nothing is trained, and FBGEMM may have a table's optimizer on another device only.
     planned = replace(planned, further={**planned.further, "optimizer": ()})
     parts = assemble(planned, "plugins", device)
     fit_converter(parts.prepared.registry)
-    # The data that tables were placed by here makes no other model.
+    # The data that tables were placed by here changes no model.
     registry = replace(
         parts.prepared.registry, dataset=registry.dataset, wrappers=registry.wrappers
     )
@@ -178,13 +175,13 @@ def on_ranks(
 ) -> T:
     """Call ``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
 
-    Ranks of torchrun take rank 0's checkpoint: the newest may be another one a moment later.
+    Ranks of torchrun take rank 0's checkpoint, as each could find another newest one.
 
     Args:
-        registry: says how many ranks.
-        function: travels to them by pickle.
-        job: likewise.
-        alike: what all ranks of torchrun have to be asked for, by option.
+        registry: names the number of ranks.
+        function: sent to the ranks by pickle, as is ``job``.
+        job: its last argument.
+        alike: options that all ranks of torchrun must share.
 
     Returns:
         Rank 0's result; under torchrun that of this rank.
@@ -220,11 +217,11 @@ def on_ranks(
 def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
     """Return an unsharded trained model with its poolings and preprocessing.
 
-    Says on stderr if the data is not what it was trained on.
+    Prints a note on stderr if the data is not the training data.
 
     Args:
-        registry: that it was trained by; its data is prepared.
-        checkpoint: as ``chosen_checkpoint`` gives it.
+        registry: the registry of the run; its data is prepared.
+        checkpoint: from ``chosen_checkpoint``.
 
     Raises:
         RecdError: the checkpoint is damaged or of another model.
@@ -237,7 +234,7 @@ def whole_model(registry: RunConfig, checkpoint: Path) -> Prepared:
 
 
 def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
-    """Return the same model without checks of its batches, which no tracer can follow."""
+    """Return the same model without checks of its batches, for tracing."""
     whole = _as_fitted(registry, checkpoint)
     model = build_model(whole, whole.dataset.schema())
     put_poolings(whole, model)
@@ -246,10 +243,10 @@ def unchecked_model(registry: RunConfig, checkpoint: Path) -> nn.Module:
 
 
 def say_other_data(checkpoint: Path) -> None:
-    """Say that the data is not what a checkpoint was trained on."""
+    """Print that the data is not the training data of a checkpoint."""
     click.echo(
-        f"The data is not what {checkpoint} was trained on: rows that it has learnt may stand in "
-        "the test split now",
+        f"The data is not what {checkpoint} was trained on: the test split may contain its "
+        "training rows",
         err=True,
     )
 
@@ -264,7 +261,7 @@ def _as_fitted(registry: RunConfig, checkpoint: Path) -> RunConfig:
 
 
 def _fill(model: nn.Module, registry: RunConfig, checkpoint: Path) -> bool:
-    """Load the weights; return whether the data is what they were trained on."""
+    """Load the weights; return whether the data is the training data."""
     tables = tables_of(model)
     same_data = check_scores(checkpoint, registry, tables)
     rows = {table.name: table.num_embeddings for table in tables}
@@ -282,10 +279,10 @@ class AbsentData(NoDataset):
     """A dataset whose columns are known and whose rows are missing.
 
     Args:
-        dataset: of the registry.
-        schema: as a checkpoint has it.
-        trained_kinds: likewise; None if the checkpoint is too old to say.
-        error: raised to whoever needs rows.
+        dataset: the registry's dataset.
+        schema: schema of a checkpoint.
+        trained_kinds: kinds of columns; None in an early checkpoint.
+        error: raised when rows are needed.
     """
 
     def __init__(
@@ -331,9 +328,9 @@ def with_trained_columns(registry: R, checkpoint: Path, *, rows: bool = True) ->
     """Return the registry with its data prepared, or with ``AbsentData`` if that is missing.
 
     Args:
-        registry: that a model was trained by.
-        checkpoint: of the model, which says what columns it was trained on.
-        rows: are needed; else nothing is prepared, and known columns will do.
+        registry: the registry of the run.
+        checkpoint: names the columns of the training data.
+        rows: prepare rows; else known columns suffice.
     """
     try:
         if rows:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import signal
 import statistics
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from recd_plugins.compat.lookup_kernels import close_kernels
 from recd_plugins.config import RunConfig, TrainingSpec
 from recd_plugins.config.device import device_of_rank
 from recd_plugins.config.from_file import load_registry
+from recd_plugins.data.loader import DataLoader
 from recd_plugins.data.preprocess import FittedState, fitted_state
+from recd_plugins.interfaces import Section, TrainedRun
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.step_cost import StageTimes
 from recd_plugins.planning.topologies import TopologySpec
@@ -31,26 +35,27 @@ from recd_plugins.runtime.rank_agreement import check_agreement, from_rank_0, to
 from recd_plugins.runtime.signals import Interrupts
 from recd_plugins.sharding.table_report import describe_tables
 from recd_plugins.training.assembly import Variant, assemble
-from recd_plugins.training.batches import BatchSource, segments, steps
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
-from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_files import ValidationCurve
-from recd_plugins.training.data_report import GroupReport, StallReport
-from recd_plugins.training.dry_run import converter_line, rest_line, rounded_line, unused_line
-from recd_plugins.training.evaluation import Measured, Validation, evaluate
-from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
-from recd_plugins.training.identity import identity_of
+from recd_plugins.training.checkpoint import MOST_UNSEEN, Checkpoints, FiniteRun
+from recd_plugins.training.checkpoint_files import Progress, ValidationCurve
+from recd_plugins.training.dry_run import unused_line
+from recd_plugins.training.evaluation import Measured, Validation, evaluate, steps
+from recd_plugins.training.identity import (
+    check_fitted_alike,
+    identity_of,
+    resume_choice,
+    resume_fitted,
+)
 from recd_plugins.training.measurement import Measurement, sections_of, sum_by_kind
 from recd_plugins.training.optimizer import LearningRates
 from recd_plugins.training.progress_bar import ProgressLine, progress_bar
 from recd_plugins.training.rank_state import buffers_of_rank_0, put_back_generators
-from recd_plugins.training.result import Result
-from recd_plugins.training.resume import check_fitted_alike, resume_choice, resume_fitted
+from recd_plugins.training.result import GroupCount, GroupReport, Result, StallReport
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank is to train; travels to it by pickle.
+    """A training run of a rank, sent to it by pickle.
 
     Attributes:
         registry: the registry file.
@@ -63,8 +68,8 @@ class Job:
         allowed: fields that may differ from those of the run that wrote the checkpoint.
         settings: values in place of the file's, as ``load_registry`` takes them.
         log_every: seconds between progress lines; None for a live line on a terminal.
-        topology: of the ranks, as measured; None for what the registry names.
-        text: of the registry file when the run began; None lets the rank read the file.
+        topology: the measured ranks; None for the topology of the registry.
+        text: the registry file's text when the run began; None lets the rank read the file.
     """
 
     registry: Path
@@ -81,7 +86,7 @@ class Job:
     text: str | None = None
 
     def load(self) -> RunConfig:
-        """Return the registry, with what the job sets."""
+        """Return the registry with the job's settings."""
         read = load_registry(
             self.registry,
             plugins_dir=self.plugins_dir,
@@ -115,11 +120,70 @@ def checkpoints_of(
     allowed: Collection[str] = (),
     fitted: FittedState | None = None,
 ) -> Checkpoints | None:
-    """Return the checkpoints that a run keeps, if it does."""
+    """Return the checkpoints of a run, if it keeps any."""
     spec = training.checkpoint
     if spec.path is None:
         return None
     return Checkpoints(Path(spec.path), spec.keep, identity, allowed, fitted)
+
+
+class BatchSource:
+    """Batches of one run, epoch after epoch, up to a number of steps.
+
+    A pipeline takes batches before it trains on them. A checkpoint holds the position after the
+    last batch that was *trained* on, so positions wait here until ``trained`` is called.
+
+    Args:
+        loader: at the position of ``start``.
+        start: where the run begins.
+        epochs: passes over the data, including those before ``start``.
+        steps: stop at this step, including those before ``start``; None for no limit.
+
+    Attributes:
+        groups: counts of the batches that were trained on.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader,
+        start: Progress | None = None,
+        epochs: int = 1,
+        steps: int | None = None,
+    ) -> None:
+        self._loader = loader
+        self._start = start or Progress()
+        self._epochs = epochs
+        self._steps = steps
+        self._waiting: deque[tuple[Progress, Mapping[str, int]]] = deque()
+        self.groups = GroupCount()
+
+    @property
+    def expected_steps(self) -> int:
+        """The step at which the run ends; an estimate if the number of ranks has changed."""
+        left = self._loader.num_left()
+        if left is None:
+            whole = self._epochs * len(self._loader)
+        else:
+            left += (self._epochs - self._start.epoch - 1) * len(self._loader)
+            whole = self._start.step + max(0, left)
+        return whole if self._steps is None else min(whole, self._steps)
+
+    def __iter__(self) -> Iterator[ModelInput]:
+        step = self._start.step
+        for epoch in range(self._start.epoch, self._epochs):
+            for batch in self._loader:
+                if self._steps is not None and step >= self._steps:
+                    return
+                step += 1
+                progress = Progress(step, epoch, self._loader.state_dict())
+                self._waiting.append((progress, batch.groups))
+                yield batch
+
+    def trained(self) -> Progress:
+        """Note that the oldest batch was trained on, and return the run's progress."""
+        progress, groups = self._waiting.popleft()
+        self.groups.add(groups)
+        return progress
 
 
 class Trainer:
@@ -127,7 +191,7 @@ class Trainer:
 
     def __init__(self, rank: int, world_size: int, job: Job, interrupts: Interrupts) -> None:
         self.rank, self.world_size, self.job, self.interrupts = rank, world_size, job, interrupts
-        # The baseline of a comparison has no callbacks and checkpoints, and says nothing.
+        # The baseline of a comparison has no callbacks and checkpoints, and prints nothing.
         self.is_own = job.side == "plugins"
         registry = job.load()
         resume_fitted(registry)
@@ -151,27 +215,36 @@ class Trainer:
         self.callbacks = self._make_callbacks()
 
         # Resume.
-        self.progress = Progress()
+        start = Progress()
         self.checkpoints = self._make_checkpoints()
         if self.checkpoints is not None:
-            self.progress = self.checkpoints.load(parts.dmp, parts.optimizer)
-        start = self.progress
-        self.first_step, self.first_curve = start.step, start.validation
+            start = self.checkpoints.load(parts.dmp, parts.optimizer)
+        self.progress, self.first_step, self.first_curve = start, start.step, start.validation
         self.finite = FiniteRun(job.name, self.checkpoints)
         activity.start(self.first_step)
-        self._describe()
+        if self.is_own:
+            self._say(unused_line(self.registry))
+            self._say(parts.prepared.chosen)
+            self._say(describe_tables(self.dmp) if rank == 0 else None)
         if start.reader is not None:
             check_agreement("resuming", {"the reader's position": start.reader})
             self.loader.load_state_dict(start.reader)
         if self.first_step:
+            self._say(f"resumed at step {self.first_step} of {training.checkpoint.path}")
             self.finite.check_loaded(parts.dmp, parts.optimizer)
 
-        # What is kept of the run.
+        # Figures of the run.
         self.validation = self._make_validation()
         stopped = self.validation is not None and self.validation.stops
         self.ends_at = self.first_step if stopped else training.steps
         self.source = BatchSource(self.loader, start, training.epochs, self.ends_at)
-        self.measurement = Measurement(parts, device, self.first_step, breakdown=job.breakdown)
+        self.measurement = Measurement(
+            parts.dmp,
+            parts.prepared.checked_parts,
+            device,
+            self.first_step,
+            breakdown=job.breakdown,
+        )
         self.pending: list[Tensor] = []
         self.losses = list(start.losses) or [math.nan] * start.step
         self.saved = start.step, self._curve()
@@ -180,7 +253,7 @@ class Trainer:
 
     def train(self) -> None:
         """Train to the end, or raise ``RunInterrupted``."""
-        validation, measurement = self.validation, self.measurement
+        validation, measurement, training = self.validation, self.measurement, self.training
         batches = self.callbacks.watched(measurement.stalls.metered(self.source))
         expected_steps = self.source.expected_steps
         self.callbacks.start(self.progress, expected_steps, self.parts.tables)
@@ -196,24 +269,35 @@ class Trainer:
             waiting=measurement.waiting,
             log_every=self.job.log_every,
         )
-        every = None if validation is None else validation.every
         with self.loader, line as shown:
-            for segment in segments(batches, self.first_step, every):
-                self._train(segment, shown)
-                if validation is not None and validation.due(self.progress.step):
-                    self._validate(validation, shown)
-                    if validation.stops:
-                        break
+            while True:
+                # The pipeline runs dry before each validation, and at the end of the data.
+                segment = batches
+                if validation is not None:
+                    every = validation.every
+                    segment = islice(batches, every - self.progress.step % every)
+                self._train_on(segment, shown)
+                if validation is None or not validation.due(self.progress.step):
+                    break
+                measurement.ran_dry()
+                with shown.paused():
+                    is_best = self._validate(validation)
+                self.dmp.train()
+                measurement.begin()
+                self._after_step(is_best=is_best)
+                if validation.stops:
+                    break
         step = self.progress.step
-        if self.first_step == step > 0 and self.ends_at == self.training.steps:
-            self._say(f"{self.source.limit}: there is nothing to train")
+        if self.first_step == step > 0 and self.ends_at == training.steps:
+            limit = "" if training.steps is None else f"training.steps is {training.steps}, "
+            self._say(f"{limit}training.epochs is {training.epochs}: there is nothing to train")
         measurement.end(step)
         if validation is not None and step and not validation.is_measured(step):
-            self._measure(validation)
-        self._look_at_losses()
+            self._validate(validation)
+        self._average_losses()
         self._save()
 
-    def _train(self, batches: Iterator[ModelInput], line: ProgressLine) -> None:
+    def _train_on(self, batches: Iterator[ModelInput], line: ProgressLine) -> None:
         """Train on batches until they are used up."""
         outputs = steps(self.pipeline, batches, self.registry, self.dmp.module)
         while True:
@@ -225,25 +309,17 @@ class Trainer:
             except StopIteration:
                 return
             self.progress = self.source.trained()
-            activity.reached(self.progress.step)
-            self.measurement.trained(logits, labels)
+            step = self.progress.step
+            activity.reached(step)
+            self.measurement.predictions.update(logits, labels)
             line(loss)
             rate = self.training.learning_rate * self.rates.factor(done)
-            self.callbacks.trained(self.progress.step, loss, rate)
+            self.callbacks.trained(step, loss, rate)
             self.pending.append(loss)
             if len(self.pending) == MOST_UNSEEN:
-                self._look_at_losses()
-            if self.validation is None or not self.validation.due(self.progress.step):
+                self._average_losses()
+            if self.validation is None or not self.validation.due(step):
                 self._after_step()
-
-    def _validate(self, validation: Validation, line: ProgressLine) -> None:
-        """Validate the model while the pipeline is dry."""
-        self.measurement.ran_dry()
-        with line.paused():
-            is_best = self._measure(validation)
-        self.dmp.train()
-        self.measurement.begin()
-        self._after_step(is_best=is_best)
 
     def _after_step(self, *, is_best: bool = False) -> None:
         """Save a checkpoint if one is due, and end the run if a signal asked for it."""
@@ -270,7 +346,7 @@ class Trainer:
         step, curve = self.progress.step, self._curve()
         if self.checkpoints is None or self.saved == (step, curve):
             return
-        self._look_at_losses()
+        self._average_losses()
         losses = [] if self.losses and math.isnan(self.losses[0]) else self.losses
         with activity.doing("saving a checkpoint", long=True):
             self.finite.check_state(self.dmp, self.parts.optimizer, step)
@@ -283,10 +359,10 @@ class Trainer:
             self.checkpoints.save(self.dmp, self.parts.optimizer, progress)
         self.saved = step, curve
 
-    def _look_at_losses(self) -> None:
+    def _average_losses(self) -> None:
         self.losses += self.finite.losses(self.pending, len(self.losses))
 
-    def _measure(self, validation: Validation) -> bool:
+    def _validate(self, validation: Validation) -> bool:
         """Evaluate the present step; return whether it is the best so far."""
         self.newest = newest = self._evaluate()
         is_best = validation.add(self.progress.step, newest)
@@ -321,46 +397,44 @@ class Trainer:
         return self.newest
 
     def _evaluate_checkpoint(self, step: int) -> Measured | None:
-        """Evaluate the checkpoint of an earlier process, if it is there and whole.
+        """Evaluate the checkpoint of an earlier process, then load the last step's weights again.
 
-        The weights of the last step are loaded again afterwards.
+        None if the checkpoint is gone or damaged.
         """
         if self.checkpoints is None:
             return None
         best, last = self.checkpoints.of_step(step), self.checkpoints.of_step(self.progress.step)
-        if not from_rank_0(best.is_dir()):
-            self._say(f"{best}: the best checkpoint is gone; test figures are of the last step")
-            return None
         folder = Checkpoints(best.parent, keep=1)  # the identity was compared before
-        problem = ""
         try:
+            if not from_rank_0(best.is_dir()):
+                raise RecdError(f"{best}: the best checkpoint is gone")
             folder.load_one(best, self.dmp)
         except RecdError as error:
-            problem = str(error)
-        problem = next(filter(None, together(lambda: problem)), "")
-        measured = None if problem else self._evaluate()
+            self._say(f"{error}; test figures are of the last step")
+            measured = None
+        else:
+            measured = self._evaluate()
         folder.load_one(last, self.dmp)
-        if problem:
-            self._say(f"{problem}; test figures are of the last step")
         return measured
 
     def result(self) -> Result:
         """Return the figures of the run, which has ended."""
         test, metrics = self._test_figures()
-        prepared, measurement = self.parts.prepared, self.measurement
+        parts, measurement = self.parts, self.measurement
         ranks, groups = zip(
             *together(lambda: (measurement.figures(), self.source.groups)), strict=True
         )
         counts = [rank.counts for rank in ranks if rank.counts is not None]
         profiles = [rank.stages for rank in ranks if rank.stages is not None]
-        stages = StageTimes.mean(profiles) if profiles else None
         seconds = measurement.step_seconds()
-        chosen = {} if prepared.chosen is None else {prepared.chosen.name: prepared.chosen}
-        sections = sections_of(
-            self.parts,
-            sum_by_kind([count.sent_by_channel for count in counts]) if counts else None,
-            [rank.observed for rank in ranks],
-        )
+        chosen = parts.prepared.chosen
+        sections: dict[str, Section] = {} if chosen is None else {chosen.name: chosen}
+        if parts.setting is not None:  # a baseline has no table plugins
+            sent = sum_by_kind([count.sent_by_channel for count in counts]) if counts else None
+            run = TrainedRun(
+                self.dmp.module, self.dmp.plan, parts.tables, parts.setting, sent, observed=()
+            )
+            sections |= sections_of(parts.prepared.checked_parts, run, ranks)
         ingestion = self.registry.ingestion
         result = Result(
             samples_per_second=self.step_samples * len(seconds) / sum(seconds) if seconds else None,
@@ -372,14 +446,14 @@ class Trainer:
             train=measurement.predictions.summarize(),
             test=test,
             metrics=metrics,
-            stages=stages,
+            stages=StageTimes.mean(profiles) if profiles else None,
             step_memory=max(
                 filter(None, (rank.memory for rank in ranks)),
                 key=lambda memory: memory.peak,
                 default=None,
             ),
-            sections=chosen | sections,
-            groups=GroupReport.of(groups, prepared.expected_groups()),
+            sections=sections,
+            groups=GroupReport.of(groups, parts.prepared.expected_groups()),
             stalls=StallReport.of(
                 [rank.stalls for rank in ranks],
                 self.training.workers,
@@ -388,7 +462,7 @@ class Trainer:
             ingestion=None if ingestion is None else together(lambda: dict(self.loader.report())),
             validation=None if self.validation is None else self.validation.report(),
             first_step=self.first_step,
-            predicted_step_seconds=from_rank_0(self.parts.predicted),
+            predicted_step_seconds=from_rank_0(parts.predicted),
         )
         self.callbacks.ended(self.progress.step, self.losses)
         close_kernels(self.dmp)
@@ -425,8 +499,7 @@ class Trainer:
         if not self.is_own or spec is None:
             return None
         validation = Validation(spec, self.progress.validation, self.progress.step)
-        if validation.left:
-            self._say(validation.left)
+        self._say(validation.left)
         if validation.stops:
             self._say(f"{validation.report()}; there is nothing to train")
         return validation
@@ -449,26 +522,6 @@ class Trainer:
 
         handle = self.dmp.module.register_forward_pre_hook(place)
 
-    def _describe(self) -> None:
-        """Say on rank 0 what is trained on what."""
-        if self.is_own and self.rank == 0:
-            converter, setting = "", self.parts.setting
-            if setting is not None:
-                profile = setting.data.profile()
-                converter = converter_line(self.registry, profile, self.world_size)
-            lines = (
-                unused_line(self.registry),
-                rounded_line(self.registry),
-                converter,
-                rest_line(self.registry, len(self.loader), self.step_samples),
-                self.parts.prepared.chosen,
-                describe_tables(self.dmp),
-            )
-            for line in filter(None, lines):
-                self._say(str(line))
-        if self.first_step:
-            self._say(f"resumed at step {self.first_step} of {self.training.checkpoint.path}")
-
-    def _say(self, line: str) -> None:
-        if self.rank == 0:
-            click.echo(line, err=True)
+    def _say(self, line: object) -> None:
+        if self.rank == 0 and line:
+            click.echo(str(line), err=True)

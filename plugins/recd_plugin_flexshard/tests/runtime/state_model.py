@@ -36,7 +36,8 @@ from recd_plugin_flexshard.runtime import (
 from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.sharding.sharders import fused_params, stock_sharders
-from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import Progress
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
 

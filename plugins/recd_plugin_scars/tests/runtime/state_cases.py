@@ -34,7 +34,8 @@ from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training import checkpoint
-from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.checkpoint_files import Progress
 
 NUM_BATCHES = 8
 # Steps before a checkpoint and after it.

@@ -27,7 +27,7 @@ from recd_plugins.runtime.launch import launch
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.testing.fake_device import fake_device
-from recd_plugins.training.checkpoint_state import common_name
+from recd_plugins.training.checkpoint import common_name
 
 _ROWS = 8
 
