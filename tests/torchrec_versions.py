@@ -31,7 +31,7 @@ RUNS: dict[str, list[str]] = {
     ],
     "parity": [
         f"tests/distributed/test_{name}.py"
-        for name in ("parity", "pooling_parity", "other_modules", "drop_in")
+        for name in ("parity", "other_modules", "drop_in")
     ],
     "plugins": [
         *("-m", "not slow", "tests/drop_in"),

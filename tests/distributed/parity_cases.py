@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from tests.distributed.bare_prepared import bare_prepared, bare_registry
 from tests.distributed.parity_model import (
     NUM_STEPS,
     Form,
@@ -19,20 +17,13 @@ from tests.distributed.parity_model import (
     ReferenceOptimizer,
     make_batch,
 )
+from tests.sharded import exact_sharders, shard
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    construct_module_sharding_plan,
-    data_parallel,
-    row_wise,
-    table_row_wise,
-    table_wise,
-)
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardedModule
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.config.schema import TrainingSpec
@@ -41,15 +32,14 @@ from recd_plugins.interfaces import Pooling
 from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.interfaces.model_tables import tables_of
 from recd_plugins.model.sequence_pooling import PoolRows
-from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.guards import check_every_parameter_is_trained
 from recd_plugins.sharding.pipeline import OverlappedTrainPipeline
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.rank_state import copy_weights
 
 T = TypeVar("T")
 
+TOLERANCE = 1e-6
 # Adagrad's first steps are as long as the rate whatever the gradient, rounding errors included.
 LEARNING_RATE: dict[Optimizer, float] = {"sgd": 0.2, "rowwise_adagrad": 0.02}
 EPS = 1e-8
@@ -66,8 +56,7 @@ class Case:
     pipelined: bool
     # With "partial" some features' rows move on, for the reference too.
     form: Form = "unique"
-    gradient_fault: bool = False
-    gather_fault: bool = False
+    fault: Literal["", "gradient", "gather"] = ""
     # A plugin that pools sequences, in place of the model's own; the reference pools all rows.
     pooling: Pooling | None = None
     pool_rows: PoolRows = "unique"
@@ -107,13 +96,25 @@ class Difference:
     num_modules: int
     num_pipelined: int
 
+    def check(self, case: Case) -> None:
+        assert max(self.loss, self.output, self.weight) <= TOLERANCE, case
+        # Every table and layer learns, or equal weights would say nothing.
+        assert min(self.moved.values()) > 20 * TOLERANCE, (case, self.moved)
+        assert self.num_modules > 0
+        assert self.num_pipelined == (self.num_modules if case.pipelined else 0), case
 
-def run_case(rank: int, world_size: int, case: Case) -> Difference:
+
+def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Difference]:
+    """Several in one launch, which takes longer than a case."""
+    return [_run(rank, world_size, case) for case in cases]
+
+
+def _run(rank: int, world_size: int, case: Case) -> Difference:
     torch.manual_seed(1)  # other than the model's: weights come from the reference
     reference = ParityModel(case.parts)
     initial = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
-    dmp, optimizer = _shard(case, world_size, initial)
-    with _fault(case.gradient_fault):
+    dmp, optimizer = sharded_model(case)
+    with _fault(case.fault == "gradient"):
         outputs, num_pipelined = _train(dmp, optimizer, case, rank)
     of_ranks, trained = from_rank_0(lambda: _train_reference(reference, case, world_size))
     expected = [of_step[rank] for of_step in of_ranks]
@@ -130,70 +131,23 @@ def run_case(rank: int, world_size: int, case: Case) -> Difference:
     )
 
 
-def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Difference]:
-    """Several in one launch, which takes longer than a case."""
-    return [run_case(rank, world_size, case) for case in cases]
-
-
-def _shard(
-    case: Case, world_size: int, weights: dict[str, Tensor]
-) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+def sharded_model(case: Case) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     training = TrainingSpec(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
-    sharders = build_sharders(bare_prepared(bare_registry(training), case.coalesced))
     model = ParityModel(case.parts)
-    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
-    plan = {
-        name: construct_module_sharding_plan(
-            module,
-            {
-                table.name: _generator(case.sharding_of(table.name), index, world_size, local_size)
-                for index, table in enumerate(tables_of(module))
-            },
-            sharder,
-            local_size=local_size,
-            world_size=world_size,
-            device_type=DEVICE.type,
-        )
-        for name, module in model.named_children()
-        for sharder in sharders
-        if isinstance(module, sharder.module_type)
-    }
-    for sharding in (sharding for tables in plan.values() for sharding in tables.values()):
-        if sharding.sharding_type == "table_row_wise":
-            sharding.compute_kernel = "fused"  # table_row_wise() takes no kernel
-    dmp = DistributedModelParallel(
-        module=model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=DEVICE,
-        plan=ShardingPlan(plan),
-        sharders=sharders,
-    )
-    copy_weights(dmp.state_dict(), weights)
+    places = {table.name: case.sharding_of(table.name) for table in tables_of(model)}
+    dmp = shard(model, exact_sharders(training, case.coalesced), places)
     optimizer = build_optimizer(dmp, training)
     check_every_parameter_is_trained(dmp, optimizer)
     return dmp, optimizer
 
 
-def _generator(sharding: str, index: int, world_size: int, local_size: int) -> Any:
-    if sharding == "table_wise":
-        return table_wise(rank=index % world_size, compute_kernel="fused")
-    if sharding == "row_wise":
-        return row_wise(compute_kernel="fused")
-    if sharding == "column_wise":
-        ranks = [(index + shard) % world_size for shard in range(COLUMN_SHARDS)]
-        return column_wise(ranks=ranks, compute_kernel="fused")
-    if sharding == "table_row_wise":
-        return table_row_wise(host_index=index % (world_size // local_size))
-    return data_parallel()
-
-
 def _train(
     dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
 ) -> tuple[list[tuple[Tensor, Tensor]], int]:
-    batches = [_input(case, rank, step, case.form) for step in range(NUM_STEPS)]
-    if case.gather_fault:
+    batches = [input_of(case, rank, step, case.form) for step in range(NUM_STEPS)]
+    if case.fault == "gather":
         batches = list(map(_every_row_from_the_first_id, batches))
     if case.pipelined:
         pipeline: TrainPipelineSparseDist[ModelInput, tuple[Tensor, Tensor]]
@@ -215,10 +169,7 @@ def _train(
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
-    """What ``make`` returns there: not made by each rank, as it takes as long as the case itself.
-
-    A collective call.
-    """
+    """What ``make`` returns there; a collective call, as a reference takes as long as a case."""
     made = [make() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(made)
     return cast(T, made[0])
@@ -239,14 +190,14 @@ def _train_reference(
     )
     outputs = []
     for step in range(NUM_STEPS):
-        results = [model(_input(case, each, step, "plain")) for each in range(world_size)]
+        results = [model(input_of(case, each, step, "plain")) for each in range(world_size)]
         torch.stack([loss for loss, _ in results]).mean().backward()
         optimizer.step()
         outputs.append([(loss.detach(), output.detach()) for _, (loss, output) in results])
     return outputs, model.state_dict()
 
 
-def _input(case: Case, rank: int, step: int, form: Form) -> ModelInput:
+def input_of(case: Case, rank: int, step: int, form: Form) -> ModelInput:
     batch = make_batch(rank, step, form=form, moving=case.form == "partial")
     return lower(batch, case.parts.placement)
 
@@ -263,14 +214,14 @@ def _whole(tensor: Tensor | ShardedTensor) -> Tensor:
     if not isinstance(tensor, ShardedTensor):
         return tensor.detach().clone().cpu()
     whole = torch.zeros(tensor.metadata().size)
-    for shard in tensor.local_shards():
+    for part in tensor.local_shards():
         window = tuple(
             slice(start, start + size)
             for start, size in zip(
-                shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True
+                part.metadata.shard_offsets, part.metadata.shard_sizes, strict=True
             )
         )
-        whole[window] = shard.tensor.detach()
+        whole[window] = part.tensor.detach()
     dist.all_reduce(whole)
     return whole
 

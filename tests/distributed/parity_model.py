@@ -148,37 +148,27 @@ def _bags(features: tuple[str, ...]) -> EmbeddingBagCollection | None:
     tables: dict[str, list[str]] = {}
     for feature in features:
         tables.setdefault(table_of(feature), []).append(feature)
-    return (
-        None
-        if not features
-        else EmbeddingBagCollection(
-            tables=[
-                EmbeddingBagConfig(
-                    name=table,
-                    embedding_dim=DIM,
-                    num_embeddings=_ROWS[table],
-                    feature_names=names,
-                    pooling=PoolingType.MEAN if table == "b1" else PoolingType.SUM,
-                )
-                for table, names in tables.items()
-            ]
+    configs = [
+        EmbeddingBagConfig(
+            name=table,
+            embedding_dim=DIM,
+            num_embeddings=_ROWS[table],
+            feature_names=names,
+            pooling=PoolingType.MEAN if table == "b1" else PoolingType.SUM,
         )
-    )
+        for table, names in tables.items()
+    ]
+    return EmbeddingBagCollection(tables=configs) if features else None
 
 
 def _sequences(features: tuple[str, ...]) -> EmbeddingCollection | None:
-    return (
-        None
-        if not features
-        else EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(
-                    name=name, embedding_dim=DIM, num_embeddings=_ROWS[name], feature_names=[name]
-                )
-                for name in features
-            ]
+    configs = [
+        EmbeddingConfig(
+            name=name, embedding_dim=DIM, num_embeddings=_ROWS[name], feature_names=[name]
         )
-    )
+        for name in features
+    ]
+    return EmbeddingCollection(tables=configs) if features else None
 
 
 def make_batch(

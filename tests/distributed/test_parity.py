@@ -1,88 +1,140 @@
-"""Deduplicated training is plain training: loss, outputs and weights agree after four steps."""
+"""Deduplicated and coalesced training is plain training: loss, outputs and weights agree."""
 
 from __future__ import annotations
 
+from functools import cache
+from itertools import product
+from typing import Any
+
 import pytest
-from tests.distributed.parity_cases import (
-    Case,
-    Difference,
-    Optimizer,
-    run_case,
-    run_cases,
-)
+from tests.covering import by_night, cells_of_today, covering
+from tests.distributed.parity_cases import Case, Difference, run_cases
 from tests.distributed.parity_model import make_batch
 
+from recd_plugins.config.manager import PluginManager
+from recd_plugins.interfaces import Pooling
 from recd_plugins.testing.gloo import run_on_ranks
 
-TOLERANCE = 1e-6
-SHARDINGS = ["table_wise", "row_wise", "column_wise", "data_parallel", "mixed"]
+SHARDINGS = ("table_wise", "row_wise", "column_wise", "data_parallel", "mixed", "among")
+RANKS = (1, 2, 4)
+ALL = ("b0", "b1", "b2", "s0", "s1", "s2", "s3")
+SOME = ("b1", "b2", "s0", "s2")
 
 
-@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
-@pytest.mark.parametrize("modules", ["ebc", "ec", "both"])
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_parity(
-    world_size: int, sharding: str, modules: str, optimizer: Optimizer, pipelined: bool
-) -> None:
-    case = Case(sharding, modules, optimizer, pipelined)
-    for difference in run_on_ranks(run_case, world_size, case):
-        _assert_equal(difference, case)
+def differences(world_size: int, cases: list[Case], **options: Any) -> list[list[Difference]]:
+    """Of each rank and case."""
+    return run_on_ranks(run_cases, world_size, cases, **options)
 
 
-@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
-def test_parity_of_table_row_wise_on_two_nodes(pipelined: bool) -> None:
-    case = Case("table_row_wise", "ebc", "sgd", pipelined)
-    for difference in run_on_ranks(run_case, 4, case, local_world_size=2):
-        _assert_equal(difference, case)
+def assert_equal(world_size: int, cases: list[Case], **options: Any) -> None:
+    for of_rank in differences(world_size, cases, **options):
+        for case, difference in zip(cases, of_rank, strict=True):
+            difference.check(case)
 
 
-@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
-@pytest.mark.parametrize("modules", ["ec", "both"])
-@pytest.mark.parametrize("sharding", SHARDINGS)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_parity_of_partial_batches(
-    world_size: int, sharding: str, modules: str, optimizer: Optimizer, pipelined: bool
-) -> None:
-    case = Case(sharding, modules, optimizer, pipelined, form="partial")
-    for difference in run_on_ranks(run_case, world_size, case):
-        _assert_equal(difference, case)
+def _is_a_case(cell: tuple[Any, ...]) -> bool:
+    sharding, world_size, modules, _, form, coalesced, _ = cell
+    if sharding == "among":
+        return (modules, form, coalesced) == ("both", "unique", ()) and world_size < 4
+    if coalesced:  # ids of data-parallel tables are not sent
+        return form != "partial" and sharding not in ("data_parallel", "mixed")
+    return form != "partial" or modules != "ebc"
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_parity_of_data_parallel_tables_among_others(world_size: int) -> None:
-    optimizers: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
-    cases = [
-        Case("among", "both", optimizer, pipelined, overlapped=pipelined)
-        for optimizer in optimizers
-        for pipelined in (False, True)
+@cache
+def cells() -> list[tuple[Any, ...]]:
+    """By night all, by day those in which any two values meet."""
+    axes: list[tuple[Any, ...]] = [
+        SHARDINGS,
+        RANKS,
+        ("ebc", "ec", "both"),
+        ("sgd", "rowwise_adagrad"),
+        ("unique", "partial", "plain"),
+        ((), ALL, SOME),
+        (False, True),
     ]
-    for differences in run_on_ranks(run_cases, world_size, cases):
-        for difference, case in zip(differences, cases, strict=True):
-            _assert_equal(difference, case)
+    every = [cell for cell in product(*axes) if _is_a_case(cell)]
+    return every if by_night() else covering(every, 2)
 
 
-def test_a_wrong_gather_is_caught() -> None:
-    case = Case("table_wise", "ec", "sgd", False, form="partial", gather_fault=True)
-    for difference in run_on_ranks(run_case, 2, case):
-        assert difference.output > 1e-3
-        assert difference.weight > 1e-3
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("world_size", RANKS)
+def test_parity(world_size: int, sharding: str) -> None:
+    overlapped = sharding == "among"
+    todo = [
+        Case(
+            *(sharding, modules, optimizer, pipelined),
+            form=form,
+            coalesced=coalesced,
+            overlapped=overlapped and pipelined,
+        )
+        for kind, ranks, modules, optimizer, form, coalesced, pipelined in cells()
+        if (kind, ranks) == (sharding, world_size)
+    ]
+    assert_equal(world_size, todo)
 
 
-@pytest.mark.parametrize("sharding", ["row_wise", "mixed"])
-def test_parity_of_plain_batches_of_different_sizes(sharding: str) -> None:
-    case = Case(sharding, "both", "sgd", True, form="plain")
-    for difference in run_on_ranks(run_case, 2, case):
-        _assert_equal(difference, case)
+def test_parity_of_table_row_wise_on_two_nodes() -> None:
+    todo = [
+        Case("table_row_wise", "ebc", "sgd", pipelined, coalesced=coalesced)
+        for pipelined, coalesced in product((False, True), ((), ALL))
+    ]
+    assert_equal(4, todo, local_world_size=2)
 
 
-@pytest.mark.parametrize("modules", ["ebc", "ec"])
-def test_a_wrong_gradient_is_caught(modules: str) -> None:
-    case = Case("table_wise", modules, "sgd", False, gradient_fault=True)
-    differences = run_on_ranks(run_case, 2, case)
-    assert max(difference.weight for difference in differences) > 1e-3
+#: Options of every built-in pooling; p2 is a target that is deduplicated, p3 one that is not.
+POOLINGS: list[tuple[str, dict[str, Any]]] = [
+    ("recd.sum", {}),
+    ("recd.mean", {}),
+    ("recd.max", {}),
+    ("recd.attention", {"heads": 2}),
+    ("recd.transformer", {"layers": 2, "heads": 2, "feed_forward": 12}),
+    ("recd.transformer", {"norm": "post"}),
+    ("recd.din", {"target": "p3"}),
+    ("recd.din", {"target": "p2", "weights": "sigmoid", "heads": 2}),
+]
+FORMS, POOL_ROWS = ("unique", "partial"), ("unique", "all")
+
+
+def pooling(name: str, options: dict[str, Any]) -> Pooling:
+    cls = PluginManager().plugins["pooling"][name].cls
+    plugin = cls(cls.Options(**options))
+    assert isinstance(plugin, Pooling)
+    return plugin
+
+
+@pytest.mark.parametrize(("form", "pool_rows"), product(FORMS, POOL_ROWS))
+def test_parity_of_poolings(form: Any, pool_rows: Any) -> None:
+    """Histories are empty, and in the last step whole groups are, on one rank or on both."""
+    today = cells_of_today([*product(range(len(POOLINGS)), FORMS, POOL_ROWS)])
+    todo = [
+        Case(
+            *("mixed", "both", "sgd", index % 2 == 1),
+            pooling=pooling(*POOLINGS[index]),
+            form=form,
+            pool_rows=pool_rows,
+        )
+        for index, *common in today
+        if common == [form, pool_rows]
+    ]
+    assert_equal(2, todo)
+
+
+def test_every_pooling_is_in_the_list() -> None:
+    assert {name for name, _ in POOLINGS} == set(PluginManager().plugins["pooling"])
+
+
+def test_a_wrong_gather_and_a_wrong_gradient_are_caught() -> None:
+    gather = Case("table_wise", "ec", "sgd", False, form="partial", fault="gather")
+    gradients = [Case("table_wise", kind, "sgd", False, fault="gradient") for kind in ("ebc", "ec")]
+    poolings = [
+        Case("mixed", "both", "sgd", False, pooling=pooling(*each), fault="gradient")
+        for each in POOLINGS[3:]
+    ]
+    of_ranks = differences(2, [gather, *gradients, *poolings])
+    assert all(of_rank[0].output > 1e-3 for of_rank in of_ranks)
+    for of_case in zip(*of_ranks, strict=True):
+        assert max(difference.weight for difference in of_case) > 1e-3
 
 
 def test_the_batches_have_what_can_go_wrong() -> None:
@@ -100,17 +152,6 @@ def test_the_batches_have_what_can_go_wrong() -> None:
         for partial in make_batch(rank, 2, form="partial", moving=True).partials
     ]
     assert min(partials) > 1.2  # though no rows are equal
-    lengths = make_batch(0, 1, form="plain").kjt.lengths()
-    assert (lengths == 0).any()
+    assert (make_batch(0, 1, form="plain").kjt.lengths() == 0).any()
     last = make_batch(0, 3, form="plain").kjt.to_dict()
     assert last["p1"].values().numel() == last["s1"].values().numel() == 0
-
-
-def _assert_equal(difference: Difference, case: Case) -> None:
-    assert difference.loss <= TOLERANCE
-    assert difference.output <= TOLERANCE
-    assert difference.weight <= TOLERANCE
-    # Every table and layer learns, or equal weights would say nothing.
-    assert min(difference.moved.values()) > 20 * TOLERANCE
-    assert difference.num_modules > 0
-    assert difference.num_pipelined == (difference.num_modules if case.pipelined else 0)

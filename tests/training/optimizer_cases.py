@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from tests.distributed.bare_prepared import bare_prepared, bare_registry
-from tests.distributed.parity_cases import _generator, _whole
+from tests.distributed.parity_cases import _whole
 from tests.distributed.parity_model import NUM_STEPS, Form, ParityModel, Parts, make_batch
+from tests.sharded import bare_registry, exact_sharders, shard
 from torch import Tensor, nn
 from torchrec import optim
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from recd_plugins import load_registry
@@ -27,7 +22,6 @@ from recd_plugins.config.schema import TrainingSpec
 from recd_plugins.data.lower import lower
 from recd_plugins.interfaces.model_tables import embedding_modules, tables_of
 from recd_plugins.planning.prepared import apply_optimizers
-from recd_plugins.sharding.build import build_sharders
 from recd_plugins.testing.device import DEVICE
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.rank_state import copy_weights
@@ -109,33 +103,10 @@ def _sharded(
     names = {table.name for table in tables_of(model)} if coalesced else set()
     if DEVICE.type == "cuda":  # where kernels of Adagrad take no bags of unique ids
         names = {name for name in names if name.startswith("s")}
-    ours = build_sharders(bare_prepared(registry, names))
+    ours = exact_sharders(registry, names)
     params = dict(ours[0].fused_params or {})
     stock = [EmbeddingBagCollectionSharder(params), EmbeddingCollectionSharder(dict(params))]
-    size = dist.get_world_size()
-    plan = {
-        name: construct_module_sharding_plan(
-            module,
-            {
-                table.name: _generator(sharding, index, size, size)
-                for index, table in enumerate(tables_of(module))
-            },
-            sharder,
-            local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
-            world_size=size,
-            device_type=DEVICE.type,
-        )
-        for name, module in model.named_children()
-        for sharder in ours
-        if isinstance(module, sharder.module_type)
-    }
-    dmp = DistributedModelParallel(
-        model,
-        env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=DEVICE,
-        plan=ShardingPlan(plan),
-        sharders=stock if coalesced is None else ours,
-    )
+    dmp = shard(model, stock if coalesced is None else ours, sharding)
     copy_weights(dmp.state_dict(), initial)
     optimizer = build_optimizer(dmp, registry.training)
     for step in range(NUM_STEPS):

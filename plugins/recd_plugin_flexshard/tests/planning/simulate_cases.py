@@ -9,10 +9,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from tests.distributed.bare_prepared import bare_prepared, bare_registry
+from tests.sharded import everyone, exact_sharders, plan_of
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -24,7 +23,6 @@ from recd_plugin_flexshard.runtime import (
     tier_groups,
 )
 from recd_plugins.config.schema import TrainingSpec
-from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sharding.gradient_dedup import all_gradients_sent
 
@@ -82,7 +80,7 @@ def steps(
         ]
     )
     training = TrainingSpec(optimizer="sgd", learning_rate=0.1)
-    sharders = build_sharders(bare_prepared(bare_registry(training)))
+    sharders = exact_sharders(training)
     names = {dist.group.WORLD.group_name: "cold"}
     if tiered:
         module = TieredEmbeddingCollection(module, TIERS)
@@ -92,18 +90,11 @@ def steps(
         sharders.append(TieredEmbeddingCollectionSharder(fused_params(training), coalesced=tables))
         names = tier_groups().names
     sharder = next(each for each in sharders if each.module_type is type(module))
-    plan = construct_module_sharding_plan(
-        module,
-        {table: row_wise(compute_kernel="fused") for table in FEATURES},
-        sharder,
-        local_size=world_size,
-        world_size=world_size,
-        device_type="cpu",
-    )
+    plan = plan_of(module, "row_wise", sharder, world_size, world_size)
     with all_gradients_sent():  # as they are simulated
         dmp = DistributedModelParallel(
             module=module,
-            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            env=everyone(),
             device=torch.device("cpu"),
             plan=ShardingPlan({"": plan}),
             sharders=sharders,
