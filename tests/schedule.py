@@ -98,7 +98,7 @@ SLOW = (
     # Matrices of plans, optimizers, numbers of ranks and of datasets.
     "recd_plugin_flexshard/tests/runtime/test_parity.py",
     "recd_plugin_scars/tests/runtime/test_coalesced.py",
-    "distributed/coalesced/test_modules.py",
+    "distributed/test_coalesced.py",
     "recd_plugin_scars/tests/runtime/test_matrix.py",
     "recd_plugin_scars/tests/runtime/test_state.py",
     "distributed/test_dedup_costs.py",

@@ -115,7 +115,7 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
     initial = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
     dmp, optimizer = sharded_model(case)
     with _fault(case.fault == "gradient"):
-        outputs, num_pipelined = _train(dmp, optimizer, case, rank)
+        outputs, num_pipelined = train(dmp, optimizer, case, rank)
     of_ranks, trained = from_rank_0(lambda: _train_reference(reference, case, world_size))
     expected = [of_step[rank] for of_step in of_ranks]
     weights = {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
@@ -143,7 +143,7 @@ def sharded_model(case: Case) -> tuple[DistributedModelParallel, CombinedOptimiz
     return dmp, optimizer
 
 
-def _train(
+def train(
     dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
 ) -> tuple[list[tuple[Tensor, Tensor]], int]:
     batches = [input_of(case, rank, step, case.form) for step in range(NUM_STEPS)]

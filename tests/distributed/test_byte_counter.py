@@ -1,3 +1,5 @@
+"""Bytes of known collectives and ids of known lookups, counted."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -5,17 +7,146 @@ from itertools import product
 
 import pytest
 import torch
-from tests.distributed import byte_cases as cases
-from tests.distributed.parity_model import NUM_STEPS, make_batch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from tests.distributed.parity_cases import Case, input_of, sharded_model, train
+from tests.distributed.parity_model import NUM_STEPS, Form, make_batch
+from tests.sharded import CPU, SGD, bags, exact_sharders, shard
 from torch import nn
+from torchrec.distributed import comm_ops
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import run_on_ranks
 
 
+def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
+    """Bytes and calls of one collective after the other, on 4 ranks."""
+    group = dist.group.WORLD
+    assert group is not None
+    ten = torch.zeros(10)
+    eight = torch.zeros(8)
+    splits = [1, 2, 3, 4]
+    receive = [splits[rank]] * world_size
+    actions = {
+        "all_to_all_single": lambda: dist.all_to_all_single(
+            torch.empty(sum(receive)), ten, receive, splits
+        ),
+        "all_to_all_single even": lambda: dist.all_to_all_single(torch.empty(8), eight),
+        "all_to_all_single int64 rows": lambda: dist.all_to_all_single(
+            torch.empty(4, 3, dtype=torch.int64),
+            torch.zeros(4, 3, dtype=torch.int64),
+            [1] * 4,
+            [1] * 4,
+        ),
+        "functional all_to_all": lambda: functional.all_to_all_single(
+            ten, receive, splits, group
+        ).sum(),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(torch.empty(2), eight),
+        "reduce_scatter": lambda: dist.reduce_scatter(
+            torch.empty(2), [torch.zeros(2) for _ in range(4)]
+        ),
+        "torchrec reduce_scatter": lambda: torch.ops.torchrec.reduce_scatter_tensor(
+            eight, "sum", world_size, group.group_name, True
+        ),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.empty(40), ten),
+        "all_gather": lambda: dist.all_gather([torch.empty(10) for _ in range(4)], ten),
+        "all_reduce": lambda: dist.all_reduce(eight),
+        "functional all_reduce": lambda: functional.all_reduce(eight, "sum", group).sum(),
+        "broadcast": lambda: dist.broadcast(ten, src=1),
+        "reduce": lambda: dist.reduce(ten, dst=1),
+        "scatter": lambda: dist.scatter(
+            torch.empty(10), [ten] * world_size if rank == 1 else None, src=1
+        ),
+        "send": lambda: (
+            dist.send(ten, (rank + 1) % 4) if rank % 2 else dist.recv(ten, (rank - 1) % 4)
+        ),
+        "barrier": lambda: dist.barrier(),
+    }
+    counted = {}
+    for name, action in actions.items():
+        with CollectiveBytes() as counter:
+            action()
+        counted[name] = (counter.total, sum(counter.calls.values()))
+        assert sum(counter.to_ranks.values()) in (0, counter.total)
+        if name == "all_to_all_single":
+            of_places = [0 if place == rank else 4 * n for place, n in enumerate(splits)]
+            assert [counter.to_ranks[group.group_name, place] for place in range(4)] == of_places
+    return counted
+
+
+def bytes_of_a_table(rank: int, world_size: int, place: str) -> Counter[tuple[str, ...]]:
+    """One step of one table of 12 rows of 4 scalars; a feature of [0, 1], [2], [0, 1]."""
+    dmp = shard(bags("a"), exact_sharders(SGD), place, CPU)
+    ids, lengths = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([2, 1, 2])
+    features = KeyedJaggedTensor(["a"], ids, lengths=lengths)
+    for _ in range(2):
+        dmp(features).values().sum().backward()  # DDP sets itself up in it
+    with CollectiveBytes() as counter, lookup_ids(dmp) as looked_up:
+        dmp(features).values().sum().backward()
+    sent: Counter[tuple[str, ...]] = Counter()
+    for traffic, num_bytes in counter.sent.items():
+        sent[traffic.kind, traffic.phase, traffic.payload] += num_bytes
+    sent["ids",] = looked_up.per_feature["a"]
+    return sent
+
+
+def sync_row_wise(rank: int, world_size: int) -> dict[str, int]:
+    """Row-wise reduce-scatter by TorchRec's synchronous collectives, forward and backward."""
+    value = torch.zeros(8, 4, requires_grad=True)
+    comm_ops.set_use_sync_collectives(True)
+    try:
+        with CollectiveBytes() as counter:
+            output = comm_ops.reduce_scatter_base_pooled(value).wait()
+            output.sum().backward()
+    finally:
+        comm_ops.set_use_sync_collectives(False)
+    return {
+        f"{kind} {phase}": sum(
+            n for t, n in counter.sent.items() if (t.kind, t.phase) == (kind, phase)
+        )
+        for kind, phase in (("reduce_scatter", "forward"), ("all_gather", "backward"))
+    } | {"total": counter.total}
+
+
+def plain_and_pipelined(
+    rank: int, world_size: int, sharding: str, form: Form
+) -> tuple[dict[str, int], dict[str, int], int, int]:
+    """Bytes by kind and ids of the same four steps, in a plain loop and in a train pipeline."""
+    results = []
+    for pipelined in (False, True):
+        case = Case(sharding, "both", "sgd", pipelined, form=form)
+        dmp, optimizer = sharded_model(case)
+        with CollectiveBytes() as counter, lookup_ids(dmp) as ids:
+            train(dmp, optimizer, case, rank)
+        results.append((counter.by_kind(), ids.total))
+    (plain, plain_ids), (piped, piped_ids) = results
+    return plain, piped, plain_ids, piped_ids
+
+
+def ids_of_partial_batches(rank: int, world_size: int) -> Counter[str]:
+    """Ids that the lookups of this rank take in four steps, by feature."""
+    case = Case("table_wise", "both", "sgd", False, form="partial")
+    dmp, _ = sharded_model(case)
+    with lookup_ids(dmp) as ids:
+        for step in range(NUM_STEPS):
+            dmp(input_of(case, rank, step, "partial"))
+    return ids.per_feature
+
+
+def ddp(rank: int, world_size: int) -> dict[str, int]:
+    """All-reduce of a Linear(3, 5)'s gradients by DistributedDataParallel."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 5))
+    for _ in range(2):  # sets itself up
+        model(torch.zeros(2, 3)).sum().backward()
+    with CollectiveBytes() as counter:
+        model(torch.zeros(2, 3)).sum().backward()
+    return counter.by("phase") | counter.by_kind()
+
+
 def test_every_collective_against_hand_computed_bytes() -> None:
-    results = run_on_ranks(cases.collectives, 4)
+    results = run_on_ranks(collectives, 4)
     for rank, counted in enumerate(results):
         splits = [1, 2, 3, 4]
         to_others = 4 * (10 - splits[rank])
@@ -41,47 +172,41 @@ def test_every_collective_against_hand_computed_bytes() -> None:
 
 # Each of two ranks has 3 rows with 5 ids of one feature; embeddings are 4 floats of 4 bytes.
 ROW = 4 * 4
+IDS, VECTORS = ("all_to_all", "forward", "integers"), ("all_to_all", "forward", "floats")
+# Each tells the other how many lengths and ids and which batch size come.
+SIZES = 3 * 8
 
 
 def test_table_wise_bytes() -> None:
-    owner, other = run_on_ranks(cases.table_wise_bags, 2, "table_wise")
-    # Ids: rank 1 sends rank 0 its 3 lengths and 5 values, of 8 bytes, and each tells the other
-    # how many of both and its batch size come.
-    sizes = 3 * 8
-    assert owner["all_to_all", "forward", "integers", "bytes"] == sizes
-    assert other["all_to_all", "forward", "integers", "bytes"] == sizes + (3 + 5) * 8
-    # Embeddings: rank 0 sends rank 1 its 3 rows. Gradients come back the same way.
-    assert owner["all_to_all", "forward", "floats", "bytes"] == 3 * ROW
-    assert other["all_to_all", "forward", "floats", "bytes"] == 0
-    assert owner["all_to_all", "backward", "floats", "bytes"] == 0
-    assert other["all_to_all", "backward", "floats", "bytes"] == 3 * ROW
-    assert owner["ids", "", "", ""] == 10
-    assert other["ids", "", "", ""] == 0
+    owner, other = run_on_ranks(bytes_of_a_table, 2, "table_wise")
+    # Rank 1 sends rank 0 its 3 lengths and 5 values, of 8 bytes, and gets its 3 rows.
+    assert (owner[IDS], other[IDS]) == (SIZES, SIZES + (3 + 5) * 8)
+    assert (owner[VECTORS], other[VECTORS]) == (3 * ROW, 0)
+    gradients = ("all_to_all", "backward", "floats")
+    assert (owner[gradients], other[gradients]) == (0, 3 * ROW)
+    assert (owner["ids",], other["ids",]) == (10, 0)
 
 
 def test_row_wise_bytes() -> None:
-    first, second = run_on_ranks(cases.table_wise_bags, 2, "row_wise")
+    first, second = run_on_ranks(bytes_of_a_table, 2, "row_wise")
     # Ids 0 to 2 live on rank 0. All 3 lengths go to both ranks, the second's 5 ids to rank 0.
-    sizes = 3 * 8
-    assert first["all_to_all", "forward", "integers", "bytes"] == sizes + 3 * 8
-    assert second["all_to_all", "forward", "integers", "bytes"] == sizes + 3 * 8 + 5 * 8
+    assert (first[IDS], second[IDS]) == (SIZES + 3 * 8, SIZES + 3 * 8 + 5 * 8)
     # Partial sums of the other rank's 3 rows; in the backward pass the gradients of one's own.
     for rank in (first, second):
-        assert rank["reduce_scatter", "forward", "floats", "bytes"] == 3 * ROW
-        assert rank["all_gather", "backward", "floats", "bytes"] == 3 * ROW
-    assert [rank["ids", "", "", ""] for rank in (first, second)] == [10, 0]
+        assert rank["reduce_scatter", "forward", "floats"] == 3 * ROW
+        assert rank["all_gather", "backward", "floats"] == 3 * ROW
+    assert (first["ids",], second["ids",]) == (10, 0)
 
 
 def test_data_parallel_bytes() -> None:
-    for rank in run_on_ranks(cases.table_wise_bags, 2, "data_parallel"):
+    for rank in run_on_ranks(bytes_of_a_table, 2, "data_parallel"):
         # The gradient of the whole table: 12 rows, once out and once back in halves.
-        assert rank["all_reduce", "backward", "floats", "bytes"] == 12 * ROW
-        assert rank["all_to_all", "forward", "integers", "bytes"] == 0
-        assert rank["ids", "", "", ""] == 5
+        assert rank["all_reduce", "backward", "floats"] == 12 * ROW
+        assert (rank[IDS], rank["ids",]) == (0, 5)
 
 
 def test_synchronous_collectives_are_not_counted_twice() -> None:
-    for sent in run_on_ranks(cases.sync_row_wise, 2):
+    for sent in run_on_ranks(sync_row_wise, 2):
         assert sent == {
             "reduce_scatter forward": 4 * ROW,
             "all_gather backward": 4 * ROW,
@@ -90,7 +215,7 @@ def test_synchronous_collectives_are_not_counted_twice() -> None:
 
 
 def test_ddp_all_reduces_in_the_backward_pass() -> None:
-    for sent in run_on_ranks(cases.ddp, 4):
+    for sent in run_on_ranks(ddp, 4):
         num_bytes = 2 * 4 * (3 * 5 + 5) * 3 // 4
         assert sent == {"backward": num_bytes, "all_reduce": num_bytes}
 
@@ -98,7 +223,7 @@ def test_ddp_all_reduces_in_the_backward_pass() -> None:
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "mixed"])
 def test_a_train_pipeline_sends_what_a_plain_loop_sends(sharding: str) -> None:
     for plain, piped, plain_ids, piped_ids in run_on_ranks(
-        cases.plain_and_pipelined, 2, sharding, "unique"
+        plain_and_pipelined, 2, sharding, "unique"
     ):
         assert plain_ids == piped_ids > 0
         assert piped.keys() == plain.keys()
@@ -109,15 +234,15 @@ def test_a_train_pipeline_sends_what_a_plain_loop_sends(sharding: str) -> None:
 
 
 def test_deduplication_sends_and_looks_up_less() -> None:
-    few = run_on_ranks(cases.plain_and_pipelined, 2, "table_wise", "unique")
-    all_rows = run_on_ranks(cases.plain_and_pipelined, 2, "table_wise", "plain")
+    few = run_on_ranks(plain_and_pipelined, 2, "table_wise", "unique")
+    all_rows = run_on_ranks(plain_and_pipelined, 2, "table_wise", "plain")
     for deduplicated, plain in zip(few, all_rows, strict=True):
         assert deduplicated[0]["all_to_all"] < plain[0]["all_to_all"]
     assert sum(rank[2] for rank in few) < sum(rank[2] for rank in all_rows)
 
 
 def test_an_id_that_rows_share_is_looked_up_once() -> None:
-    looked_up: Counter[str] = sum(run_on_ranks(cases.ids_of_partial_batches, 2), Counter())
+    looked_up: Counter[str] = sum(run_on_ranks(ids_of_partial_batches, 2), Counter())
     stored: Counter[str] = Counter()
     for rank, step in product(range(2), range(NUM_STEPS)):
         batch = make_batch(rank, step, form="partial", moving=True)

@@ -214,7 +214,9 @@ def test_names_that_are_taken_for_others() -> None:
     """Outputs of a feature of several tables are feature@table."""
     tables = sequences("clicks@7d", "other").embedding_configs()
     assert feature_groups(tables, []) is None
-    with pytest.raises(SetupError, match=r"features clicks@7d have an @ .* is to be coalesced, for"):
+    with pytest.raises(
+        SetupError, match=r"features clicks@7d have an @ .* is to be coalesced, for"
+    ):
         feature_groups(tables, ["t_clicks@7d"])
 
 
