@@ -36,14 +36,9 @@ SGD = TrainingSpec(optimizer="sgd", learning_rate=1.0)
 
 def configs(kind: Any, features: Iterable[str], rows: int, dim: int, **fields: Any) -> list[Any]:
     """A table ``t_F`` for each feature F."""
+    sizes = {"embedding_dim": dim, "num_embeddings": rows}
     return [
-        kind(
-            name=f"t_{name}",
-            embedding_dim=dim,
-            num_embeddings=rows,
-            feature_names=[name],
-            **fields,
-        )
+        kind(**{"name": f"t_{name}", "feature_names": [name], **sizes, **fields})
         for name in features
     ]
 

@@ -30,8 +30,7 @@ RUNS: dict[str, list[str]] = {
         f"tests/distributed/test_{name}.py" for name in ("row_wise_adagrad", "portable_kernels")
     ],
     "parity": [
-        f"tests/distributed/test_{name}.py"
-        for name in ("parity", "other_modules", "drop_in")
+        f"tests/distributed/test_{name}.py" for name in ("parity", "other_modules", "drop_in")
     ],
     "plugins": [
         *("-m", "not slow", "tests/drop_in"),
@@ -170,10 +169,8 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=[*RUNS, "matrix"], help="of the tests; all without"
     )
-    parser.add_argument("--minutes", help="of each matrix; it goes on with the next call")
     given = parser.parse_args()
     matrix = [] if given.all_cells else ["--sample"]
-    matrix += ["--minutes", given.minutes] if given.minutes else []
     FOLDER.mkdir(parents=True, exist_ok=True)
     all_well = True
     _print("torchrec", "torch", "fbgemm", "tests", *_OUTCOMES)

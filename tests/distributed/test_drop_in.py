@@ -1,19 +1,120 @@
+"""A trainer with an optimizer, parameters and codecs of its own keeps them."""
+
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.distributed import drop_in_cases as cases
-from tests.distributed.drop_in_cases import ADAGRAD, Trainer
-from tests.planning.test_planner import prepared, registry
+from tests.planning.test_planner import prepared, profile, registry
+from tests.sharded import bags, local_weights, plan_of, shard, sharded
+from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs,
+    get_qcomm_codecs_registry,
+)
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import row_wise, table_wise
+from torchrec.distributed.types import CommOp, ShardingEnv
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.planning.planner import build_planner
 from recd_plugins.runtime.errors import SetupError
 from recd_plugins.sharding.build import build_sharders
+from recd_plugins.sharding.byte_counter import CollectiveBytes
 from recd_plugins.sharding.sharders import fused_params
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
+
+FEATURES = [f"f{i}" for i in range(6)]
+ADAGRAD = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1, "eps": 1e-4}
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What it says beside the model.
+
+    Attributes:
+        in_backward: whether its tables bring RowWiseAdagrad.
+        fused_params: of its sharder.
+        codecs: whether collectives are quantised.
+        in_base: whether these are passed in a sharder of TorchRec's.
+        wire: of the registry, in place of codecs.
+    """
+
+    in_backward: bool = False
+    fused_params: dict[str, Any] = field(default_factory=dict)
+    codecs: bool = False
+    in_base: bool = False
+    wire: str = "fp32"
+
+
+@dataclass(frozen=True)
+class Trained:
+    losses: list[float]
+    sent: int
+    kinds: set[str]
+
+
+def model_of(trainer: Trainer) -> Any:
+    torch.manual_seed(0)
+    tables = bags(*FEATURES, rows=40, dim=16)
+    if trainer.in_backward:
+        apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": 0.1, "eps": 1e-4})
+    return nn.ModuleDict({"bags": tables})
+
+
+def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, Trained]:
+    """With these sharders and this planner, and with TorchRec's sharders on the same plan."""
+    codecs: Any = None
+    if trainer.codecs:
+        config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
+        codecs = get_qcomm_codecs_registry(config, device=DEVICE)
+    stock = EmbeddingBagCollectionSharder(dict(trainer.fused_params), codecs)
+    # A rule that must not be theirs.
+    ready = prepared(registry(optimizer="sgd", wire=trainer.wire), model_of(trainer))
+    said = {"fused_params": trainer.fused_params, "qcomm_codecs_registry": codecs}
+    if trainer.wire != "fp32":
+        ours: Any = build_sharders(ready)
+    else:
+        ours = build_sharders(ready, [stock]) if trainer.in_base else build_sharders(ready, **said)
+    planner = build_planner(
+        ready,
+        world_size=world_size,
+        profile=profile(),
+        device=DEVICE,
+        replicate=True,
+        constraints={"t_f0": ParameterConstraints(sharding_types=["row_wise"])},
+    )
+    plan = planner.plan(model_of(trainer), ours)
+    kinds = {table.sharding_type for module in plan.plan.values() for table in module.values()}
+    found = []
+    for sharders in (ours, [stock]):
+        dmp = sharded(model_of(trainer), plan, sharders)
+        with CollectiveBytes() as counter:
+            losses = [_step(dmp, rank, step) for step in range(5)]
+        found.append(Trained(losses, counter.total, kinds))
+    return found[0], found[1]
+
+
+def _step(dmp: DistributedModelParallel, rank: int, step: int, batch: int = 32) -> float:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    ids = torch.randint(0, 40, (len(FEATURES) * batch,), generator=generator)
+    features = KeyedJaggedTensor(FEATURES, ids, lengths=torch.ones(len(ids), dtype=torch.long))
+    vectors = dmp.module["bags"](features.to(DEVICE))
+    rows = torch.stack([vectors[feature] for feature in FEATURES])
+    loss = (rows.sum(dim=(0, 2)) - 1).square().mean()
+    loss.backward()
+    return loss.item()
 
 
 @pytest.mark.parametrize(
@@ -30,7 +131,7 @@ from recd_plugins.testing.gloo import run_on_ranks
     ids=["in backward", "argument", "base", "both", "codecs", "codecs in base", "wire"],
 )
 def test_a_trainer_keeps_its_optimizer_and_its_codecs(trainer: Trainer) -> None:
-    for ours, stock in run_on_ranks(cases.both_sides, 2, trainer):
+    for ours, stock in run_on_ranks(both_sides, 2, trainer):
         assert ours.losses == pytest.approx(stock.losses, abs=1e-6)
         assert ours.losses[-1] != pytest.approx(ours.losses[0], abs=1e-3)
         assert ours.sent == stock.sent
@@ -38,22 +139,45 @@ def test_a_trainer_keeps_its_optimizer_and_its_codecs(trainer: Trainer) -> None:
         assert not ours.kinds & {"data_parallel", "column_wise", "table_column_wise"}
 
 
+def test_codecs_send_fewer_bytes() -> None:
+    quantised, plain = (
+        run_on_ranks(both_sides, 2, Trainer(in_backward=True, codecs=codecs))[0][0].sent
+        for codecs in (True, False)
+    )
+    assert quantised < 0.75 * plain
+
+
+def tables_that_learn(rank: int, world_size: int, in_base: bool, even: bool) -> list[str]:
+    """Tables of which a shard moved in a step, with a trainer's own codecs of bf16.
+
+    Batches of different sizes on the ranks have row-wise sums go by synchronous collectives.
+    """
+    config = QCommsConfig(forward_precision=CommType.BF16, backward_precision=CommType.BF16)
+    # Not get_qcomm_codecs_registry, which takes fp16 for bf16 on CPU.
+    codecs: Any = {each.name: get_qcomm_codecs(config) for each in CommOp}
+    model = model_of(Trainer())
+    ready, base = prepared(registry(), model), EmbeddingBagCollectionSharder(dict(ADAGRAD), codecs)
+    ours: Any = (
+        build_sharders(ready, [base])
+        if in_base
+        else build_sharders(ready, fused_params=ADAGRAD, qcomm_codecs_registry=codecs)
+    )
+    on_rank_0 = {f"t_{name}": table_wise(rank=0, compute_kernel="fused") for name in FEATURES}
+    dmp = shard(model, ours, on_rank_0 | {"t_f0": row_wise(compute_kernel="fused")})
+    before = local_weights(dmp)
+    _step(dmp, rank, 0, 32 if even else 32 + rank)
+    after = local_weights(dmp)
+    return [n.split(".")[-2] for n in before if not torch.equal(before[n], after[n])]
+
+
 @pytest.mark.parametrize(
     ("in_base", "even"), [(True, False), (False, True)], ids=["base, uneven", "argument, even"]
 )
 def test_tables_learn_with_a_trainers_own_bf16(in_base: bool, even: bool) -> None:
     """FBGEMM's decoder of bf16 has no gradient, which synchronous collectives take through it."""
-    first, second = run_on_ranks(cases.tables_that_learn, 2, in_base, even)
-    assert first == [f"t_{feature}" for feature in cases.FEATURES]
+    first, second = run_on_ranks(tables_that_learn, 2, in_base, even)
+    assert first == [f"t_{feature}" for feature in FEATURES]
     assert second == ["t_f0"], "the row-wise one; others are on rank 0"
-
-
-def test_codecs_send_fewer_bytes() -> None:
-    quantised, plain = (
-        run_on_ranks(cases.both_sides, 2, Trainer(in_backward=True, codecs=codecs))[0][0].sent
-        for codecs in (True, False)
-    )
-    assert quantised < 0.75 * plain
 
 
 def params_of(*args: Any, **arguments: Any) -> dict[str, Any]:
@@ -74,9 +198,8 @@ def test_fused_params_go_before_those_of_training() -> None:
 
 
 def test_index_dedup_of_a_trainer_stays() -> None:
-    sharders: Any = build_sharders(
-        prepared(registry()), [EmbeddingCollectionSharder(use_index_dedup=True)]
-    )
+    base: Any = [EmbeddingCollectionSharder(use_index_dedup=True)]
+    sharders: Any = build_sharders(prepared(registry()), base)
     assert sharders[0]._use_index_dedup
 
 
@@ -105,10 +228,13 @@ def test_what_cannot_be_joined_is_refused(base: Any, arguments: Any, message: st
         build_sharders(prepared(registry()), base, **arguments)
 
 
-def test_a_plan_that_drops_an_optimizer_brings_a_warning() -> None:
-    assert run_on_ranks(cases.warnings_of_a_replicating_plan, 1) == [
-        [
-            "data-parallel tables lose the optimizer of their backward pass (RowWiseAdagrad) and "
-            "train with the dense optimizer, if at all: t_f0, t_f1, t_f2, t_f3, t_f4, t_f5"
-        ]
-    ]
+def test_a_plan_that_drops_an_optimizer_brings_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    module = model_of(Trainer(in_backward=True))["bags"]
+    sharder: Any = build_sharders(prepared(registry()))[0]
+    plan = plan_of(module, "data_parallel", sharder, 1, 1)
+    with pytest.raises(Exception, match="process group"):  # what comes after it needs ranks
+        sharder.shard(module, plan, ShardingEnv.from_local(1, 0), DEVICE)
+    assert (
+        "data-parallel tables lose the optimizer of their backward pass (RowWiseAdagrad) and train "
+        "with the dense optimizer, if at all: t_f0, t_f1, t_f2, t_f3, t_f4, t_f5"
+    ) in caplog.text

@@ -1,13 +1,19 @@
+"""Modules that TorchRec's own sharders take: which sharder each gets, and what is refused."""
+
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.distributed import other_module_cases as cases
+from tests.drop_in.matrix.modules import FEATURES, managed, mch, processed
+from tests.drop_in.matrix.modules import MODULES as MADE
 from tests.planning.test_planner import prepared, registry
+from tests.sharded import bags, plan_of, shard, sharded
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import (
@@ -23,35 +29,38 @@ from torchrec.distributed.types import (
     ParameterSharding,
     ShardingEnv,
     ShardingEnv2D,
+    ShardingPlan,
 )
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.feature_processor_ import (
     PositionWeightedModule,
     PositionWeightedModuleCollection,
 )
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.drop_in.dedup import PooledFeatures
-from recd_plugins.runtime.errors import SetupError
+from recd_plugins.runtime.errors import ExactnessError, SetupError
 from recd_plugins.sharding.build import build_sharders
 from recd_plugins.sharding.other_sharders import why_plain
+from recd_plugins.sharding.pipeline import build_train_pipeline
 from recd_plugins.sharding.sharders import ExactEmbeddingBagCollectionSharder
+from recd_plugins.testing.device import DEVICE
 from recd_plugins.testing.gloo import run_on_ranks
 
-# How each module type of TorchRec's default sharders is tested. A type that is not here, of another
+# Whether a module type of TorchRec's default sharders trains. A type that is not here, of another
 # TorchRec, is to be decided.
-DECIDED = {
-    "EmbeddingBagCollection": "bags",
-    "EmbeddingCollection": "sequences",
-    "FeatureProcessedEmbeddingBagCollection": "processed",
-    "FusedEmbeddingBagCollection": "fused bags",
-    "ManagedCollisionEmbeddingBagCollection": "managed bags",
-    "ManagedCollisionEmbeddingCollection": "managed sequences",
-    "PECEmbeddingCollection": "prioritized sequences",  # TorchRec 1.9
+TRAINS = {
+    "EmbeddingBagCollection": True,
+    "EmbeddingCollection": True,
+    "FeatureProcessedEmbeddingBagCollection": True,
+    "FusedEmbeddingBagCollection": True,
+    "ManagedCollisionEmbeddingBagCollection": True,
+    "ManagedCollisionEmbeddingCollection": True,
+    "PECEmbeddingCollection": True,  # TorchRec 1.9
     # Of inference: TorchRec's sharder as it is.
-    "EmbeddingBagCollection of quant": "",
-    "EmbeddingCollection of quant": "",
-    "QuantManagedCollisionEmbeddingCollection": "",
+    "EmbeddingBagCollection of quant": False,
+    "EmbeddingCollection of quant": False,
+    "QuantManagedCollisionEmbeddingCollection": False,
 }
 EXACT = {
     "EmbeddingBagCollectionSharder": "ExactEmbeddingBagCollectionSharder",
@@ -69,7 +78,7 @@ DEFAULT = {sharder.module_type: sharder for sharder in get_default_sharders()}
 
 
 def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
-    assert {name_of(module_type) for module_type in DEFAULT} <= set(DECIDED)
+    assert {name_of(module_type) for module_type in DEFAULT} <= set(TRAINS)
     ours = {sharder.module_type: sharder for sharder in build_sharders(prepared(registry()))}
     assert ours.keys() == DEFAULT.keys()
     for module_type, sharder in ours.items():
@@ -81,12 +90,44 @@ def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
     find_spec("torchrec.distributed.pec_embedding") is None, reason="TorchRec 1.8 has it"
 )
 def test_prioritized_sequences_are_looked_up_as_they_come() -> None:
-    model = cases.Model("prioritized sequences")
+    model = MADE["PECEmbeddingCollection"].build()
     assert PooledFeatures.of(model).others.keys() == {"a", "b"}
 
 
+def rows_of(model: Any, features: KeyedJaggedTensor) -> torch.Tensor:
+    found = model.sparse(features)[0]
+    return torch.cat([found[feature] for feature in FEATURES], dim=1)
+
+
+def sharded_inside(rank: int, world_size: int) -> tuple[int, str]:
+    """Raw ids whose rows differ between ranks without a sharder of the module, and the refusal."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"sparse": managed(partial(mch, interval=1)), "top": nn.Linear(16, 1)})
+    sharders = prepared(registry(), model).sharders()[:2]
+    inside: Any = model["sparse"]
+    plan = plan_of(inside._embedding_module, "table_wise", sharders[0], world_size, world_size)
+    dmp = sharded(model, ShardingPlan({"sparse._embedding_module": plan}), sharders)
+    for step in range(3):
+        ids = (torch.arange(4) + 10 * step + 3 * rank).repeat(2)
+        features = KeyedJaggedTensor(FEATURES, ids, lengths=torch.tensor([3, 1] * 2))
+        rows_of(dmp.module, features.to(DEVICE)).square().mean().backward()
+    dmp.eval()
+    raw = torch.arange(100).repeat(2)
+    with torch.no_grad():
+        features = KeyedJaggedTensor(FEATURES, raw, lengths=torch.ones_like(raw))
+        rows = rows_of(dmp.module, features.to(DEVICE))
+    other = [torch.empty_like(rows) for _ in range(world_size)]
+    dist.all_gather(other, rows)
+    differ = int((other[0] != other[1]).any(dim=1).sum())
+    try:
+        build_train_pipeline(dmp, torch.optim.SGD(model["top"].parameters()), DEVICE)
+    except ExactnessError as error:
+        return differ, str(error)
+    return differ, ""
+
+
 def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:
-    for differ, text in run_on_ranks(cases.sharded_inside, 2, "managed bags"):
+    for differ, text in run_on_ranks(sharded_inside, 2):
         assert differ > 0  # a collision map of its own on each rank
         assert text.startswith("sparse is a ManagedCollisionEmbeddingBagCollection, and only the ")
 
@@ -110,7 +151,7 @@ def test_torchrecs_sharders_in_base_take_what_was_said() -> None:
     ready, said = prepared(registry(wire="fp16")), {"learning_rate": 0.5}
     without_base = {each.module_type: each for each in build_sharders(ready, fused_params=said)}
     for sharder in build_sharders(ready, get_default_sharders(), fused_params=said):
-        if DECIDED[name_of(sharder.module_type)]:
+        if TRAINS[name_of(sharder.module_type)]:
             for found, expected in zip(
                 inside_of(sharder), inside_of(without_base[sharder.module_type]), strict=True
             ):
@@ -140,92 +181,79 @@ def test_codecs_inside_and_those_of_the_file_are_refused() -> None:
         build_sharders(prepared(registry(wire="fp16")), [mine])
 
 
-def test_processors_that_may_see_more_than_a_row_get_all_rows() -> None:
-    class Mine(PositionWeightedModule):
+@pytest.mark.parametrize("by_dict", [True, False])
+def test_processors_that_may_see_more_than_a_row_get_all_rows(by_dict: bool) -> None:
+    class Mine(PositionWeightedModule if by_dict else PositionWeightedModuleCollection):  # type: ignore[misc]
         pass
 
-    module: Any = cases.build("processed by a dict")
+    module: Any = processed(by_dict)
     assert why_plain(module) == ""
-    module._feature_processors["a"] = Mine(4)
+    if by_dict:
+        module._feature_processors["a"] = Mine(4)
+    else:
+        module._feature_processors = Mine({"a": 4, "b": 4})
     assert why_plain(module) == "as its feature processors Mine may look at more than one row"
+
+
+def weights_after_processors(rank: int, world_size: int) -> tuple[bool, bool]:
+    """Whether a batch that row-wise tables have looked up has weights, and what is sent of it."""
+    model = nn.ModuleDict({"sparse": processed()})
+    dmp: Any = shard(model, prepared(registry(), model).sharders(), "row_wise")
+    features = KeyedJaggedTensor(FEATURES, torch.arange(4), lengths=torch.ones(4).int()).to(DEVICE)
+    dmp.module["sparse"](features)
+    (sent,), _ = dmp.module["sparse"].preprocess_input([features], {})  # as train pipelines do
+    return features.weights_or_none() is not None, sent.weights_or_none() is not None
 
 
 def test_processors_leave_a_batch_without_weights_to_the_modules_after_them() -> None:
-    assert run_on_ranks(cases.weights_after_processors, 1) == [(False, True)]
+    assert run_on_ranks(weights_after_processors, 1) == [(False, True)]
 
 
-def test_a_collection_of_a_trainers_own_gets_all_rows() -> None:
-    class Mine(PositionWeightedModuleCollection):
-        pass
+def fused(means: str = "", **arguments: Any) -> Any:
+    return FusedEmbeddingBagCollection(
+        bags(*FEATURES, means=means).embedding_bag_configs(),
+        torch.optim.SGD,
+        {"lr": 0.02, **arguments},
+    )
 
-    module: Any = cases.build("processed")
-    assert why_plain(module) == ""
-    module._feature_processors = Mine({"a": 4, "b": 4})
-    assert why_plain(module) == "as its feature processors Mine may look at more than one row"
+
+def sharder_of(module: nn.Module) -> Any:
+    of_type = {each.module_type: each for each in build_sharders(prepared(registry()))}
+    return of_type[type(module)]
+
+
+def placed(*kinds: str) -> Any:
+    tables = zip(("t_a", "t_b"), kinds, strict=True)
+    return EmbeddingModuleShardingPlan(
+        {name: ParameterSharding(kind, "fused", ranks=[0]) for name, kind in tables}
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_means_of_fused_bags_by_rows_are_refused(device: str) -> None:
-    module = FusedEmbeddingBagCollection(
-        tables=[
-            EmbeddingBagConfig(
-                name=f"t{index}",
-                embedding_dim=4,
-                num_embeddings=8,
-                feature_names=[f"f{index}"],
-                pooling=pooling,
-            )
-            for index, pooling in enumerate((PoolingType.MEAN, PoolingType.SUM))
-        ],
-        optimizer_type=torch.optim.SGD,
-        optimizer_kwargs={"lr": 0.02},
-    )
-    params = EmbeddingModuleShardingPlan(
-        {
-            f"t{index}": ParameterSharding(by, "fused", ranks=[0])
-            for index, by in enumerate(("row_wise", "table_wise"))
-        }
-    )
-    sharder = next(
-        each
-        for each in build_sharders(prepared(registry()))
-        if each.module_type is FusedEmbeddingBagCollection
-    )
-    with pytest.raises(SetupError, match=r"tables t0 .* divides wrongly"):
-        sharder.shard(module, params, ShardingEnv(1, 0), torch.device(device))
+    module, places = fused(means="a"), placed("row_wise", "table_wise")
+    with pytest.raises(SetupError, match=r"tables t_a .* divides wrongly"):
+        sharder_of(module).shard(module, places, ShardingEnv(1, 0), torch.device(device))
 
 
-@pytest.mark.parametrize("kind", ["bags", "sequences", "fused bags", "managed bags"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "EmbeddingBagCollection",
+        "EmbeddingCollection",
+        "FusedEmbeddingBagCollection",
+        "ManagedCollisionEmbeddingBagCollection",
+    ],
+)
 def test_sharding_in_two_dimensions_is_refused(kind: str) -> None:
-    module = cases.build(kind)
-    sharder = next(
-        each for each in build_sharders(prepared(registry())) if each.module_type is type(module)
-    )
-    params = {name: ParameterSharding("table_wise", "fused", [0]) for name in ("t_a", "t_b")}
+    module, places = MADE[kind].build(), placed("table_wise", "table_wise")
     env = object.__new__(ShardingEnv2D)
     env.world_size = 2
     with pytest.raises(SetupError, match=r"^sparse is to be sharded by DMPCollection"):
-        sharder.shard(module, EmbeddingModuleShardingPlan(params), env, cases.DEVICE, "sparse")
+        sharder_of(module).shard(module, places, env, DEVICE, "sparse")
 
 
 def test_arguments_of_fused_bags_that_do_nothing_are_refused() -> None:
-    bags: Any = cases.build("bags")
-    module = FusedEmbeddingBagCollection(
-        tables=bags.embedding_bag_configs(),
-        optimizer_type=torch.optim.SGD,
-        optimizer_kwargs={"lr": 0.02, "momentum": 0.9},
-    )
-    sharder = next(
-        each
-        for each in build_sharders(prepared(registry()))
-        if each.module_type is FusedEmbeddingBagCollection
-    )
-    params = {name: ParameterSharding("table_wise", "fused", [0]) for name in ("t_a", "t_b")}
+    module, places = fused(momentum=0.9), placed("table_wise", "table_wise")
     with pytest.raises(SetupError, match=r"^sparse: FBGEMM's kernels of exact_sgd do nothing with"):
-        sharder.shard(
-            module,
-            EmbeddingModuleShardingPlan(params),
-            ShardingEnv(1, 0),
-            torch.device("cpu"),
-            "sparse",
-        )
+        sharder_of(module).shard(module, places, ShardingEnv(1, 0), torch.device("cpu"), "sparse")

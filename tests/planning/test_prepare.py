@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from tests.distributed.other_module_cases import build
+from tests.drop_in.matrix.modules import MODULES, bag_configs
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins import RunConfig, load_registry, prepare
+from recd_plugins import RunConfig, load_registry, prepare, wrap
 from recd_plugins.config import Entry
 from recd_plugins.interfaces import (
     Cache,
@@ -23,9 +23,10 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
-from recd_plugins.interfaces.batch import Placement
-from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import embedding_modules
+from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.interfaces.values.step_cost import StageCosts
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError
@@ -36,9 +37,13 @@ class OwnBags(EmbeddingBagCollection):
     pass
 
 
-def model(left: nn.Module) -> nn.Module:
+def model(kind: str | nn.Module) -> nn.Module:
     """Table t_x of an EmbeddingBagCollection next to a module with tables t_a and t_b."""
     config = EmbeddingBagConfig(name="t_x", embedding_dim=4, num_embeddings=9, feature_names=["x"])
+    if isinstance(kind, nn.Module):
+        left = kind
+    else:
+        left = OwnBags(tables=bag_configs()) if kind == "own" else MODULES[kind].build()
     return nn.ModuleDict({"bags": EmbeddingBagCollection(tables=[config]), "left": left})
 
 
@@ -52,27 +57,34 @@ def registry_with(folder: Path, sharding: str) -> RunConfig:
     return load_registry(path)
 
 
-def own_bags() -> nn.Module:
-    configs: Any = build("bags")
-    return OwnBags(tables=configs.embedding_bag_configs())
+POOLED = Placement(pooled=("x", "a", "b"))
+SEQUENCES = Placement(pooled=("x",), sequence=("a", "b"))
 
 
 @pytest.mark.parametrize(
     ("kind", "placement", "features_with_rows"),
     [
-        ("processed", Placement(pooled=("x", "a", "b")), {"x", "a", "b"}),
-        ("fused bags", Placement(pooled=("x", "a", "b")), {"x", "a", "b"}),
+        (
+            "FeatureProcessedEmbeddingBagCollection",
+            Placement(pooled=("x", "a", "b")),
+            {"x", "a", "b"},
+        ),
+        ("FusedEmbeddingBagCollection", POOLED, {"x", "a", "b"}),
         # Raw ids are no rows.
-        ("managed bags", Placement(pooled=("x", "a", "b")), {"x"}),
-        ("managed sequences", Placement(pooled=("x",), sequence=("a", "b")), {"x"}),
-        ("own", Placement(pooled=("x", "a", "b")), {"x", "a", "b"}),
+        ("ManagedCollisionEmbeddingBagCollection", POOLED, {"x"}),
+        (
+            "ManagedCollisionEmbeddingCollection",
+            Placement(pooled=("x",), sequence=("a", "b")),
+            {"x"},
+        ),
+        ("own", POOLED, {"x", "a", "b"}),
     ],
 )
 def test_features_of_modules_that_are_left_alone_are_read(
     tmp_path: Path, kind: str, placement: Placement, features_with_rows: set[str]
 ) -> None:
     registry = registry_with(tmp_path, "")
-    prepared = prepare(registry, model(own_bags() if kind == "own" else build(kind)))
+    prepared = prepare(registry, model(kind))
     assert prepared.placement == placement
     assert set(prepared.num_embeddings) == features_with_rows
     assert [table.name for table in prepared.tables] == ["t_x"]
@@ -81,7 +93,10 @@ def test_features_of_modules_that_are_left_alone_are_read(
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("managed bags", "left is a ManagedCollisionEmbeddingBagCollection, which TorchRec's own"),
+        (
+            "ManagedCollisionEmbeddingBagCollection",
+            "left is a ManagedCollisionEmbeddingBagCollection, which TorchRec's own",
+        ),
         ("own", "left is a OwnBags, a subclass of EmbeddingBagCollection, and DistributedModel"),
     ],
 )
@@ -100,7 +115,7 @@ def test_entries_for_tables_that_are_left_alone_are_refused(
     registry = registry_with(tmp_path, section)
     kind_of_entry = section.partition(":")[0]
     with pytest.raises(RegistryError) as raised:
-        prepare(registry, model(own_bags() if kind == "own" else build(kind)))
+        prepare(registry, model(kind))
     problem = raised.value.problems[-1]
     assert (problem.line, problem.field) == (5, f"{kind_of_entry}[0].tables")
     assert problem.message.startswith(f"table t_b is left alone: {why}")
@@ -111,10 +126,14 @@ def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) ->
     spec = this_machine(1).model_copy(update={"ddr_bandwidth": 1e9, "ranks_per_node": 2})
     write_topology(cluster, spec, "Own.")
     registry = registry_with(tmp_path, "").with_training({"ranks": 2})
-    prepared = prepare(registry, model(build("processed")), topology=cluster)
+    prepared = prepare(registry, model("FeatureProcessedEmbeddingBagCollection"), topology=cluster)
     profile = DataProfile({"x": FeatureProfile(1.0, False, 0.0, 0.0, 0.0)})
     planner = prepared.planner(profile=profile)
     assert planner._topology.ddr_mem_bw == 1e6  # bytes a millisecond
+    measured = tmp_path / "measured.yaml"
+    write_topology(measured, spec.model_copy(update={"costs": StageCosts()}), "Own.")
+    with pytest.raises(SetupError, match="on one node of 2 ranks, and this run has one node of 1"):
+        wrap(model("FeatureProcessedEmbeddingBagCollection"), topology=measured)
 
 
 class Inner(Sharding):
@@ -146,7 +165,7 @@ def test_a_sharding_that_maps_ids_says_their_limit(
     plugin = type("Own", (OwnRows,), {"limit": limit})
     entry = Entry(plugin(plugin.Options()), ("t_x",), "sharding[0]", 5)
     registry = replace(registry_with(tmp_path, ""), sharding=(entry,))
-    made = model(build("managed bags"))
+    made = model("ManagedCollisionEmbeddingBagCollection")
     assert rows_looked_up(registry, list(embedding_modules(made))) == rows
     assert prepare(registry, made).num_embeddings == checked
 
@@ -169,7 +188,7 @@ def with_part(folder: Path, more: dict[str, Any]) -> RunConfig:
 
 def test_a_part_may_have_names_of_its_own(tmp_path: Path) -> None:
     more = {"tables": ("t_x",), "counted": lambda self: 5}
-    assert prepare(with_part(tmp_path, more), model(build("bags"))).table_parts
+    assert prepare(with_part(tmp_path, more), model("EmbeddingBagCollection")).table_parts
 
 
 class Fast(Cache):
@@ -196,7 +215,7 @@ def test_of_two_kernels_of_a_table_those_of_its_cache_look_it_up(tmp_path: Path)
     cache = type("Fast", (Fast,), {"more": kernels("cache", "t_x")})
     entry = Entry(cache(cache.Options()), ("t_x",), "cache[0]", 7)
     registry = replace(with_part(tmp_path, kernels("sharding", "t_x")), cache=(entry,))
-    made: Any = prepare(registry, model(build("bags"))).lookup_kernels
+    made: Any = prepare(registry, model("EmbeddingBagCollection")).lookup_kernels
     assert [each.made_by for each in made] == ["cache", "sharding"]
 
 
@@ -207,7 +226,7 @@ def test_entries_decide_for_the_device_that_tables_will_be_on(
         {"ranks": 8, "ranks_per_node": 8, "topology": "dgx-h100"}
     )
     with pytest.raises(SetupError, match="dgx-h100 is of ranks on cuda, and this run trains on cp"):
-        prepare(registry, model(build("bags")))
+        prepare(registry, model("EmbeddingBagCollection"))
     prepared = prepare(registry, model(nn.Identity()), device=torch.device("cuda"))
     assert prepared.setting is not None
     assert prepared.setting.device_type == "cuda"
@@ -248,7 +267,7 @@ def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
     group = SimpleNamespace(
         is_initialized=lambda: True, get_backend_config=lambda: "cpu:gloo,cuda:nccl"
     )
-    monkeypatch.setattr("recd_plugins.planning.choosing.dist", group)
+    monkeypatch.setattr("recd_plugins.planning.prepare.dist", group)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     registry = registry_with(tmp_path, "").with_training(of_gpus)
     prepared = prepare(registry, model(nn.Identity()))

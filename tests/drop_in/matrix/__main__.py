@@ -1,7 +1,7 @@
 """The matrix of drop-in: what becomes of every cell, counts by sign, and the page.
 
 With ``--keep`` outcomes stay in a file, and the cells that are in it are not run again: a run that
-was stopped, or that ``--minutes`` ended, goes on there.
+was stopped goes on there.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
 
-from tests.drop_in.matrix.outcome import SIGNS, Outcome, outcome_of
-from tests.drop_in.matrix.page import trained_modules, write
+from tests.drop_in.matrix.page import SIGNS, Outcome, outcome_of, trained_modules, write
 from tests.drop_in.matrix.products import AXES, axis_cells, base_cells, pair_cells, sample
 from tests.drop_in.matrix.run import train_cells
 from tests.drop_in.matrix.trainer import Cell
@@ -24,23 +22,21 @@ from recd_plugins.runtime.errors import RankError, RecdError
 from recd_plugins.testing.gloo import end_ranks, run_on_ranks
 
 _AT_A_TIME = 6  # cells whose wait for ranks that fail fits into the time of a call
-
-
-class OutOfTimeError(Exception):
-    """The minutes of a run are over."""
+#: Signs by what a reader asks for.
+_COUNTED = {
+    "equal": "=~+pw",
+    "refused": "rR",
+    "CUDA only": "c",
+    "TorchRec fails": "t",
+    "faults": "!",
+}
 
 
 class Run:
-    """Outcomes of cells, kept in a file where one is given.
+    """Outcomes of cells, kept in a file of lines of JSON, one a cell, where one is given."""
 
-    Args:
-        kept: lines of JSON, one a cell; read at the start.
-        minutes: after which no cell is begun.
-    """
-
-    def __init__(self, kept: Path | None = None, minutes: float | None = None) -> None:
+    def __init__(self, kept: Path | None = None) -> None:
         self._kept = kept
-        self._end = None if minutes is None else time.monotonic() + 60 * minutes
         self.outcomes: dict[Cell, Outcome] = {}
         if kept is not None and kept.exists():
             for line in kept.read_text(encoding="utf-8").splitlines():
@@ -48,16 +44,10 @@ class Run:
                 self.outcomes[Cell(*cell)] = Outcome(*outcome)
 
     def run(self, cells: Iterable[Cell]) -> dict[Cell, Outcome]:
-        """The outcomes of cells, of those that are new by training them.
-
-        Raises:
-            OutOfTimeError: before all have one.
-        """
+        """The outcomes of cells, of those that are new by training them."""
         cells = list(cells)
         left = [cell for cell in cells if cell not in self.outcomes]
         for start in range(0, len(left), _AT_A_TIME):
-            if self._end is not None and time.monotonic() > self._end:
-                raise OutOfTimeError(f"{len(left) - start} of {len(cells)} cells are left")
             found = outcomes_of(left[start : start + _AT_A_TIME])
             self.outcomes |= found
             for cell, outcome in found.items():
@@ -87,30 +77,21 @@ def outcomes_of(cells: list[Cell]) -> dict[Cell, Outcome]:
     return found
 
 
-def all_outcomes(run: Run, *, sampled: bool = False) -> dict[Cell, Outcome]:
-    """Of every cell, or of those of the sample."""
-    outcomes = run.run(base_cells())
-    trained = trained_modules(outcomes)
-    cells = [cell for axis in AXES for cell in axis_cells(axis, trained)] + pair_cells()
-    return outcomes | run.run(sample(cells) if sampled else cells)
-
-
 def main() -> int:
-    """0 where there is no fault; 1 where there is one; 2 where the minutes were over before."""
+    """0 where there is no fault; 1 where there is one."""
     parser = argparse.ArgumentParser(prog="python -m tests.drop_in.matrix", description=__doc__)
     parser.add_argument("--write", metavar="FILE", type=Path, help="write the page there")
     parser.add_argument("--keep", metavar="FILE", type=Path, help="outcomes; goes on with those")
-    parser.add_argument("--minutes", type=float, help="begin no cell after as many")
     parser.add_argument(
         "--sample", action="store_true", help="every module, and each value of the axes once"
     )
     given = parser.parse_args()
-    run = Run(given.keep, given.minutes)
+    run = Run(given.keep)
     try:
-        outcomes = all_outcomes(run, sampled=given.sample)
-    except OutOfTimeError as error:
-        print(f"{error}: the same command goes on")
-        return 2
+        outcomes = run.run(base_cells())
+        trained = trained_modules(outcomes)
+        cells = [cell for axis in AXES for cell in axis_cells(axis, trained)] + pair_cells()
+        outcomes |= run.run(sample(cells) if given.sample else cells)
     finally:
         end_ranks()
     if given.write is not None:
@@ -118,18 +99,9 @@ def main() -> int:
     signs = [outcome.sign for outcome in outcomes.values()]
     for sign, words in SIGNS.items():
         print(f"{signs.count(sign):5} {sign}  {words}")
-    print(", ".join(f"{words} {sum(map(signs.count, of))}" for words, of in COUNTED.items()))
+    print(", ".join(f"{words} {sum(map(signs.count, of))}" for words, of in _COUNTED.items()))
     return 1 if "!" in signs else 0
 
-
-#: Signs by what a reader asks for.
-COUNTED = {
-    "equal": "=~+pw",
-    "refused": "rR",
-    "CUDA only": "c",
-    "TorchRec fails": "t",
-    "faults": "!",
-}
 
 if __name__ == "__main__":
     sys.exit(main())

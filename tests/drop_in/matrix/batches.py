@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from tests.drop_in.forced_dedup import forced_dedup
-from tests.drop_in.matrix.modules import Module
-from tests.drop_in.matrix.tables import FEATURES, MAX_LENGTH, ROWS
+from tests.drop_in.matrix.modules import FEATURES, MAX_LENGTH, ROWS, Module
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
@@ -24,6 +23,8 @@ NUM_ROWS, NUM_STEPS = 8, 3
 
 #: Of each feature, the ids of each row, with their weights.
 Rows = dict[str, list[tuple[list[int], list[float]]]]
+#: Makes the features of a batch of rows, given rank, step and whether the module is weighted.
+Make = Callable[[Rows, int, int, bool], Any]
 
 
 @dataclass
@@ -39,23 +40,18 @@ class Batch(Pipelineable):
         """As TorchRec's pipelines ask."""
         if device.type == "cpu":
             return self
-        return Batch(
-            self.sparse.to(device, non_blocking=non_blocking),
-            {
-                name: lengths.to(device, non_blocking=non_blocking)
-                for name, lengths in self.lengths.items()
-            },
-            self.labels.to(device, non_blocking=non_blocking),
-            self.stored and self.stored.to(device, non_blocking=non_blocking),
-        )
+        moved = [
+            None if each is None else each.to(device, non_blocking=non_blocking)
+            for each in (self.sparse, self.labels, self.stored)
+        ]
+        lengths = {name: each.to(device) for name, each in self.lengths.items()}
+        return Batch(moved[0], lengths, *moved[1:])  # type: ignore[arg-type]
 
     def record_stream(self, stream: Any) -> None:
         """As TorchRec's pipelines ask."""
-        self.sparse.record_stream(stream)
-        for tensor in (self.labels, *self.lengths.values()):
-            tensor.record_stream(stream)
-        if self.stored is not None:
-            self.stored.record_stream(stream)
+        for each in (self.sparse, self.labels, self.stored, *self.lengths.values()):
+            if each is not None:
+                each.record_stream(stream)
 
     def pin_memory(self) -> Batch:
         """As TorchRec's pipelines ask, which copy from it."""
@@ -75,16 +71,20 @@ def rows(rank: int, step: int, num_rows: int = NUM_ROWS) -> Rows:
     return found
 
 
-def plain(found: Rows, *, weighted: bool = False, keys: list[str] | None = None) -> Any:
-    keys = keys or FEATURES
-    every = [row for key in keys for row in found[key]]
+def _kjt(keys: list[str], every: Any, weighted: bool, **more: Any) -> Any:
     return KeyedJaggedTensor(
         keys=keys,
         values=torch.tensor([id_ for ids, _ in every for id_ in ids], dtype=torch.int64),
         weights=torch.tensor([w for _, weights in every for w in weights]) if weighted else None,
         lengths=torch.tensor([len(ids) for ids, _ in every], dtype=torch.int32),
-        stride=len(found[keys[0]]),
+        **more,
     )
+
+
+def plain(found: Rows, *, weighted: bool = False, keys: list[str] | None = None) -> Any:
+    keys = keys or FEATURES
+    every = [row for key in keys for row in found[key]]
+    return _kjt(keys, every, weighted, stride=len(found[keys[0]]))
 
 
 def stored_once(found: Rows, *, weighted: bool = False, keys: list[str] | None = None) -> Any:
@@ -92,38 +92,29 @@ def stored_once(found: Rows, *, weighted: bool = False, keys: list[str] | None =
     keys = keys or FEATURES
     every, strides, inverse = [], [], []
     for key in keys:
-        unique = list(dict.fromkeys((tuple(ids), tuple(weights)) for ids, weights in found[key]))
-        inverse.append([unique.index((tuple(ids), tuple(w))) for ids, w in found[key]])
+        rows = [(tuple(ids), tuple(weights)) for ids, weights in found[key]]
+        unique = list(dict.fromkeys(rows))
+        inverse.append([unique.index(row) for row in rows])
         every += unique
         strides.append([len(unique)])
-    return KeyedJaggedTensor(
-        keys=keys,
-        values=torch.tensor([id_ for ids, _ in every for id_ in ids], dtype=torch.int64),
-        weights=torch.tensor([w for _, weights in every for w in weights]) if weighted else None,
-        lengths=torch.tensor([len(ids) for ids, _ in every], dtype=torch.int32),
-        stride_per_key_per_rank=strides,
-        inverse_indices=(keys, torch.tensor(inverse)),
-    )
+    indices = (keys, torch.tensor(inverse))
+    return _kjt(keys, every, weighted, stride_per_key_per_rank=strides, inverse_indices=indices)
 
 
-def _partial(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    """Of a PartialInverseKeyedJaggedTensor, for pooled features."""
-    pooled: Any = _stored(found, Placement(pooled=tuple(FEATURES))).sparse_features
-    return pooled
-
-
-def _stored(found: Rows, placement: Placement) -> ModelInput:
+def _stored(found: Rows, **placed: Any) -> ModelInput:
+    """Partial IKJTs of rows, for features that are pooled or sequences."""
     kjt = plain(found)
     partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt)
-    num_rows = kjt.stride()
+    dense, labels = torch.zeros(kjt.stride(), 1), torch.zeros(kjt.stride())
     return lower(
-        ReadBatch(torch.zeros(num_rows, 1), torch.zeros(num_rows), partials=(partial,)), placement
+        ReadBatch(dense, labels, partials=(partial,)),
+        Placement(**{how: tuple(names) for how, names in placed.items()}),
     )
 
 
 def partial_sequences(found: Rows) -> Batch:
     """A batch of stored ids for an EmbeddingCollection, whose vectors rows gather."""
-    stored = _stored(found, Placement(sequence=tuple(FEATURES)))
+    stored = _stored(found, sequence=FEATURES)
     assert stored.sequence_features is not None
     return replace(batch_of(found, stored.sequence_features), stored=stored)
 
@@ -139,7 +130,7 @@ class Form:
     """How batches come.
 
     Attributes:
-        sparse: of rows, given rank, step and whether the module is weighted.
+        sparse: makes the features.
         dedup: whether the trainer's loader goes through ``dedup``.
         num_rows: of a batch, given rank and step.
         plain_for_stock: whether TorchRec's side gets the rows as plain batches.
@@ -149,7 +140,7 @@ class Form:
         partial: whether an EmbeddingCollection gets stored ids, which rows overlap in.
     """
 
-    sparse: Callable[[Rows, int, int, bool], KeyedJaggedTensor]
+    sparse: Make
     dedup: bool = False
     num_rows: Callable[[int, int], int] = lambda rank, step: NUM_ROWS
     plain_for_stock: bool = True
@@ -172,145 +163,116 @@ class Form:
         return batch_of(found, self.sparse(found, rank, step, module.weighted))
 
 
-def _plain(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return plain(found, weighted=weighted)
+def _rebuilt(kjt: Any, **changed: Any) -> Any:
+    parts = {"values": kjt.values(), "lengths": kjt.lengths(), "weights": kjt.weights_or_none()}
+    return KeyedJaggedTensor(kjt.keys(), **parts | changed)
 
 
-def _stored_once(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return stored_once(found, weighted=weighted)
-
-
-def _in_turn(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return (stored_once, plain)[step % 2](found, weighted=weighted)
-
-
-def _of_ranks(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return (stored_once, plain)[rank % 2](found, weighted=weighted)
-
-
-def _weighted(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return plain(found, weighted=True)
-
-
-def _without_weights(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return plain(found)
-
-
-def _int32(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+def _int32(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
     kjt = plain(found, weighted=weighted)
-    return KeyedJaggedTensor(
-        kjt.keys(), kjt.values().int(), kjt.weights_or_none(), lengths=kjt.lengths()
-    )
+    return _rebuilt(kjt, values=kjt.values().int())
 
 
-def _long_lengths(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+def _long_lengths(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
     kjt = plain(found, weighted=weighted)
-    return KeyedJaggedTensor(
-        kjt.keys(), kjt.values(), kjt.weights_or_none(), lengths=kjt.lengths().long()
-    )
+    return _rebuilt(kjt, lengths=kjt.lengths().long())
 
 
-def _missing(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return plain(found, weighted=weighted, keys=FEATURES[:1])
-
-
-def _missing_later(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return plain(found, weighted=weighted, keys=FEATURES[:1] if step else None)
-
-
-def _more(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+def _more(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
     return plain({**found, "c": found["a"]}, weighted=weighted, keys=["a", "c", "b"])
 
 
-def _reordered(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return plain(found, weighted=weighted, keys=FEATURES[::-1] if step else None)
+def _first_id(value: int) -> Make:
+    def make(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
+        kjt = plain(found, weighted=weighted)
+        kjt.values()[0] = value
+        return kjt
+
+    return make
 
 
-def _reordered_stored(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    return stored_once(found, weighted=weighted, keys=FEATURES[::-1] if step else None)
+def _with_keys(make: Any, keys: list[str], from_step: int = 1) -> Make:
+    """Other features from a step on."""
+    return lambda found, _rank, step, weighted: make(
+        found, weighted=weighted, keys=keys if step >= from_step else None
+    )
 
 
-def _too_large(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    kjt = plain(found, weighted=weighted)
-    kjt.values()[0] = ROWS + 10**6
-    return kjt
+def _plain(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
+    return plain(found, weighted=weighted)
 
 
-def _negative(found: Rows, rank: int, step: int, weighted: bool) -> Any:
-    kjt = plain(found, weighted=weighted)
-    kjt.values()[0] = -1
-    return kjt
+def _stored_once(found: Rows, _rank: int, _step: int, weighted: bool) -> Any:
+    return stored_once(found, weighted=weighted)
 
 
-def _no_rows_at_end(rank: int, step: int) -> int:
-    return 0 if rank and step == NUM_STEPS - 1 else NUM_ROWS
-
-
-def _no_rows_at_start(rank: int, step: int) -> int:
-    return 0 if rank and not step else NUM_ROWS
+def _no_rows(at: int) -> Callable[[int, int], int]:
+    return lambda rank, step: 0 if rank and step == at else NUM_ROWS
 
 
 def _uneven(rank: int, step: int) -> int:
     return NUM_ROWS - 2 * rank - 2 * (step % 2)
 
 
+LAST = NUM_STEPS - 1
 BATCHES: dict[str, Form] = {
     "plain": Form(_plain),
     "deduplicated by dedup(loader)": Form(_plain, dedup=True),
     "VBE of the user's own": Form(_stored_once),
     "VBE of the user's own, through dedup(loader)": Form(_stored_once, dedup=True),
-    "VBE and plain in turn": Form(_in_turn),
-    "VBE on one rank, plain on the other": Form(_of_ranks),
-    "no row on a rank, last": Form(_plain, num_rows=_no_rows_at_end),
-    "no row on a rank, first": Form(_plain, num_rows=_no_rows_at_start),
-    "deduplicated, no row on a rank": Form(_plain, dedup=True, num_rows=_no_rows_at_end),
+    "VBE and plain in turn": Form(
+        lambda found, _, step, weighted: (stored_once, plain)[step % 2](found, weighted=weighted)
+    ),
+    "VBE on one rank, plain on the other": Form(
+        lambda found, rank, _, weighted: (stored_once, plain)[rank % 2](found, weighted=weighted)
+    ),
+    "no row on a rank, last": Form(_plain, num_rows=_no_rows(LAST)),
+    "no row on a rank, first": Form(_plain, num_rows=_no_rows(0)),
+    "deduplicated, no row on a rank": Form(_plain, dedup=True, num_rows=_no_rows(LAST)),
     "other sizes on other ranks": Form(_plain, num_rows=_uneven),
     "deduplicated, other sizes": Form(_plain, dedup=True, num_rows=_uneven),
-    "with weights of ids": Form(_weighted, plain_for_stock=False),
-    "deduplicated, with weights of ids": Form(_weighted, dedup=True, plain_for_stock=False),
-    "without weights": Form(_without_weights, plain_for_stock=False),
-    "of partial IKJTs": Form(_partial, partial=True),
+    "with weights of ids": Form(
+        lambda found, *_: plain(found, weighted=True), plain_for_stock=False
+    ),
+    "deduplicated, with weights of ids": Form(
+        lambda found, *_: plain(found, weighted=True), dedup=True, plain_for_stock=False
+    ),
+    "without weights": Form(lambda found, *_: plain(found), plain_for_stock=False),
+    "of partial IKJTs": Form(
+        lambda found, *_: _stored(found, pooled=FEATURES).sparse_features, partial=True
+    ),
     "lengths in 64 bits": Form(_long_lengths, plain_for_stock=False),
-    "no id in the last batch": Form(_plain, no_ids=NUM_STEPS - 1),
+    "no id in the last batch": Form(_plain, no_ids=LAST),
     "deduplicated, no id in the first batch": Form(_plain, dedup=True, no_ids=0),
-    "deduplicated, no id in the last batch": Form(_plain, dedup=True, no_ids=NUM_STEPS - 1),
+    "deduplicated, no id in the last batch": Form(_plain, dedup=True, no_ids=LAST),
     "int32 ids": Form(_int32, plain_for_stock=False),
     "deduplicated, int32 ids": Form(_int32, dedup=True),
-    "a feature is missing": Form(_missing, plain_for_stock=False),
-    "a feature is missing later": Form(_missing_later, plain_for_stock=False),
+    "a feature is missing": Form(_with_keys(plain, FEATURES[:1], 0), plain_for_stock=False),
+    "a feature is missing later": Form(_with_keys(plain, FEATURES[:1]), plain_for_stock=False),
     "a feature more than tables have": Form(_more, plain_for_stock=False),
-    "features in another order later": Form(_reordered, plain_for_stock=False),
-    "VBE, features in another order later": Form(_reordered_stored),
+    "features in another order later": Form(
+        _with_keys(plain, FEATURES[::-1]), plain_for_stock=False
+    ),
+    "VBE, features in another order later": Form(_with_keys(stored_once, FEATURES[::-1])),
     "an id above the table's rows": Form(
-        _too_large,
+        _first_id(ROWS + 10**6),
         plain_for_stock=False,
         truth=False,
         noted="FBGEMM writes of it, and reads row 0",
     ),
-    "a negative id": Form(_negative, plain_for_stock=False, truth=False),
+    "a negative id": Form(_first_id(-1), plain_for_stock=False, truth=False),
 }
 
 
 def loader(form: Form, rank: int, module: Module, dedup: Dedup | None) -> Iterator[Batch]:
     """Batches of a rank; as they come, or through ``dedup``."""
-
-    def batches() -> Iterator[Batch]:
-        for step in range(NUM_STEPS):
-            yield form.batch(form.rows(rank, step), rank, step, module)
-
+    found = (form.rows(rank, step) for step in range(NUM_STEPS))
+    batches = (form.batch(each, rank, step, module) for step, each in enumerate(found))
     if not form.dedup or dedup is None:
-        yield from batches()
+        yield from batches
         return
     with forced_dedup():
-        yield from dedup(batches())
-
-
-def stock_loader(form: Form, rank: int, module: Module) -> Iterator[Batch]:
-    """The same rows for TorchRec's side."""
-    if not form.plain_for_stock:
-        yield from loader(form, rank, module, None)
-        return
-    yield from plain_loader(form, rank, module)
+        yield from dedup(batches)
 
 
 def plain_loader(form: Form, rank: int, module: Module) -> Iterator[Batch]:

@@ -9,31 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tests.drop_in.matrix.managed import (
-    POLICIES,
-    ManagedBags,
-    ManagedSequences,
-    adapted,
-    hashed_bags,
-    hashed_sequences,
-    itep,
-    managed_bags,
-    managed_sequences,
-    pec,
-    pec_sharder,
-    with_policy,
-)
-from tests.drop_in.matrix.tables import (
-    DIM,
-    FEATURES,
-    FIELDS,
-    MAX_LENGTH,
-    ROWS,
-    bag_collection,
-    bags,
-    collection,
-    tables,
-)
+from tests.sharded import bags, configs, sequences
 from torch import Tensor, nn
 from torchrec.distributed.embedding_tower_sharding import (
     EmbeddingTowerCollectionSharder,
@@ -44,8 +20,15 @@ from torchrec.distributed.itep_embeddingbag import (
     ITEPEmbeddingBagCollectionSharder,
     ITEPEmbeddingCollectionSharder,
 )
+from torchrec.distributed.types import Awaitable
 from torchrec.models import deepfm, dlrm
-from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.embedding_configs import (
+    CountBasedEvictionPolicy,
+    DataType,
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
 from torchrec.modules.feature_processor import PositionWeightedProcessor
@@ -58,11 +41,51 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
 )
+from torchrec.modules.itep_embedding_modules import (
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+)
+from torchrec.modules.itep_modules import GenericITEPModule
 from torchrec.modules.keyed_jagged_tensor_pool import KeyedJaggedTensorPool
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    LFU_EvictionPolicy,
+    LRU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
 from torchrec.modules.tensor_pool import TensorPool
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+from recd_plugins.interfaces.values.batch import ModelInput
 from recd_plugins.testing.device import DEVICE
+
+FEATURES = ["a", "b"]
+ROWS, DIM, MAX_LENGTH, IDS = 24, 8, 4, 4000
+#: Values other than the default, of fields of a table's config but for its name, sizes, features,
+#: pooling and data type.
+FIELDS: dict[str, Any] = {
+    "weight_init_max": 2.0,
+    "weight_init_min": -2.0,
+    "num_embeddings_post_pruning": ROWS // 2,
+    "init_fn": torch.nn.init.ones_,
+    "need_pos": True,
+    "input_dim": 2 * ROWS,
+    "total_num_buckets": 4,
+    "use_virtual_table": True,
+    "virtual_table_eviction_policy": CountBasedEvictionPolicy(eviction_threshold=1),
+    "enable_embedding_update": True,
+    "stash_weights": True,
+}
+bag_configs = partial(configs, EmbeddingBagConfig, FEATURES, ROWS, DIM)
+table_configs = partial(configs, EmbeddingConfig, FEATURES, ROWS, DIM)
+bag_collection = partial(bags, *FEATURES, rows=ROWS, dim=DIM)
+collection = partial(sequences, *FEATURES, rows=ROWS, dim=DIM)
+weighted_bags = partial(bag_collection, weighted=True)
 
 
 @dataclass(frozen=True)
@@ -99,13 +122,21 @@ class Processed(FeatureProcessedEmbeddingBagCollection):
     """A trainer's subclass."""
 
 
+class ManagedBags(ManagedCollisionEmbeddingBagCollection):
+    """A trainer's subclass."""
+
+
+class ManagedSequences(ManagedCollisionEmbeddingCollection):
+    """A trainer's subclass."""
+
+
 class ProcessedBefore(nn.Module):
     """Weights by position, which the model itself makes before the lookup."""
 
     def __init__(self) -> None:
         super().__init__()
         self.processor = PositionWeightedProcessor(dict.fromkeys(FEATURES, MAX_LENGTH))
-        self.bags = EmbeddingBagCollection(tables=bags(), is_weighted=True)
+        self.bags = weighted_bags()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         found: KeyedTensor = self.bags(self.processor(features))
@@ -148,7 +179,7 @@ class Indexed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequences = EmbeddingCollection(tables=tables(), need_indices=True)
+        self.sequences = EmbeddingCollection(tables=table_configs(), need_indices=True)
 
     def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
         found = self.sequences(features)
@@ -176,10 +207,9 @@ class Interaction(nn.Module):
 
 
 def _shared_parameter() -> nn.Module:
-    two = Two(bag_collection(), bag_collection())
-    weight = two.first.embedding_bags["t_a"].weight  # type: ignore[union-attr, index]
-    two.second.embedding_bags["t_a"].weight = weight  # type: ignore[union-attr, index]
-    return two
+    one, other = bag_collection(), bag_collection()
+    other.embedding_bags["t_a"].weight = one.embedding_bags["t_a"].weight
+    return Two(one, other)
 
 
 def _twice() -> nn.Module:
@@ -187,58 +217,105 @@ def _twice() -> nn.Module:
     return Two(module, module)
 
 
-def _equal_names() -> nn.Module:
-    return Two(bag_collection(), bag_collection())
-
-
-def _sequences_of_equal_names() -> nn.Module:
-    return Two(collection(), collection())
-
-
-def _shared_table() -> nn.Module:
-    return EmbeddingBagCollection(tables=bags(feature_names=FEATURES)[:1])
-
-
-def _shared_table_of_sequences() -> nn.Module:
-    return EmbeddingCollection(tables=tables(feature_names=FEATURES)[:1])
-
-
 def _uneven() -> nn.Module:
-    wide, narrow = bags()[0], bags(embedding_dim=DIM // 2, pooling=PoolingType.MEAN)[1]
+    wide, narrow = bag_configs()
+    narrow.embedding_dim, narrow.pooling = DIM // 2, PoolingType.MEAN
     return EmbeddingBagCollection(tables=[wide, narrow])
 
 
-def _debugged(pooled: bool) -> nn.Module:
-    from torchrec.modules.debug_embedding_modules import (
-        DebugEmbeddingBagCollection,
-        DebugEmbeddingCollection,
-    )
+def _debugged(kind: str, tables: Any) -> nn.Module:
+    from torchrec.modules import debug_embedding_modules
 
-    if pooled:
-        return DebugEmbeddingBagCollection(bags(), DEVICE, debug_mode=True)
-    return DebugEmbeddingCollection(tables(), DEVICE, debug_mode=True)
+    made: nn.Module = getattr(debug_embedding_modules, kind)(tables, DEVICE, debug_mode=True)
+    return made
 
 
-def _processed(
+def processed(
     by_dict: bool = False,
     kind: type[FeatureProcessedEmbeddingBagCollection] = FeatureProcessedEmbeddingBagCollection,
 ) -> nn.Module:
-    inside = EmbeddingBagCollection(tables=bags(), is_weighted=True)
     if by_dict:
         each = {feature: PositionWeightedModule(MAX_LENGTH) for feature in FEATURES}
-        return kind(inside, each)
-    collection = PositionWeightedModuleCollection(dict.fromkeys(FEATURES, MAX_LENGTH))
-    return kind(inside, collection)
+        return kind(weighted_bags(), each)
+    lengths = dict.fromkeys(FEATURES, MAX_LENGTH)
+    return kind(weighted_bags(), PositionWeightedModuleCollection(lengths))
 
 
 def _towers() -> nn.Module:
-    configs = bags()
     return EmbeddingTowerCollection(
         [
             EmbeddingTower(EmbeddingBagCollection(tables=[config]), Interaction(feature))
-            for config, feature in zip(configs, FEATURES, strict=True)
+            for config, feature in zip(bag_configs(), FEATURES, strict=True)
         ]
     )
+
+
+def mch(policy: type = DistanceLFU_EvictionPolicy, interval: int = 100) -> Any:
+    return MCHManagedCollisionModule(
+        zch_size=ROWS,
+        device=DEVICE,
+        eviction_policy=policy(),
+        eviction_interval=interval,
+        input_hash_size=IDS,
+    )
+
+
+def _hash() -> Any:
+    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+
+    return HashZchManagedCollisionModule(
+        zch_size=ROWS, device=DEVICE, total_num_buckets=2, max_probe=4, input_hash_size=IDS
+    )
+
+
+def managed(
+    make: Callable[[], Any] = mch,
+    kind: Any = ManagedCollisionEmbeddingBagCollection,
+) -> nn.Module:
+    """Tables behind collision maps."""
+    if issubclass(kind, ManagedCollisionEmbeddingBagCollection):
+        inside: Any = bag_collection()
+        tables = inside.embedding_bag_configs()
+    else:
+        inside = collection()
+        tables = inside.embedding_configs()
+    maps = ManagedCollisionCollection({config.name: make() for config in tables}, tables)
+    made: nn.Module = kind(inside, maps)
+    return made
+
+
+managed_sequences = partial(managed, kind=ManagedCollisionEmbeddingCollection)
+
+
+def _adapted(kind: str, inside: str, tables: Any) -> nn.Module:
+    """As TorchRec's adapters make them, but that their tables are on the DEVICE, and not meta."""
+    from torchrec.modules import mc_adapter
+
+    how: dict[str, Any] = {"device": DEVICE, "world_size": 2, "zch_method": "sort_zch"}
+    how |= {"input_hash_size": IDS, "eviction_interval": 100}
+    made: nn.Module = getattr(mc_adapter, kind)(tables, **how)
+    embeddings: Any = getattr(made, inside)
+    for table in embeddings._embedding_module.to_empty(device=DEVICE).parameters():
+        nn.init.uniform_(table, -0.2, 0.2)
+    return made
+
+
+def _itep(kind: Any, inside: nn.Module) -> nn.Module:
+    pruning = GenericITEPModule(dict.fromkeys(["t_a", "t_b"], 2 * ROWS), enable_pruning=False)
+    made: nn.Module = kind(inside, pruning)
+    return made
+
+
+def _pec() -> nn.Module:
+    from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+
+    return PECEmbeddingCollection(collection())
+
+
+def _pec_sharder() -> Any:
+    from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
+
+    return PECEmbeddingCollectionSharder()
 
 
 _COLLECTIONS: dict[str, Callable[..., nn.Module]] = {
@@ -253,10 +330,8 @@ _SGD: dict[str, Any] = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {
 
 MODULES: dict[str, Module] = {
     "EmbeddingBagCollection": Module(bag_collection),
-    "weighted EmbeddingBagCollection": Module(
-        lambda: EmbeddingBagCollection(tables=bags(), is_weighted=True), weighted=True
-    ),
-    "mean-pooled EmbeddingBagCollection": Module(partial(bag_collection, pooling=PoolingType.MEAN)),
+    "weighted EmbeddingBagCollection": Module(weighted_bags, weighted=True),
+    "mean-pooled EmbeddingBagCollection": Module(partial(bag_collection, means=FEATURES)),
     "FP16 EmbeddingBagCollection": Module(
         partial(bag_collection, data_type=DataType.FP16), truth=False
     ),
@@ -264,32 +339,50 @@ MODULES: dict[str, Module] = {
     "EmbeddingCollection": Module(collection, sequences=True),
     "FP16 EmbeddingCollection": Module(partial(collection, data_type=DataType.FP16), truth=False),
     "FusedEmbeddingBagCollection": Module(
-        lambda: FusedEmbeddingBagCollection(tables=bags(), **_SGD), truth=False
+        lambda: FusedEmbeddingBagCollection(tables=bag_configs(), **_SGD), truth=False
     ),
     "FusedEmbeddingCollection": Module(
-        lambda: FusedEmbeddingCollection(tables=tables(), **_SGD),
+        lambda: FusedEmbeddingCollection(tables=table_configs(), **_SGD),
         truth=False,
         sharders=(FusedEmbeddingCollectionSharder,),
     ),
-    "FeatureProcessedEmbeddingBagCollection": Module(_processed),
-    "the same with a dict": Module(lambda: _processed(by_dict=True)),
-    "ManagedCollisionEmbeddingBagCollection": Module(managed_bags, truth=False),
+    "FeatureProcessedEmbeddingBagCollection": Module(processed),
+    "the same with a dict": Module(partial(processed, by_dict=True)),
+    "ManagedCollisionEmbeddingBagCollection": Module(managed, truth=False),
     "ManagedCollisionEmbeddingCollection": Module(managed_sequences, sequences=True, truth=False),
     **{
-        f"ManagedCollisionEmbeddingBagCollection, {name}": Module(with_policy(policy), truth=False)
-        for name, policy in POLICIES.items()
+        f"ManagedCollisionEmbeddingBagCollection, {name}": Module(
+            partial(managed, partial(mch, policy)), truth=False
+        )
+        for name, policy in {"LFU": LFU_EvictionPolicy, "LRU": LRU_EvictionPolicy}.items()
     },
-    "ManagedCollisionEmbeddingBagCollection, hash": Module(hashed_bags, truth=False),
-    "ManagedCollisionEmbeddingCollection, hash": Module(hashed_sequences, truth=False),
-    "McEmbeddingBagCollectionAdapter": Module(lambda: adapted(True), truth=False),
-    "McEmbeddingCollectionAdapter": Module(lambda: adapted(False), truth=False),
+    "ManagedCollisionEmbeddingBagCollection, hash": Module(partial(managed, _hash), truth=False),
+    "ManagedCollisionEmbeddingCollection, hash": Module(
+        partial(managed_sequences, _hash), truth=False
+    ),
+    "McEmbeddingBagCollectionAdapter": Module(
+        lambda: _adapted(
+            "McEmbeddingBagCollectionAdapter", "mc_embedding_bag_collection", bag_configs()
+        ),
+        truth=False,
+    ),
+    "McEmbeddingCollectionAdapter": Module(
+        lambda: _adapted(
+            "McEmbeddingCollectionAdapter", "mc_embedding_collection", table_configs()
+        ),
+        truth=False,
+    ),
     "ITEPEmbeddingBagCollection": Module(
-        lambda: itep(True), truth=False, sharders=(ITEPEmbeddingBagCollectionSharder,)
+        lambda: _itep(ITEPEmbeddingBagCollection, bag_collection()),
+        truth=False,
+        sharders=(ITEPEmbeddingBagCollectionSharder,),
     ),
     "ITEPEmbeddingCollection": Module(
-        lambda: itep(False), truth=False, sharders=(ITEPEmbeddingCollectionSharder,)
+        lambda: _itep(ITEPEmbeddingCollection, collection()),
+        truth=False,
+        sharders=(ITEPEmbeddingCollectionSharder,),
     ),
-    "PECEmbeddingCollection": Module(pec, sharders=(pec_sharder,)),
+    "PECEmbeddingCollection": Module(_pec, sharders=(_pec_sharder,)),
     "EmbeddingTower": Module(lambda: EmbeddingTower(bag_collection(), Interaction())),
     "EmbeddingTower, sharded as a whole": Module(
         lambda: EmbeddingTower(bag_collection(), Interaction()),
@@ -300,34 +393,44 @@ MODULES: dict[str, Module] = {
         _towers, sharders=(EmbeddingTowerCollectionSharder,)
     ),
     "KeyedJaggedTensorPool and TensorPool": Module(Pooled),
-    "DebugEmbeddingBagCollection": Module(lambda: _debugged(True)),
-    "DebugEmbeddingCollection": Module(lambda: _debugged(False)),
+    "DebugEmbeddingBagCollection": Module(
+        lambda: _debugged("DebugEmbeddingBagCollection", bag_configs())
+    ),
+    "DebugEmbeddingCollection": Module(
+        lambda: _debugged("DebugEmbeddingCollection", table_configs())
+    ),
     "SparseArch of DLRM": Module(lambda: dlrm.SparseArch(bag_collection())),
     "SparseArch of DeepFM": Module(lambda: deepfm.SparseArch(bag_collection())),
     "PositionWeightedProcessor before an EmbeddingBagCollection": Module(ProcessedBefore),
-    "a subclass of EmbeddingBagCollection": Module(lambda: Bags(tables=bags())),
-    "a subclass of EmbeddingCollection": Module(lambda: Sequences(tables=tables())),
+    "a subclass of EmbeddingBagCollection": Module(lambda: Bags(tables=bag_configs())),
+    "a subclass of EmbeddingCollection": Module(lambda: Sequences(tables=table_configs())),
     "a subclass of FeatureProcessedEmbeddingBagCollection": Module(
-        lambda: _processed(kind=Processed)
+        partial(processed, kind=Processed)
     ),
     "a subclass of ManagedCollisionEmbeddingBagCollection": Module(
-        lambda: managed_bags(kind=ManagedBags), truth=False
+        partial(managed, kind=ManagedBags), truth=False
     ),
     "a subclass of ManagedCollisionEmbeddingCollection": Module(
-        lambda: managed_sequences(kind=ManagedSequences), truth=False
+        partial(managed, kind=ManagedSequences), truth=False
     ),
-    "two modules with tables of equal names": Module(_equal_names, width=4 * DIM),
+    "two modules with tables of equal names": Module(
+        lambda: Two(bag_collection(), bag_collection()), width=4 * DIM
+    ),
     "two EmbeddingCollections with tables of equal names": Module(
-        _sequences_of_equal_names, width=4 * DIM
+        lambda: Two(collection(), collection()), width=4 * DIM
     ),
     "one module at two places": Module(_twice, width=4 * DIM),
     "a parameter of two modules": Module(_shared_parameter, width=4 * DIM),
-    "a table of two features": Module(_shared_table),
-    "a table of two features of an EmbeddingCollection": Module(_shared_table_of_sequences),
+    "a table of two features": Module(
+        lambda: EmbeddingBagCollection(tables=bag_configs(feature_names=FEATURES)[:1])
+    ),
+    "a table of two features of an EmbeddingCollection": Module(
+        lambda: EmbeddingCollection(tables=table_configs(feature_names=FEATURES)[:1])
+    ),
     "EmbeddingCollection, need_indices": Module(Indexed),
     **{
         f"EmbeddingCollection, {argument}": Module(
-            partial(EmbeddingCollection, tables(), **{argument: value})
+            partial(EmbeddingCollection, table_configs(), **{argument: value})
         )
         for argument, value in _GATHER_SELECT.items()
         if argument in inspect.signature(EmbeddingCollection).parameters
@@ -365,3 +468,43 @@ NOT_TRAINED = {
     "QuantManagedCollisionEmbeddingBagCollection": "quantised, for inference",
     "QuantManagedCollisionEmbeddingCollection": "quantised, for inference",
 }
+
+
+def vectors(found: Any, lengths: dict[str, Tensor], stored: ModelInput | None = None) -> Tensor:
+    """The vectors of all rows, features next to each other; of sequences, the sums of a row.
+
+    Args:
+        found: what a module returned.
+        lengths: ids of each row, by feature.
+        stored: how rows gather their ids, where an EmbeddingCollection got those of partial IKJTs.
+    """
+    if isinstance(found, Awaitable):
+        found = found.wait()
+    if isinstance(found, tuple):
+        each = [part.wait() if isinstance(part, Awaitable) else part for part in found]
+        parts = [vectors(part, lengths, stored) for part in each if part is not None]
+        return torch.cat(parts, dim=1)
+    if isinstance(found, Tensor):
+        return found.flatten(1)
+    if stored is not None:
+        return torch.cat([_gathered(found[name], name, stored) for name in FEATURES], dim=1)
+    return torch.cat([_vector(found[name], lengths[name]) for name in FEATURES], dim=1)
+
+
+def _vector(found: Tensor | JaggedTensor, lengths: Tensor) -> Tensor:
+    if isinstance(found, Tensor):
+        return found
+    return _sums(found.values(), lengths)
+
+
+def _gathered(found: JaggedTensor, feature: str, stored: ModelInput) -> Tensor:
+    unique = stored.unique_rows(feature, found)
+    return _sums(unique.values(), unique.lengths()).index_select(0, stored.inverse_lookup[feature])
+
+
+def _sums(values: Tensor, lengths: Tensor) -> Tensor:
+    rows = torch.arange(lengths.numel(), device=values.device)
+    row_of = rows.repeat_interleave(lengths.to(rows).long())
+    return values.new_zeros(lengths.numel(), DIM, dtype=torch.float32).index_add(
+        0, row_of, values.float()
+    )

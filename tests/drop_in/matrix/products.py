@@ -10,9 +10,8 @@ from typing import Any
 from tests.covering import covering
 from tests.drop_in.matrix.batches import BATCHES
 from tests.drop_in.matrix.modules import MODULES
-from tests.drop_in.matrix.optimizers import OPTIMIZERS
+from tests.drop_in.matrix.optimizers import OPTIMIZERS, REST
 from tests.drop_in.matrix.pipelines import PIPELINES, with_argument
-from tests.drop_in.matrix.rest import REST
 from tests.drop_in.matrix.trainer import Cell
 
 AXES: dict[str, Mapping[str, Any]] = {

@@ -15,9 +15,8 @@ import torch
 import torch.distributed as dist
 from tests.drop_in.matrix.batches import BATCHES
 from tests.drop_in.matrix.modules import MODULES
-from tests.drop_in.matrix.optimizers import OPTIMIZERS, table_of
+from tests.drop_in.matrix.optimizers import OPTIMIZERS, REST, Rest, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
-from tests.drop_in.matrix.rest import REST, Rest
 from tests.drop_in.matrix.trainer import Cell, Variant
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor

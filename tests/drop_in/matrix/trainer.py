@@ -20,14 +20,10 @@ from tests.drop_in.matrix.batches import (
     plain,
     plain_loader,
     rows,
-    stock_loader,
 )
-from tests.drop_in.matrix.modules import MODULES
-from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, TableOptimizer, table_of
+from tests.drop_in.matrix.modules import DIM, MODULES, vectors
+from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, REST, TableOptimizer, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
-from tests.drop_in.matrix.rest import REST
-from tests.drop_in.matrix.tables import DIM
-from tests.drop_in.matrix.vectors import vectors
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -247,11 +243,10 @@ class Variant:
     def batches(self, rank: int | None = None) -> Iterator[Batch]:
         """Of a rank, this one without it."""
         form, rank = BATCHES[self.cell.batch], self.rank if rank is None else rank
-        if self.side == "whole":
+        plain = self.side == "whole" or (self.side == "stock" and form.plain_for_stock)
+        if plain:
             return plain_loader(form, rank, self.module)
-        if self.side == "stock":
-            return stock_loader(form, rank, self.module)
-        return loader(form, rank, self.module, self.dedup)
+        return loader(form, rank, self.module, self.dedup if self.side == "ours" else None)
 
     def train(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Loss, where the loop tells it, and predictions of each step."""
