@@ -284,7 +284,6 @@ class Rest:
         planner: whether the trainer plans by TorchRec's planner.
         own_plan: whether the plan is the trainer's own.
         state: whose state dict goes into whose model after the first steps.
-        metrics: whether a RecMetricModule sees predictions.
         sync: whether TorchRec's synchronous collectives are on.
         truth: whether one process without sharding computes the same.
         near: what TorchRec's numbers may differ by; unique rows are rounded as such.
@@ -303,7 +302,6 @@ class Rest:
     planner: bool = False
     own_plan: bool = False
     state: str = ""
-    metrics: bool = False
     sync: bool = False
     truth: bool = True
     near: float = 1e-6
@@ -336,6 +334,5 @@ REST: dict[str, Rest] = {
     "our state dict into stock": Rest(state="ours to stock"),
     "unsharded state dict into ours": Rest(state="whole to ours"),
     "our state dict into unsharded": Rest(state="ours to whole"),
-    "RecMetricModule": Rest(metrics=True),
     "synchronous collectives": Rest(sync=True),
 }

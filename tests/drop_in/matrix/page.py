@@ -44,24 +44,26 @@ class Outcome:
 
 def outcome_of(cell: Cell, ranks: Sequence[Seen]) -> Outcome:
     """Of what the ranks saw."""
-    error = next((seen.error for seen in ranks if seen.error), "")
+    ours = [seen.ours for seen in ranks]
+    error = next((each.error for each in ours if each.error), "")
     stock_error = next((seen.stock_error for seen in ranks if seen.stock_error), "")
     stock_to_truth = _most([seen.stock_to_truth for seen in ranks])
     stock_is_right = not stock_error and (stock_to_truth is None or stock_to_truth <= _NEAR_TRUTH)
     changed = {seen.changed for seen in ranks} - {None}
-    warned = " | ".join(dict.fromkeys(text for seen in ranks for text in seen.warned))
+    warned = " | ".join(dict.fromkeys(text for each in ours for text in each.warned))
     if error:
         wants_cuda = any(word in error for word in _CUDA) or PIPELINES[cell.pipeline].on_cuda
         if wants_cuda and stock_error and DEVICE.type == "cpu":
             return Outcome("c", error)
-        if all(seen.refused for seen in ranks if seen.error):
+        if all(each.refused for each in ours if each.error):
             return Outcome("R" if stock_is_right and changed != {False} else "r", error)
         if stock_error:
             return Outcome("w" if warned else "t", warned or error)
         return Outcome("!", error)
     to_stock = _most([seen.to_stock for seen in ranks])
     to_truth = _most([seen.to_truth for seen in ranks])
-    still = set().union(*(seen.tables for seen in ranks)).difference(*(s.moved for s in ranks))
+    tables = {table for each in ours for table, *_ in each.tables}
+    still = tables.difference(*(each.moved for each in ours))
     if PIPELINES[cell.pipeline].trains and (still or changed == {False}):
         what = f"never moved: {sorted(still)}" if still else "changes nothing"
         return Outcome("w", warned) if warned else Outcome("!", what)

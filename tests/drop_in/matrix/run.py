@@ -6,6 +6,7 @@ import logging
 import re
 import traceback
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -36,8 +37,7 @@ class Trained:
     Attributes:
         values: losses, predictions and dense parameters, by name.
         tables: the shards of this rank, by name and window of the table.
-        still: tables of this rank's shards that did not move.
-        moved: tables that did.
+        moved: tables of this rank's shards that moved.
         warned: what was said.
         error: type and message, where it failed.
         refused: whether the error is for users.
@@ -56,26 +56,20 @@ class Seen:
     """One rank's.
 
     Attributes:
-        ours: its error, refusal and warnings.
-        error: of ours.
+        ours: this library's side.
         stock_error: of TorchRec's side.
         to_stock: the largest difference; None where one side failed.
         to_truth: likewise, from a model in one piece; None without such a model.
         stock_to_truth: likewise.
         changed: whether it differs from a run that it must differ from; None without.
-        moved: tables that moved on this rank.
     """
 
-    error: str
-    refused: bool
-    warned: tuple[str, ...]
+    ours: Trained
     stock_error: str
     to_stock: float | None
     to_truth: float | None
     stock_to_truth: float | None
     changed: bool | None
-    moved: frozenset[str]
-    tables: frozenset[str]
 
 
 def train_cells(rank: int, world_size: int, cells: list[Cell]) -> list[Seen]:
@@ -89,15 +83,10 @@ def see(cell: Cell, rank: int) -> Seen:
     ours, plan = attempt(cell, "ours", rank)
     stock, _ = attempt(cell, "stock", rank, plan)
     optimizer = OPTIMIZERS[cell.optimizer]
-    has_truth = (
-        MODULES[cell.module].truth
-        and REST[cell.rest].truth
-        and PIPELINES[cell.pipeline].truth
-        and BATCHES[cell.batch].truth
-        and (optimizer.reference is not None or not PIPELINES[cell.pipeline].trains)
-    )
+    form, loop = BATCHES[cell.batch], PIPELINES[cell.pipeline]
+    parts = MODULES[cell.module], REST[cell.rest], loop, form
+    has_truth = all(part.truth for part in parts) and (optimizer.reference or not loop.trains)
     truth = attempt(cell, "whole", rank)[0] if has_truth else None
-    form = BATCHES[cell.batch]
     if truth is None and cell.batch != "plain" and form.truth and not form.plain_for_stock:
         truth = attempt(replace(cell, batch="plain"), "stock", rank, plan)[0]
     changed = None
@@ -107,18 +96,13 @@ def see(cell: Cell, rank: int) -> Seen:
         other, _ = attempt(replace(cell, optimizer=name), "stock", rank, plan)
         apart = _difference(stock if ours.error else ours, other)
         changed = None if apart is None else apart != 0.0
-    failed = truth is not None and truth.error
     return Seen(
-        ours.error,
-        ours.refused,
-        tuple(ours.warned),
+        ours,
         stock.error,
         _difference(ours, stock),
-        None if truth is None or failed else _difference(ours, truth),
-        None if truth is None or failed else _difference(stock, truth),
+        _difference(ours, truth),
+        _difference(stock, truth),
         changed,
-        frozenset(ours.moved),
-        frozenset(name for name, *_ in ours.tables),
     )
 
 
@@ -175,18 +159,12 @@ def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made:
             side = Variant(cell, name, rank, group, made, seed=turn)
         if before is not None and side is not before:
             _load(side, before)
-        with _synchronous(rest.sync):
+        with comm_ops.torchrec_use_sync_collectives() if rest.sync else nullcontext():
             for step, (loss, predictions) in enumerate(side.train()):
                 trained.values[f"loss {turn}.{step}"] = loss.float().cpu()
                 trained.values[f"predictions {turn}.{step}"] = predictions.float().cpu()
             trained.values["evaluation"] = side.evaluate().float().cpu()
-    if rest.metrics:
-        trained.values |= _metrics(side, trained, group)
     _keep(side, trained)
-
-
-def _synchronous(on: bool) -> Any:
-    return comm_ops.torchrec_use_sync_collectives() if on else nullcontext()
 
 
 def _sides(rest: Rest, flow: str) -> list[str]:
@@ -206,8 +184,7 @@ def _load(side: Variant, before: Variant) -> None:
         side.dmp.load_state_dict({name: whole(value) for name, value in state.items()})
         return
     if before.side == "whole":
-        state = {name: value.clone() for name, value in state.items()}
-        side.dmp.load_state_dict(state)
+        side.dmp.load_state_dict({name: value.clone() for name, value in state.items()})
         return
     side.dmp.load_state_dict(state)
     side.optimizer.load_state_dict(before.optimizer.state_dict())
@@ -222,11 +199,12 @@ def whole(value: Any) -> Tensor:
     dist.all_gather_object(shards, mine)
     full = torch.zeros(value.size())
     for offsets, tensor in (each for of_rank in shards for each in of_rank):
-        window = tuple(
-            slice(start, start + size) for start, size in zip(offsets, tensor.shape, strict=True)
-        )
-        full[window] = tensor.float()
+        full[_window(offsets, tensor.shape)] = tensor.float()
     return full
+
+
+def _window(offsets: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))
 
 
 def _keep(side: Variant, trained: Trained) -> None:
@@ -239,21 +217,17 @@ def _keep(side: Variant, trained: Trained) -> None:
             first = side.before[name].cpu()
             for tensor, metadata in parts:
                 offsets = tuple(metadata.shard_offsets) if metadata else (0, 0)
-                window = tuple(
-                    slice(start, start + size)
-                    for start, size in zip(offsets, tensor.shape, strict=True)
-                )
                 kept = tensor.detach().float().cpu().clone()
                 trained.tables[table, name, offsets, tuple(tensor.shape)] = kept
-                if not torch.equal(kept, first[window].float()):
+                if not torch.equal(kept, first[_window(offsets, tensor.shape)].float()):
                     trained.moved.add(table)
         elif isinstance(value, Tensor) and value.is_floating_point():
             trained.values[name] = value.detach().float().cpu().clone()
 
 
-def _difference(one: Trained, other: Trained) -> float | None:
+def _difference(one: Trained, other: Trained | None) -> float | None:
     """The largest difference of numbers that both have; None where one of them failed."""
-    if one.error or other.error:
+    if other is None or one.error or other.error:
         return None
     largest = 0.0
     for name in one.values.keys() & other.values.keys():
@@ -262,8 +236,7 @@ def _difference(one: Trained, other: Trained) -> float | None:
     for (table, name, offsets, shape), tensor in one.tables.items():
         theirs = other.tables.get((table, name, offsets, shape))
         if theirs is None and name in whole:
-            window = tuple(slice(o, o + s) for o, s in zip(offsets, shape, strict=True))
-            theirs = whole[name][window]
+            theirs = whole[name][_window(offsets, shape)]
         largest = max(largest, float("inf") if theirs is None else _apart(tensor, theirs))
     return largest
 
@@ -275,41 +248,3 @@ def _apart(one: Tensor, other: Tensor) -> float:
         return 0.0
     apart = ((one - other).abs() / other.abs().clamp(min=1.0)).max().item()
     return apart if apart == apart else float("inf")
-
-
-def _metrics(side: Variant, trained: Trained, group: Any) -> dict[str, Tensor]:
-    """Normalised entropy of the last predictions, by a RecMetricModule."""
-    from torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
-    from torchrec.metrics.metrics_config import (
-        DefaultTaskInfo,
-        MetricsConfig,
-        RecMetricDef,
-        RecMetricEnum,
-    )
-
-    config = MetricsConfig(
-        rec_tasks=[DefaultTaskInfo],
-        rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_tasks=[DefaultTaskInfo], window_size=100)},
-        throughput_metric=None,
-        state_metrics=[],
-    )
-    module = generate_metric_module(
-        RecMetricModule,
-        config,
-        batch_size=8,
-        world_size=dist.get_world_size(),
-        my_rank=side.rank,
-        state_metrics_mapping={},
-        device=torch.device("cpu"),
-        process_group=group,
-    )
-    predictions = trained.values["evaluation"].sigmoid().double()
-    module.update(
-        {
-            DefaultTaskInfo.prediction_name: predictions,
-            DefaultTaskInfo.label_name: (predictions > 0.5).double(),
-            DefaultTaskInfo.weight_name: torch.ones_like(predictions),
-        }
-    )
-    found: Any = module.compute()
-    return {f"metric {name}": torch.as_tensor(value) for name, value in found.items()}
