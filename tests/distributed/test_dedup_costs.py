@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
-from recd_plugins.interfaces.values.batch import Batch, Placement
+from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import run_on_ranks

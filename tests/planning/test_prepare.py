@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from recd_plugins.interfaces.values.batch import Placement
+from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.interfaces.values.step_cost import StageCosts
 from tests.drop_in.matrix.modules import MODULES, bag_configs
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -24,9 +27,6 @@ from recd_plugins.interfaces import (
     TableStrategy,
 )
 from recd_plugins.interfaces.model_tables import embedding_modules
-from recd_plugins.interfaces.values.batch import Placement
-from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
-from recd_plugins.interfaces.values.step_cost import StageCosts
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.runtime.errors import RegistryError, SetupError

@@ -61,7 +61,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.modules.tensor_pool import TensorPool
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.interfaces.values.batch import ModelInput
+from recd_plugins.interfaces.batch import ModelInput
 from recd_plugins.testing.device import DEVICE
 
 FEATURES = ["a", "b"]
