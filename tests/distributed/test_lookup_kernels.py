@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from tests.distributed import guard_cases as cases
+from tests.sharded import CPU, bags, everyone, one_rank, plan_of, sequences
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
-from torchrec.distributed.types import CacheParams, ShardingEnv
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.distributed.types import CacheParams
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat import lookup_kernels
@@ -54,13 +51,12 @@ def test_only_kernels_with_a_cache_fetch_ahead() -> None:
 
 
 @pytest.fixture(scope="module")
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def group() -> Iterator[None]:
+    with one_rank():
+        yield
 
 
-@pytest.mark.parametrize("kind", ["bags", "sequences"])
+@pytest.mark.parametrize("kind", [bags, sequences])
 @pytest.mark.parametrize(
     ("planned", "of_sharder", "ahead"),
     [
@@ -72,23 +68,16 @@ def one_rank() -> Iterator[None]:
     ],
 )
 def test_a_cache_looks_ahead_where_plan_or_sharder_ask(
-    one_rank: None, kind: str, planned: CacheParams | None, of_sharder: bool, ahead: bool
+    group: None, kind: Any, planned: CacheParams | None, of_sharder: bool, ahead: bool
 ) -> None:
-    module: Any = cases.bags(a=PoolingType.SUM) if kind == "bags" else cases.sequences("a")
-    params = {"prefetch_pipeline": of_sharder}
-    sharder: Any = (
-        ExactEmbeddingBagCollectionSharder(params)
-        if kind == "bags"
-        else ExactEmbeddingCollectionSharder(params)
+    make: Any = (
+        ExactEmbeddingBagCollectionSharder if kind is bags else ExactEmbeddingCollectionSharder
     )
-    plan = construct_module_sharding_plan(
-        module, {"a": table_wise(0)}, sharder, local_size=1, world_size=1, device_type="cpu"
-    )
-    sharded = sharder.shard(
-        module, plan, ShardingEnv.from_process_group(dist.group.WORLD), torch.device("cpu")
-    )
+    module, sharder = kind("a"), make({"prefetch_pipeline": of_sharder})
+    plan = plan_of(module, "table_wise", sharder, 1, 1)
+    sharded = sharder.shard(module, plan, everyone(), CPU)
     # As of a plan for CUDA, which alone has these caches.
-    sharding = sharded.module_sharding_plan["a"]
+    sharding = sharded.module_sharding_plan["t_a"]
     sharding.compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
     sharding.cache_params = planned
     assert lookup_kernels.prefetches(sharded) == ahead

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.distributed.kernel_cases import OPTIMIZERS, ROWS, kernel
+from tests.sharded import CPU, one_rank
 from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 from torchrec.distributed.batched_embedding_kernel import (
+    BatchedDenseEmbedding,
+    BatchedDenseEmbeddingBag,
+    BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
 )
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.compat.portable_kernels import (
@@ -29,6 +38,75 @@ from recd_plugins.compat.portable_kernels import (
     use_portable_lookups,
 )
 from recd_plugins.runtime.errors import DataError
+
+ROWS = 7
+OPTIMIZERS = [
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.EXACT_ADAGRAD,
+]
+KINDS: dict[tuple[bool, bool], Any] = {
+    (False, False): BatchedFusedEmbeddingBag,
+    (False, True): BatchedFusedEmbedding,
+    (True, False): BatchedDenseEmbeddingBag,
+    (True, True): BatchedDenseEmbedding,
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group() -> Iterator[None]:
+    """The kernels' optimizer asks for its process group."""
+    with one_rank():
+        yield
+
+
+def kernel(
+    widths: list[int],
+    pooling: PoolingType,
+    *,
+    weighted: bool = False,
+    shared: bool = False,
+    optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    dense: bool = False,
+    rows: Sequence[int] = (),
+    output_dtype: SparseType = SparseType.FP32,
+) -> Any:
+    """TorchRec's, a table a width, of ``rows``; with ``shared`` the first has a second feature."""
+    tables = []
+    for index, (width, num_rows) in enumerate(
+        zip(widths, rows or [ROWS] * len(widths), strict=True)
+    ):
+        names = [f"f{index}"] + (["g"] if shared and index == 0 else [])
+        whole = ShardMetadata(
+            shard_offsets=[0, 0], shard_sizes=[num_rows, width], placement="rank:0/cpu"
+        )
+        tables.append(
+            ShardedEmbeddingTable(
+                name=f"t{index}",
+                embedding_names=names,
+                feature_names=names,
+                embedding_dim=width,
+                local_cols=width,
+                num_embeddings=ROWS,
+                local_rows=num_rows,
+                data_type=DataType.FP32,
+                pooling=pooling,
+                compute_kernel=EmbeddingComputeKernel.FUSED,
+                local_metadata=whole,
+                global_metadata=ShardedTensorMetadata([whole], torch.Size([num_rows, width])),
+            )
+        )
+    params = {"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3}
+    config = GroupedEmbeddingConfig(
+        data_type=DataType.FP32,
+        pooling=pooling,
+        is_weighted=weighted,
+        has_feature_processor=False,
+        compute_kernel=EmbeddingComputeKernel.FUSED,
+        embedding_tables=tables,
+        fused_params={**params, "output_dtype": output_dtype},
+    )
+    return KINDS[dense, pooling == PoolingType.NONE](config, device=CPU)
 
 
 def pair(
@@ -47,14 +125,6 @@ def state(module: Any) -> list[Tensor]:
     """Weights and optimizer state, table by table."""
     states = [tensor for table in module.emb_module.split_optimizer_states() for tensor in table]
     return [*(w.clone() for w in module.split_embedding_weights()), *states]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_rank() -> Iterator[None]:
-    """The kernels' optimizer asks for its process group."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @settings(max_examples=25, deadline=None)
@@ -134,7 +204,6 @@ def test_sequences(
         PortableEmbedding,
         [width] * num_tables,
         PoolingType.NONE,
-        weighted=False,
         shared=shared,
         optimizer=optimizer,
     )
@@ -166,7 +235,7 @@ def test_sequences(
 def test_an_id_out_of_its_table_is_not_one_of_the_next_table(pooling: PoolingType) -> None:
     """FBGEMM warns, and takes the first row."""
     portable = PortableEmbedding if pooling == PoolingType.NONE else PortableEmbeddingBag
-    modules = pair(portable, [4, 4], pooling, weighted=False, shared=False)
+    modules = pair(portable, [4, 4], pooling)
     strides = None if pooling == PoolingType.NONE else [[1], [2]]
     outputs = [
         module(
@@ -199,7 +268,7 @@ def test_an_id_that_fbgemm_leaves_out_of_its_table_is_refused(
 ) -> None:
     """FBGEMM's kernels raise, and a row of the table before or behind it is none of this one."""
     portable = PortableEmbedding if pooling == PoolingType.NONE else PortableEmbeddingBag
-    stock, mine = pair(portable, [4, 4, 4], pooling, weighted=False, shared=False)
+    stock, mine = pair(portable, [4, 4, 4], pooling)
     strides = None if pooling == PoolingType.NONE else [[1], [2], [0]]
     for index_type in (torch.int64, torch.int32):
         features = KeyedJaggedTensor(
@@ -220,7 +289,7 @@ def test_an_id_that_fbgemm_leaves_out_of_its_table_is_refused(
 
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
 def test_variable_batches_of_replicated_tables(pooling: PoolingType) -> None:
-    module = kernel([4, 12], pooling, weighted=False, shared=True, dense=True)
+    module = kernel([4, 12], pooling, shared=True, dense=True)
     module.__class__ = PortableDenseEmbeddingBag
     first, second = module.split_embedding_weights()
     features = KeyedJaggedTensor(
@@ -242,7 +311,7 @@ def test_variable_batches_of_replicated_tables(pooling: PoolingType) -> None:
 
 
 def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
-    module = kernel([4, 4], PoolingType.NONE, weighted=False, shared=False, dense=True)
+    module = kernel([4, 4], PoolingType.NONE, dense=True)
     module.__class__ = PortableDenseEmbedding
     inside = KeyedJaggedTensor(["f0", "f1"], torch.tensor([6, 0]), lengths=torch.tensor([1, 1]))
     tables = module.split_embedding_weights()
@@ -255,9 +324,7 @@ def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
 
 
 def test_state_dicts_are_unchanged() -> None:
-    stock, portable = pair(
-        PortableEmbedding, [4, 4], PoolingType.NONE, weighted=False, shared=False
-    )
+    stock, portable = pair(PortableEmbedding, [4, 4], PoolingType.NONE)
     features = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
     portable(features).sum().backward()
     assert portable.state_dict().keys() == stock.state_dict().keys()
@@ -269,7 +336,7 @@ def test_state_dicts_are_unchanged() -> None:
 
 def test_what_is_looked_up_as_one_table() -> None:
     equal, mixed, sequences = modules = [
-        kernel(widths, pooling, weighted=False, shared=True)
+        kernel(widths, pooling, shared=True)
         for widths, pooling in (
             ([4, 4], PoolingType.MEAN),
             ([4, 8], PoolingType.SUM),
@@ -284,7 +351,7 @@ def test_what_is_looked_up_as_one_table() -> None:
 
 
 def test_plain_batches() -> None:
-    stock = kernel([4, 8], PoolingType.SUM, weighted=False, shared=False)
+    stock = kernel([4, 8], PoolingType.SUM)
     features = KeyedJaggedTensor(
         ["f0", "f1"], torch.tensor([1, 2, 3]), lengths=torch.tensor([1, 0, 0, 2])
     )
@@ -294,7 +361,7 @@ def test_plain_batches() -> None:
 
 
 def test_it_makes_no_metadata() -> None:
-    stock = kernel([4], PoolingType.SUM, weighted=False, shared=False)
+    stock = kernel([4], PoolingType.SUM)
     features = KeyedJaggedTensor(
         ["f0"],
         torch.tensor([1, 2]),
@@ -309,3 +376,90 @@ def test_it_makes_no_metadata() -> None:
         called.append({event.name for event in profile.events()})
     assert "fbgemm::generate_vbe_metadata" in called[0]
     assert "fbgemm::generate_vbe_metadata" not in called[1]
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
+def test_a_table_without_rows_here_has_none_of_any_id(pooling: PoolingType) -> None:
+    module = kernel([4], pooling)
+    module._local_rows = [0]
+    use_portable_lookups([module])
+    features = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
+    with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
+        module(features)
+
+
+@pytest.mark.parametrize("dtype", [SparseType.FP32, SparseType.FP16])
+@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
+def test_a_table_without_rows_here_sends_the_type_that_other_ranks_send(
+    pooling: PoolingType, dtype: SparseType
+) -> None:
+    options: Any = {"output_dtype": dtype}
+    here, there = (kernel([4], pooling, **options) for _ in range(2))
+    here._local_rows = [0]
+    use_portable_lookups([here, there])
+    no_ids = KeyedJaggedTensor(["f0"], torch.tensor([]).long(), lengths=torch.tensor([0]))
+    one_id = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
+    nothing = here(no_ids)
+    assert nothing.dtype == there(one_id).dtype == dtype.as_dtype()
+    nothing.sum().backward()
+
+
+def test_weights_of_tables_without_rows_here_have_a_gradient() -> None:
+    """Else a rank would sum no gradient of what makes them, and the others wait for it."""
+    module = kernel([4, 8], PoolingType.SUM, weighted=True, rows=[0, 0])
+    use_portable_lookups([module])
+    weights = torch.empty(0, requires_grad=True)
+    nothing = KeyedJaggedTensor(
+        ["f0", "f1"], torch.empty(0, dtype=torch.int64), weights, lengths=torch.zeros(4).int()
+    )
+    pooled = module(nothing)
+    assert pooled.tolist() == [[0.0] * 12] * 2
+    pooled.sum().backward()
+    assert weights.grad is not None
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("widths", "rows"),
+    [
+        ([4, 8, 4], [ROWS, 0, ROWS]),
+        ([8, 4, 4], [0, ROWS, ROWS]),
+        ([4, 12, 8], [0, ROWS, ROWS]),
+        ([4, 8, 8], [ROWS, ROWS, 0]),
+        ([4, 8, 16], [ROWS, 0, 0]),
+        ([16, 8, 4], [0, 0, ROWS]),
+    ],
+)
+def test_a_table_without_rows_here_is_no_part_of_the_next(
+    widths: list[int], rows: list[int], optimizer: EmbOptimType
+) -> None:
+    """FBGEMM takes the width of the one for the other, and writes what is not theirs."""
+    torch.manual_seed(0)
+    there = [at for at, num_rows in enumerate(rows) if num_rows]
+    options: Any = {"optimizer": optimizer}
+    mine = kernel(widths, PoolingType.SUM, rows=rows, **options)
+    alone = kernel([widths[at] for at in there], PoolingType.SUM, **options)
+    use_portable_lookups([mine])
+    for at, weight in zip(there, alone.split_embedding_weights(), strict=True):
+        mine.split_embedding_weights()[at].copy_(weight)
+    lengths = torch.tensor([[2, 1, 0, 3] if at in there else [0] * 4 for at in range(len(rows))])
+    ids = torch.randint(0, ROWS, (int(lengths.sum()),))
+    names = mine.config.feature_names()
+    features = KeyedJaggedTensor(names, ids, lengths=lengths.flatten())
+    only = KeyedJaggedTensor(
+        [f"f{at}" for at in range(len(there))], ids, lengths=lengths[there].flatten()
+    )
+    for _ in range(2):
+        outputs = mine(features).split(widths, 1)
+        expected = alone(only)
+        pooled = torch.cat([outputs[at] for at in there], 1)
+        torch.testing.assert_close(pooled, expected)
+        upstream = torch.randn_like(expected)
+        pooled.backward(upstream)
+        expected.backward(upstream)
+    got = [mine.split_embedding_weights()[at] for at in there]
+    torch.testing.assert_close(got, alone.split_embedding_weights())
+    states = mine.emb_module.split_optimizer_states()
+    of_others = alone.emb_module.split_optimizer_states()
+    assert len(of_others) == (0 if optimizer == EmbOptimType.EXACT_SGD else len(there))
+    torch.testing.assert_close([states[at] for at in there[: len(of_others)]], of_others)

@@ -8,15 +8,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from recd_plugins.interfaces.values.batch import Placement
-from recd_plugins.interfaces.values.data_profile import DataProfile, FeatureProfile
-from recd_plugins.interfaces.values.step_cost import StageCosts
 from tests.drop_in.matrix.modules import MODULES, bag_configs
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins import RunConfig, load_registry, prepare, wrap
+from recd_plugins import RunConfig, load_registry, prepare
 from recd_plugins.config import Entry
 from recd_plugins.interfaces import (
     Cache,
@@ -26,6 +23,8 @@ from recd_plugins.interfaces import (
     Table,
     TableStrategy,
 )
+from recd_plugins.interfaces.batch import Placement
+from recd_plugins.interfaces.data_profile import DataProfile, FeatureProfile
 from recd_plugins.interfaces.model_tables import embedding_modules
 from recd_plugins.planning.setting import rows_looked_up
 from recd_plugins.planning.topologies import this_machine
@@ -64,19 +63,11 @@ SEQUENCES = Placement(pooled=("x",), sequence=("a", "b"))
 @pytest.mark.parametrize(
     ("kind", "placement", "features_with_rows"),
     [
-        (
-            "FeatureProcessedEmbeddingBagCollection",
-            Placement(pooled=("x", "a", "b")),
-            {"x", "a", "b"},
-        ),
+        ("FeatureProcessedEmbeddingBagCollection", POOLED, {"x", "a", "b"}),
         ("FusedEmbeddingBagCollection", POOLED, {"x", "a", "b"}),
         # Raw ids are no rows.
         ("ManagedCollisionEmbeddingBagCollection", POOLED, {"x"}),
-        (
-            "ManagedCollisionEmbeddingCollection",
-            Placement(pooled=("x",), sequence=("a", "b")),
-            {"x"},
-        ),
+        ("ManagedCollisionEmbeddingCollection", SEQUENCES, {"x"}),
         ("own", POOLED, {"x", "a", "b"}),
     ],
 )
@@ -130,10 +121,6 @@ def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) ->
     profile = DataProfile({"x": FeatureProfile(1.0, False, 0.0, 0.0, 0.0)})
     planner = prepared.planner(profile=profile)
     assert planner._topology.ddr_mem_bw == 1e6  # bytes a millisecond
-    measured = tmp_path / "measured.yaml"
-    write_topology(measured, spec.model_copy(update={"costs": StageCosts()}), "Own.")
-    with pytest.raises(SetupError, match="on one node of 2 ranks, and this run has one node of 1"):
-        wrap(model("FeatureProcessedEmbeddingBagCollection"), topology=measured)
 
 
 class Inner(Sharding):
@@ -267,7 +254,7 @@ def test_ranks_that_talk_by_nccl_have_tables_on_gpus(
     group = SimpleNamespace(
         is_initialized=lambda: True, get_backend_config=lambda: "cpu:gloo,cuda:nccl"
     )
-    monkeypatch.setattr("recd_plugins.planning.prepare.dist", group)
+    monkeypatch.setattr("recd_plugins.planning.choosing.dist", group)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     registry = registry_with(tmp_path, "").with_training(of_gpus)
     prepared = prepare(registry, model(nn.Identity()))
