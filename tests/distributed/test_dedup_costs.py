@@ -17,7 +17,7 @@ from recd_plugins.interfaces.batch import Batch, Placement
 from recd_plugins.sharding.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.breakdown import StepProfile
+from recd_plugins.training.measurement import StepProfile
 
 BATCH_SIZE, SESSION, LENGTH, ROWS = 480, 16, 40, 1000
 Form = Literal["plain", "unique", "partial"]
