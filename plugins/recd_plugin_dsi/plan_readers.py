@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from recd_plugins.api import FiniteFloat, PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
 
 
 class ReadersPlan(PlanMode):
@@ -25,7 +25,7 @@ class ReadersPlan(PlanMode):
         return [
             click.Option(
                 ["--stall-target"],
-                type=FiniteFloat(min=0, max=1, min_open=True, max_open=True),
+                type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
                 metavar="SHARE",
                 help="of its time, what the trainer may wait for data; 0.05 without it.",
             )

@@ -15,7 +15,6 @@ from recd_plugins.api import (
     COUNT_FROM_0,
     OUTPUT,
     DataError,
-    FiniteFloat,
     RecdError,
     Table,
     check_output,
@@ -104,7 +103,7 @@ def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) ->
     output_console().print(render(made))
 
 
-_AT_LEAST_0 = FiniteFloat(min=0)
+_AT_LEAST_0 = click.FloatRange(min=0)
 
 
 @click.group()
@@ -170,7 +169,7 @@ def registry_command(
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
     from recd_plugins.api import fitted_steps, measure_access
 
-    check_output(output, force, "table", "row", "accesses")
+    check_output(output, force)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -244,7 +243,7 @@ def distribution_command(
         raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
     exponent = 1.0 if exponent is None else exponent
     drawn = seed_of(seed, in_order)
-    check_output(output, force, "table", "row", "accesses")
+    check_output(output, force)
     if scale is None:
         made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
     else:
@@ -287,7 +286,7 @@ def reuse_command(
     from recd_plugins.api import AccessProfile, from_reuse_histogram, read_reuse_histograms
 
     drawn = seed_of(seed, in_order)
-    check_output(output, force, "table", "row", "accesses")
+    check_output(output, force)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -319,7 +318,7 @@ def merge_command(
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.api import AccessProfile
 
-    check_output(output, force, "table", "row", "accesses")
+    check_output(output, force)
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)

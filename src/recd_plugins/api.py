@@ -48,7 +48,6 @@ if TYPE_CHECKING:
         RANKS as RANKS,
         SETTINGS as SETTINGS,
         SHARE as SHARE,
-        FiniteFloat as FiniteFloat,
         check_apart as check_apart,
         check_output as check_output,
         chosen_topology as chosen_topology,

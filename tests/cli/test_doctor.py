@@ -1,21 +1,26 @@
-"""``recd doctor``: what it says of sets of packages that do and do not belong together."""
+"""``recd doctor``: installations that do and do not fit together, and models of trainers."""
+
+from __future__ import annotations
 
 import importlib.metadata
 import json
-from pathlib import PurePosixPath
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from tests.installed import Site, on_path
 
 from recd_plugins.cli import doctor, main
 from recd_plugins.runtime.versions import fbgemm_has_cuda, installed_set
 
 REAL = [PurePosixPath("fbgemm_gpu/__init__.py"), PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
+Install = Callable[[dict[str, str]], None]
 
 
 @pytest.fixture
-def installed(monkeypatch):
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Make the given distributions look like all that is installed."""
 
     def installed(versions: dict[str, str]) -> None:
@@ -32,51 +37,58 @@ def installed(monkeypatch):
     installed_set.cache_clear()
 
 
-def checks() -> dict[str, doctor.Check]:
-    return {check.name: check for check in (doctor._versions(), doctor._one_fbgemm())}
-
-
-def test_this_machine_is_well():
+def test_this_machine_is_well() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     found = {check["name"]: check for check in json.loads(result.stdout)}
     assert result.exit_code == 0, found
-    for name in ("versions", "fbgemm build", "fbgemm", "torchrec", "gloo", "numba", "plugins"):
+    for name in ("versions", "fbgemm build", "fbgemm", "torchrec", "collectives", "plugins"):
         assert found[name]["status"] == "ok", found[name]
 
 
-@pytest.mark.parametrize(
-    ("torch", "others"),
-    [("2.11.0", "1.6.0"), ("2.12.1+cpu", "1.7.0"), ("2.13.0", "1.8.0"), ("2.14.0", "1.9.2")],
-)
-def test_sets_that_belong_together(installed, torch, others):
-    installed({"torch": torch, "torchrec": others, "fbgemm-gpu": others})
-    assert {check.status for check in checks().values()} == {"ok"}
+TORCH_213 = "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"
 
 
 @pytest.mark.parametrize(
     ("torch", "torchrec", "fbgemm", "remedy"),
     [
-        ("2.13.0", "1.7.0", "1.8.0", "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"),
-        ("2.13.0", "1.8.0", "1.6.0", "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"),
+        ("2.11.0", "1.6.0", "1.6.0", ""),
+        ("2.12.1+cpu", "1.7.0", "1.7.0", ""),
+        ("2.14.0", "1.9.2", "1.9.2", ""),
+        ("2.13.0", "1.7.0", "1.8.0", TORCH_213),
+        ("2.13.0", "1.8.0", "1.6.0", TORCH_213),
         ("2.9.0", "1.8.0", "1.8.0", "install one of the sets: torch 2.11, fbgemm 1.6"),
     ],
 )
-def test_sets_that_do_not(installed, torch, torchrec, fbgemm, remedy):
+def test_sets_of_packages(
+    installed: Install, torch: str, torchrec: str, fbgemm: str, remedy: str
+) -> None:
     installed({"torch": torch, "torchrec": torchrec, "fbgemm-gpu-cpu": fbgemm})
-    check = checks()["versions"]
-    assert check.status == "failed"
+    check = doctor._versions()
+    assert check.status == ("failed" if remedy else "ok")
     assert remedy in check.remedy
+    missing = CliRunner().invoke(main, ["run", "missing.yaml"])
+    assert ("do not belong together: " in missing.stderr) == bool(remedy)
 
 
-def test_both_builds_at_once_fail(installed):
-    both = {"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
-    installed({"torch": "2.13.0", "torchrec": "1.8.0", **both})
-    check = checks()["fbgemm build"]
-    assert check.status == "failed"
-    assert "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu" in check.remedy
+@pytest.mark.parametrize(
+    ("builds", "cuda", "status"),
+    [
+        ({"fbgemm-gpu": "1.8.0+cu130"}, True, "ok"),
+        ({"fbgemm-gpu": "1.8.0+cpu"}, False, "ok"),
+        ({"fbgemm-gpu-cpu": "1.8.0"}, False, "ok"),
+        ({"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}, False, "failed"),
+        ({}, False, "failed"),
+    ],
+)
+def test_builds_of_fbgemm(
+    installed: Install, builds: dict[str, str], cuda: bool, status: str
+) -> None:
+    installed(builds)
+    assert fbgemm_has_cuda() is cuda
+    assert doctor._one_fbgemm().status == status
 
 
-def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch):
+def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> doctor.Check:
         raise OSError("libfbgemm.so: undefined symbol")
 
@@ -88,40 +100,15 @@ def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("builds", "cuda"),
-    [
-        ({"fbgemm-gpu": "1.8.0"}, True),
-        ({"fbgemm-gpu": "1.8.0+cu130"}, True),
-        ({"fbgemm-gpu": "1.8.0+cpu"}, False),
-        ({"fbgemm-gpu-cpu": "1.8.0"}, False),
-        ({"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}, False),
-        ({}, False),
-    ],
-)
-def test_tells_the_builds_of_fbgemm_apart(installed, builds, cuda):
-    installed(builds)
-    assert fbgemm_has_cuda() is cuda
-
-
-def test_run_warns_of_packages_that_do_not_belong_together(installed, tmp_path):
-    missing = str(tmp_path / "registry.yaml")
-    assert "belong together" not in CliRunner().invoke(main, ["run", missing]).stderr
-    installed({"torch": "2.13.0", "torchrec": "1.7.0", "fbgemm-gpu-cpu": "1.8.0"})
-    result = CliRunner().invoke(main, ["run", missing])
-    assert result.stderr.splitlines()[0] == (
-        "torch 2.13.0, fbgemm 1.8.0, torchrec 1.7.0 do not belong together: "
-        "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*. See recd doctor"
-    )
-
-
-@pytest.mark.parametrize(
     ("returned", "said"),
     [
         ("['torch:Tensor']", "register_internals returned 'torch:Tensor'; return api.distributed."),
         ("1 / 0", "register_internals failed: ZeroDivisionError"),
     ],
 )
-def test_a_package_that_registers_no_internals_is_told(tmp_path, monkeypatch, returned, said):
+def test_a_package_that_registers_no_internals_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str, said: str
+) -> None:
     text = (
         "from recd_plugins.api import hookimpl\n"
         f"@hookimpl\ndef register_internals(): return {returned}\n"
@@ -132,3 +119,73 @@ def test_a_package_that_registers_no_internals_is_told(tmp_path, monkeypatch, re
     found = {check["name"]: check for check in json.loads(result.stdout)}
     assert found["internals"]["status"] == "failed", found
     assert f"acme-plugins 1.0: {said}" in found["internals"]["detail"]
+
+
+TRAINER = """
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torch import nn, optim
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+class Mine(EmbeddingBagCollection):
+    pass
+
+def build():
+    of = lambda cls, name: cls(
+        name=f"t_{name}", embedding_dim=8, num_embeddings=100, feature_names=[name]
+    )
+    bags = EmbeddingBagCollection([of(EmbeddingBagConfig, "clicks")])
+    apply_optimizer_in_backward(optim.Adagrad, bags.parameters(), {"lr": 0.1})
+    return nn.ModuleDict({
+        "bags": bags,
+        "again": EmbeddingBagCollection([of(EmbeddingBagConfig, "clicks")]),
+        "sequence": EmbeddingCollection([of(EmbeddingConfig, "history")]),
+        "mine": Mine([of(EmbeddingBagConfig, "item")]),
+    })
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "my_trainer.py").write_text(TRAINER, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("my_trainer", None)
+
+
+def look(name: str, *options: str) -> Result:
+    return CliRunner().invoke(main, ["doctor", "--model", name, *options])
+
+
+def test_tables_features_and_what_is_left_alone(folder: Path) -> None:
+    entry = "sharding: [{use: torchrec.row_wise, tables: [t_history]}]"
+    (folder / "mine.yaml").write_text(f"version: 1\n{entry}\n", encoding="utf-8")
+    options = "--ranks", "4", "--registry", "mine.yaml"
+    done = look("my_trainer:build", *options)
+    assert done.exit_code == 0, done.output
+    assert "Adagrad, in backward" in done.output
+    assert "nobody: mine is a Mine, a subclass of EmbeddingBagCollection" in done.output
+    assert "as it comes: history, as an EmbeddingCollection has rows for ids" in done.output
+    lines = json.loads(look("my_trainer:build", "--json", *options).stdout)["tables"]
+    default = "exact_sgd, lr 0.01 (FBGEMM's default)"
+    found = {line["sharded_by"]: line["optimizer"] for line in lines if line["name"] == "t_clicks"}
+    assert sorted(found.values()) == ["Adagrad, in backward", default]
+    assert [line["sharding"] for line in lines if line["name"] == "t_history"] == ["row_wise"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_trainer", "expected MODULE:FACTORY"),
+        ("my_trainr:build", "No module named 'my_trainr'"),
+        ("my_trainer:nothing", "nothing() returned 3, no module"),
+    ],
+)
+def test_what_is_no_model_is_said(folder: Path, name: str, message: str) -> None:
+    done = look(name)
+    assert done.exit_code != 0
+    assert message in str(done.exception) + done.output

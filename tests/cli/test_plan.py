@@ -48,7 +48,6 @@ def test_the_ranks_of_this_machine_pretend_to_be_nodes(folder: Path) -> None:
         (["--batch-size", "many"], "'many' is neither a number of rows nor auto"),
         (["--auto", "--batch-size", "2048"], "table has 1024 rows, too few for a batch of 2048"),
         (["--calibrate", "c.yaml", "--nodes", "2"], "--calibrate measures this machine"),
-        (["--plot", "plan.txt"], "--plot plan.txt ends in none of .png, .svg, .pdf"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from recd_plugins.cli import main
-from recd_plugins.config.manager import PluginManager
-from recd_plugins.planning.plan_mode import PlanMode
 
 REGISTRY = """
 version: 1
@@ -82,8 +78,6 @@ def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
     [
         (('question.say("planning replicas")', "1 / 0"), "Replicas: plan failed at "),
         (("lambda: found", "lambda: 1 / 0"), "Replicas: as_json of the answer failed at "),
-        (("lambda: found", "lambda: {5}"), "Replicas: as_json of the answer failed at "),
-        (('path.write_text("x")', "1 / 0"), "Replicas: plot of the answer failed at "),
         (('if options["copies"] < 1', "if 1 / 0"), "Replicas: check failed at "),
     ],
 )
@@ -101,16 +95,13 @@ def test_what_a_mode_does_wrong_is_said_of_it(
     ("arguments", "message"),
     [
         (["--copies", "2"], "--copies is for --replicas"),
-        (["--copies", "3", "--all-tables"], "--copies and --all-tables are for --replicas"),
         (["--tiers", "--copies", "2"], "--copies is for --replicas"),
-        (["--replicas", "--overlap", "0.5"], "--overlap is for --tiers"),
         (["--replicas", "--tiers"], "--tiers and --replicas are two plans: make one after the ot"),
         (
             ["--replicas", "--batch-size", "auto", "--calibrate", "c"],
             "--replicas knows of no others: leave out --batch-size auto and --calibrate",
         ),
         (["--replicas", "--copies", "0"], "--copies 0 is plain recd plan"),
-        (["--replicas", "--copies", "few"], "'few' is not a valid integer"),
     ],
 )
 def test_options_that_do_not_go_together(folder: Path, arguments: list[str], message: str) -> None:
@@ -123,13 +114,9 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
     ("change", "message"),
     [
         (('"--replicas"', '"--json"'), "Replicas has --json, which is that of recd plan itself"),
-        (('"--copies"', '"-h"'), "Replicas has -h, which is that of recd plan itself; rename it"),
-        (('"--copies"', '"--copies", "topology"'), "Replicas has --copies, which is that of recd "),
+        (('"--copies"', '"--copies", "topology"'), "Replicas has topology, which is that of recd "),
         (('"--replicas"', '"--tiers"'), "which is that of recd_plugin_flexshard.commands"),
         (('"--replicas"', '"replicas"'), "Replicas needs a flag, as in --replicas, and help for"),
-        (('help = "Plan replicas instead."', ""), "Replicas needs a flag, as in --replicas, and "),
-        (("because =", "calibrates ="), "Replicas has calibrates, and no method calibrate"),
-        (("default=3", "required=True"), "Replicas requires --copies, also without --replicas"),
         (("[Replicas]", "Replicas"), "register_plans failed: TypeError"),
     ],
 )
@@ -143,19 +130,3 @@ def test_a_mode_that_is_none_is_refused(
         assert result.exit_code == 1
         assert result.output.startswith(str(Path("plugins") / "acme.py"))
         assert message in " ".join(result.output.split())
-
-
-def test_help_shows_every_mode_without_torch(folder: Path) -> None:
-    code = (
-        "import sys\nfrom recd_plugins.cli import main\n"
-        "try: main(['--plugins-dir', 'plugins', 'plan', '--help'])\nexcept SystemExit: pass\n"
-        "print(sorted({'torch', 'torchrec', 'matplotlib'} & {*sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found: list[type[PlanMode]] = []
-    PluginManager("plugins").hand("register_plans", lambda mode, _: found.append(mode))
-    assert "--replicas" in {mode.flag for mode in found}
-    for mode in found:
-        assert f"  {mode.flag} " in done.stdout
-    assert "With --replicas: at most so many." in done.stdout
-    assert done.stdout.rstrip().endswith("[]"), done.stdout.splitlines()[-1]

@@ -127,7 +127,7 @@ def test_a_run_goes_on_without_them_or_with_new_ones(tmp_path: Path) -> None:
     run(write(tmp_path, fail_at=0), "--steps", "4")
     said = run(write(tmp_path), "--resume", "--steps", "6")
     assert "callbacks[0] acme.notes is gone" in said
-    assert "the state of acme.notes is left behind: no entry is the one that it was of" in said
+    assert "the state of acme.notes is dropped: no entry fits it" in said
     said = run(write(tmp_path, fail_at=0), "--resume")
     assert "callbacks[0] acme.notes is new" in said
     assert [rank["seen"][0] for rank in notes(tmp_path)] == [["start", 6, 6]] * 2

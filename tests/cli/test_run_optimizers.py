@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +53,6 @@ def test_they_are_what_stock_torchrec_trains(tmp_path: Path) -> None:
     assert "exact_adagrad, lr 0.1" in done.stderr
     assert "exact_row_wise_adagrad, lr 0.02" in done.stderr
     assert "test error rate" in done.stdout
-
-
-def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
-    more = f"checkpoint: {{path: {tmp_path}/checkpoints, every: 4}}"
-    _, whole = run(write(tmp_path, more=more))
-    shutil.rmtree(tmp_path / "checkpoints" / "step-000000008")  # as if killed before
-    done, resumed = run(write(tmp_path, more=more), "--resume")
-    assert "resumed at step 4" in done.stderr
-    assert (resumed["losses"], resumed["test"]) == (whole["losses"], whole["test"])
-
-    done, _ = run(write(tmp_path, more=more, rate=0.2), "--resume", expect=1)
-    assert "optimizers[0].options.learning_rate was 0.1 and is 0.2" in done.stderr
 
 
 def test_scores_take_no_optimizer(tmp_path: Path) -> None:

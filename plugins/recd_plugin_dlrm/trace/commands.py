@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api import AT_LEAST_1, COUNT_FROM_0, OUTPUT, FiniteFloat, report_options
+from recd_plugins.api import AT_LEAST_1, COUNT_FROM_0, OUTPUT, report_options
 
 _tables = click.option(
     "--tables",
@@ -70,7 +70,7 @@ def profile_command(
         write_json,
     )
 
-    check_output(output, force, "feature", "rows")
+    check_output(output, force)
     is_text = source.suffix not in (".yaml", ".yml")
     if is_text:
         names = [name.strip() for name in (columns or "id").split(",")]
@@ -120,7 +120,7 @@ def profile_command(
 @click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True)
 @click.option(
     "--min-new",
-    type=FiniteFloat(min=0, max=1, max_open=True),
+    type=click.FloatRange(min=0, max=1, max_open=True),
     metavar="P0",
     help="Raise p0, the share of new ids, to this at least. Without it as far as hit rates need "
     "it; 0 leaves it as it was.",

@@ -128,7 +128,7 @@ def _write(
         ranks=ranks,
         architecture=architecture,
     )
-    check_output(file, force, begins=rb"(?ms).*^dataset *:")
+    check_output(file, force)
     write_text(file, text)
     size = "" if name == "papercal" else f" at scale {scale:g}"
     click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")

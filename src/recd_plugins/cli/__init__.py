@@ -103,7 +103,7 @@ class _Recd(click.Group):
         return super().main(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As a program, which shows no traceback; tests and Python call ``main.main``."""
+        """Run as a program, without tracebacks; tests and Python call ``main.main``."""
         if not kwargs.get("standalone_mode", True) or os.environ.get("RECD_TRACEBACK") == "1":
             return super().__call__(*args, **kwargs)
         try:
@@ -115,8 +115,7 @@ class _Recd(click.Group):
             click.secho(message, fg="red", err=True)
             sys.exit(EXIT_STATUS)
         finally:
-            # At its end Python looks for cycles several times over, in all that torch brings: where
-            # a signal ends ranks that takes seconds of those they have.
+            # Collections at exit would walk over all of torch, for seconds.
             gc.freeze()
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -193,8 +192,8 @@ def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, .
 @click.pass_context
 def main(ctx: click.Context, plugins_dir: Path | None) -> None:
     """Train TorchRec models with the plugins that a registry file names."""
-    # Before torch is imported, by ranks too: DistributedDataParallel's native code says in every
-    # run that summed_in_fixed_buckets() walks over the graph.
+    # Before torch is imported, by ranks too: DistributedDataParallel's native code warns of
+    # summed_in_fixed_buckets() in every run.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # What click.pass_obj hands to commands.
     ctx.obj = plugins_dir

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,11 @@ def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
 
     Files are not read; verify does that.
     """
-    reports = _of_each(path, _looked_at)
-    best = _best_step(Path(reports[-1]["path"]))
+    reports = [_looked_at(each) for each in _found(path)]
+    try:
+        best = read_progress(Path(reports[-1]["path"])).best_step
+    except DamagedError:
+        best = None
     for report in reports:
         report["best"] = best is not None and Path(report["path"]).name == step_name(best)
     _tell(ctx, reports, as_json)
@@ -62,7 +64,7 @@ def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
 
     The exit code is 1 where there is such a thing.
     """
-    _tell(ctx, _of_each(path, _read), as_json)
+    _tell(ctx, [_read(each) for each in _found(path)], as_json)
 
 
 @checkpoint.command()
@@ -114,44 +116,25 @@ def show(path: Path, as_json: bool) -> None:
 
 
 def _found(path: Path) -> list[Path]:
-    """The checkpoint itself, or those of a folder, the oldest first."""
+    """Return the checkpoint itself, or those of a folder, oldest first."""
     if not path.is_dir():
         raise RecdError(f"{path}: no such folder")
     found = checkpoints_in(path)
     if (path / MANIFEST).exists() or (path / METADATA).exists():
         found = [path]
     if not found:
-        below = sorted(each for each in path.iterdir() if each.is_dir() and checkpoints_in(each))
-        words = f"; {below[0]} holds some" if below else ""
-        raise RecdError(f"{path}: holds no checkpoint, nor is it one{words}")
+        raise RecdError(f"{path}: holds no checkpoint, nor is it one")
     return found
 
 
-def _of_each(path: Path, look: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What ``look`` says of each, but of those that a run which goes on has deleted meanwhile."""
-    reports = []
-    for each in _found(path):
-        try:
-            report = look(each)
-        except FileNotFoundError:
-            if each.exists():
-                raise
-        else:
-            if each.exists():
-                reports.append(report)
-    if not reports:
-        raise RecdError(f"{path}: was deleted meanwhile, as by a run that keeps newer checkpoints")
-    return reports
-
-
 def _read(path: Path) -> dict[str, Any]:
-    """What shows when every file is read."""
+    """Report on a checkpoint by reading every file."""
     damage, extra = problems(path)
     return {**_looked_at(path), "damage": damage, "extra": extra}
 
 
 def _looked_at(path: Path) -> dict[str, Any]:
-    """What shows without reading more than the manifest."""
+    """Report on a checkpoint by its manifest and sizes."""
     report = {"path": str(path), "files": 0, "bytes": 0, "damage": [], "extra": []}
     try:
         files = read_manifest(path)
@@ -160,14 +143,6 @@ def _looked_at(path: Path) -> dict[str, Any]:
     damage, extra = misfits(path, files)
     size = sum(digest.bytes for digest in files.values())
     return {**report, "files": len(files), "bytes": size, "damage": damage, "extra": extra}
-
-
-def _best_step(newest: Path) -> int | None:
-    """The step whose checkpoint the newest one of a run names as the best."""
-    try:
-        return read_progress(newest).best_step
-    except DamagedError:
-        return None
 
 
 def _tell(ctx: click.Context, reports: list[dict[str, Any]], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""``recd doctor``: whether the installed packages belong together and work on this machine."""
+"""``recd doctor``: check that the installed packages fit together and work on this machine."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from recd_plugins.config.manager import PluginManager
 from recd_plugins.report.output import output_console
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.versions import (
+    Internal,
     fbgemm_builds,
     fbgemm_has_cuda,
     installed_set,
@@ -26,11 +27,12 @@ from recd_plugins.runtime.versions import (
 )
 
 _COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
+_MEND = "mend or uninstall the plugin named here"
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one look at the machine found. Only ``failed`` makes the command fail."""
+    """The result of one check. Only ``failed`` makes the command fail."""
 
     name: str
     status: Literal["ok", "absent", "failed"]
@@ -68,7 +70,15 @@ def doctor(
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=2))
     else:
-        _print(checks)
+        table = Table("check", "", "found")
+        for check in checks:
+            status = f"[{_COLORS[check.status]}]{check.status}"
+            table.add_row(check.name, status, escape(check.detail))
+        console = output_console()
+        console.print(table)
+        for check in checks:
+            if check.remedy:
+                console.print(f"[red]{check.name}:[/] {escape(check.remedy)}", soft_wrap=True)
     if any(check.status == "failed" for check in checks):
         ctx.exit(1)
 
@@ -76,7 +86,6 @@ def doctor(
 def _describe(
     name: str, ranks: int, registry: Path | None, plugins_dir: Path | None, as_json: bool
 ) -> None:
-    """Print what would become of the tables of a model."""
     from recd_plugins.drop_in.planned_tables import model_of, planned_tables
     from recd_plugins.drop_in.wrap import wrap
 
@@ -89,7 +98,7 @@ def _describe(
 
 
 def examine(plugins_dir: Path | None) -> Iterator[Check]:
-    """Every check, in the order in which one builds on the other."""
+    """Yield all checks; later ones build on earlier ones."""
     yield Check("python", "ok", f"{platform.python_version()} on {platform.machine()}")
     yield _versions()
     yield _one_fbgemm()
@@ -97,8 +106,7 @@ def examine(plugins_dir: Path | None) -> Iterator[Check]:
         ("torch", _torch, "reinstall torch"),
         ("fbgemm", _fbgemm_operators, "reinstall the fbgemm build that belongs to this torch"),
         ("torchrec", _torchrec, "reinstall torchrec in the version that belongs to this torch"),
-        ("gloo", _gloo, "install a build of torch with distributed and gloo"),
-        ("nccl", _nccl, "reinstall torch"),
+        ("collectives", _collectives, "install a build of torch with distributed and gloo"),
         ("cuda", _cuda, "reinstall torch"),
         ("numba", _numba, "reinstall numba"),
     ]
@@ -121,21 +129,15 @@ def _versions() -> Check:
 def _one_fbgemm() -> Check:
     builds = fbgemm_builds()
     detail = ", ".join(f"{name} {version}" for name, version in builds.items())
-    if len(builds) > 1:
-        return Check(
-            "fbgemm build",
-            "failed",
-            f"{detail} are both installed and overwrite one another's files",
-            "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu, then install the one for this machine",
-        )
-    if not builds:
-        return Check(
-            "fbgemm build",
-            "failed",
-            "no FBGEMM is installed",
-            "install fbgemm-gpu (CUDA) or fbgemm-gpu-cpu in the version that belongs to torch",
-        )
-    return Check("fbgemm build", "ok", detail)
+    if len(builds) == 1:
+        return Check("fbgemm build", "ok", detail)
+    return Check(
+        "fbgemm build",
+        "failed",
+        f"{detail} overwrite each other's files" if builds else "no FBGEMM is installed",
+        "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu, then install fbgemm-gpu (CUDA) or "
+        "fbgemm-gpu-cpu in the version that belongs to torch",
+    )
 
 
 def _torch() -> Check:
@@ -148,11 +150,8 @@ def _fbgemm_operators() -> Check:
     import fbgemm_gpu  # noqa: F401
     import torch
 
-    lengths = torch.tensor([1, 0, 2])
-    offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
-    if offsets.tolist() != [0, 1, 1, 3]:
-        remedy = "reinstall the fbgemm build that belongs to this torch"
-        return Check("fbgemm", "failed", f"cumsum of [1, 0, 2] gave {offsets.tolist()}", remedy)
+    offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(torch.tensor([1, 0, 2]))
+    assert offsets.tolist() == [0, 1, 1, 3], f"cumsum of [1, 0, 2] gave {offsets.tolist()}"
     return Check("fbgemm", "ok", "operators load and run")
 
 
@@ -162,21 +161,14 @@ def _torchrec() -> Check:
     return Check("torchrec", "ok", f"imports from {Path(torchrec.__file__).parent}")
 
 
-def _gloo() -> Check:
+def _collectives() -> Check:
     from torch import distributed
 
-    if distributed.is_available() and distributed.is_gloo_available():
-        return Check("gloo", "ok", "available")
-    remedy = "install a build of torch with distributed and gloo"
-    return Check("gloo", "failed", "this torch has no gloo", remedy)
-
-
-def _nccl() -> Check:
-    from torch import distributed
-
-    if distributed.is_available() and distributed.is_nccl_available():
-        return Check("nccl", "ok", "available")
-    return Check("nccl", "absent", "this torch has no NCCL; needed for training on several GPUs")
+    assert distributed.is_available(), "this torch has no distributed"
+    assert distributed.is_gloo_available(), "this torch has no gloo"
+    if distributed.is_nccl_available():
+        return Check("collectives", "ok", "gloo and NCCL")
+    return Check("collectives", "ok", "gloo; NCCL, which several GPUs need, is absent")
 
 
 def _cuda() -> Check:
@@ -194,8 +186,7 @@ def _cuda() -> Check:
 def _numba() -> Check:
     import numba
 
-    if numba.njit(lambda value: value + 1)(1) != 2:
-        return Check("numba", "failed", "compiled code gives wrong results", "reinstall numba")
+    assert numba.njit(lambda value: value + 1)(1) == 2, "compiled code gives wrong results"
     return Check("numba", "ok", f"{numba.__version__} compiles")
 
 
@@ -205,7 +196,7 @@ def _plugins(plugins_dir: Path | None) -> Check:
         check_contributions(manager)
         number = sum(len(by_name) for by_name in manager.plugins.values())
     except PluginError as error:
-        return Check("plugins", "failed", str(error), "mend or uninstall the plugin named here")
+        return Check("plugins", "failed", str(error), _MEND)
     if manager.broken:
         reasons = "; ".join(broken.reason for broken in manager.broken)
         remedy = "mend or uninstall them; until then they stop only what needs them"
@@ -216,9 +207,8 @@ def _plugins(plugins_dir: Path | None) -> Check:
 
 
 def _internals(plugins_dir: Path | None) -> Check:
-    """Whether what has no public form is there, of the framework and of plugins."""
+    """Check that the private names are there that the framework and plugins use."""
     from recd_plugins.compat.torchrec_internals import INTERNALS
-    from recd_plugins.runtime.versions import Internal
 
     internals = list(INTERNALS)
 
@@ -227,26 +217,15 @@ def _internals(plugins_dir: Path | None) -> Check:
             raise PluginError(f"{where} returned {internal!r}; return api.distributed.Internals")
         internals.append(internal)
 
-    manager, remedy = PluginManager(plugins_dir), "mend or uninstall the plugin named here"
+    manager = PluginManager(plugins_dir)
     try:
         manager.hand("register_internals", add)
     except PluginError as error:
-        return Check("internals", "failed", str(error), remedy)
+        return Check("internals", "failed", str(error), _MEND)
     if reasons := "; ".join(broken.reason for broken in manager.broken):  # by this hook
-        return Check("internals", "failed", reasons, remedy)
+        return Check("internals", "failed", reasons, _MEND)
     missing = [message for internal in internals for message in internal.missing()]
     if missing:
         return Check("internals", "failed", "; ".join(dict.fromkeys(missing)), one_of_the_sets())
     number = sum(len(internal.names) for internal in internals)
-    return Check("internals", "ok", f"all {number} names without a public form are there")
-
-
-def _print(checks: list[Check]) -> None:
-    table = Table("check", "", "found")
-    for check in checks:
-        table.add_row(check.name, f"[{_COLORS[check.status]}]{check.status}", escape(check.detail))
-    console = output_console()
-    console.print(table)
-    for check in checks:
-        if check.remedy:
-            console.print(f"[red]{check.name}:[/] {escape(check.remedy)}", soft_wrap=True)
+    return Check("internals", "ok", f"all {number} private names are there")

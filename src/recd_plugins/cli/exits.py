@@ -42,12 +42,9 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """A context that SIGTERM and SIGHUP leave by an exception, as Ctrl-C does.
+    """Raise ``Ended`` at SIGTERM and SIGHUP, as Ctrl-C does.
 
-    A rank of torchrun may wait for others, out of reach of exceptions: it ends at once.
-
-    Raises:
-        Ended: by SIGTERM or SIGHUP.
+    Ranks of torchrun end at once: they may wait for others, out of reach of exceptions.
     """
 
     def end(number: int, _: object) -> None:
@@ -67,10 +64,7 @@ def unwinding() -> Iterator[None]:
 
 @contextmanager
 def _none_lost() -> Iterator[None]:
-    """A context in which a signal comes again that came in a finalizer of garbage.
-
-    Python drops what is raised there: the program would go on as if nobody had asked it to end.
-    """
+    """Send a signal again that came in a finalizer, where Python drops exceptions."""
     before = sys.unraisablehook
 
     def dropped(what: UnraisableHookArgs) -> None:
@@ -90,12 +84,12 @@ def _none_lost() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-#: The exit status of a fault (sysexits' EX_SOFTWARE); what a user can mend ends with 1 or 2.
+#: The exit status of a fault (sysexits' EX_SOFTWARE); mistakes of users end with 1 or 2.
 EXIT_STATUS = 70
 
 
 def fault_message(error: Exception) -> str:
-    """The message of an exception that is no RecdError; its traceback is written to a file."""
+    """Return the message for an unexpected exception; write its traceback to a file."""
     text = "".join(traceback.format_exception(error))
     said = error.what if isinstance(error, RankError) else in_a_line(error)
     return (
@@ -105,10 +99,7 @@ def fault_message(error: Exception) -> str:
 
 
 def tell_torchrun(message: str) -> None:
-    """Have torchrun, if it started this process, end with the message; what it says comes last.
-
-    Its traceback stays: it has one wherever a rank fails, and else names a page of PyTorch.
-    """
+    """Have torchrun, if it started this process, print the message in its summary."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         # As torch.distributed.elastic's ErrorHandler writes it, which takes a second to import.
         message = visible(message)
@@ -118,10 +109,7 @@ def tell_torchrun(message: str) -> None:
 
 
 def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
-    """What is wrong with a path that the system or a library refuses, or with what takes no more.
-
-    None for anything else.
-    """
+    """Return the message for a path or a full disk; None for any other error."""
     if isinstance(error, OSError):
         if error.filename and error.strerror:
             return f"{error.filename}: {error.strerror}"
@@ -136,7 +124,7 @@ def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
 
 
 def _kept(text: str) -> str:
-    """Where the traceback is; the traceback itself where no file can be written."""
+    """Write a traceback to a file and name it; return the text if no file can be written."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="recd-fault-", suffix=".txt", delete=False, encoding="utf-8",

@@ -21,7 +21,7 @@ from recd_plugins.cli.options import (
 )
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces.plugin import part_call
-from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion, TablesPlan
+from recd_plugins.planning.plan_mode import PlanMode, PlanQuestion, TablesPlan
 from recd_plugins.report.output import error_console, output_console
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.files import write_json
@@ -31,63 +31,50 @@ _FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 class PlanModes:
-    """The modes of ``recd plan``, beside options that it has itself.
+    """The modes of ``recd plan`` that plugins bring, with their flags and options.
 
     Attributes:
-        params: flags and options of the modes, as click has them.
+        params: flags and options of the modes.
     """
 
     def __init__(self, own: Iterable[click.Parameter]) -> None:
         self.params: list[click.Option] = []
         self._modes: list[tuple[PlanMode, list[click.Option]]] = []
-        # Of names that are taken: by a mode, or by None, which is recd plan itself.
-        self._owners: dict[str, type[PlanMode] | None] = {
-            name: None for each in own for name in _names(each)
-        }
-        # Messages about names that two packages have.
-        self._clashes: dict[str, str] = {}
+        self._owners = {name: "recd plan itself" for each in own for name in _names(each)}
 
     def add(self, cls: Any, where: str) -> None:
-        """Add what a package registers.
+        """Add a mode that a package registers.
 
         Args:
             cls: the mode.
-            where: that registers it, for messages.
+            where: the package, for messages.
 
         Raises:
-            PluginError: it is no usable mode, or has a flag or an option that is there already.
+            PluginError: it has no usable flag, or a flag or option that exists already.
         """
         what = f"{where}: {qualified(cls)}"
         if not _FLAG.fullmatch(getattr(cls, "flag", "")) or not getattr(cls, "help", ""):
             raise PluginError(f"{what} needs a flag, as in --replicas, and help for it")
-        if cls.calibrates is not None and cls.calibrate is PlanMode.calibrate:
-            raise PluginError(f"{what} has calibrates, and no method calibrate")
         mode: PlanMode = cls()
-        options = [_of_mode(each, cls.flag, what) for each in mode.options()]
+        options = list(mode.options())
+        for option in options:
+            option.help = f"With {cls.flag}: {option.help or option.opts[0]}"
         params = [click.Option([cls.flag], is_flag=True, help=cls.help), *options]
-        for name, option in {name: each for each in params for name in _names(each)}.items():
-            owner = self._owners.get(name, cls)
-            if owner is not cls:
-                of = qualified(owner) if owner else "recd plan itself"
-                clash = f"{what} has {option.opts[0]}, which is that of {of}; rename it"
-                if owner:
-                    clash += ", or leave one package out (--without NAME)"
-                    self._clashes.setdefault(name, clash)
-                raise PluginError(clash)
-        self._owners |= {name: cls for each in params for name in _names(each)}
+        names = [name for each in params for name in _names(each)]
+        for name in names:
+            if owner := self._owners.get(name):
+                raise PluginError(f"{what} has {name}, which is that of {owner}; rename it")
+        self._owners |= dict.fromkeys(names, qualified(cls))
         self._modes.append((mode, options))
         self.params += params
 
     def chosen(self, ctx: click.Context) -> tuple[PlanMode | None, dict[str, Any]]:
-        """The mode whose flag was given, if one was, and the values of its options.
+        """Return the mode whose flag was given, if any, and the values of its options.
 
         Raises:
-            click.UsageError: there are two flags, or options of a mode without its flag.
-            PluginError: two packages have an option that was given.
+            click.UsageError: two flags are given, or options of a mode without its flag.
         """
-        given = {name for each in self.params if _given(ctx, each) for name in _names(each)}
-        for name in self._clashes.keys() & given:
-            raise PluginError(self._clashes[name])
+        given = {name for each in self.params if _given(ctx, each) for name in each.opts}
         flags = [mode.flag for mode, _ in self._modes if mode.flag in given]
         if len(flags) > 1:
             raise click.UsageError(
@@ -104,20 +91,13 @@ class PlanModes:
         return chosen, values
 
 
-def _of_mode(option: click.Option, flag: str, what: str) -> click.Option:
-    if option.required:
-        raise PluginError(f"{what} requires {option.opts[0]}, also without {flag}; check() can ask")
-    option.help = f"With {flag}: {option.help or option.opts[0]}"
-    return option
-
-
 def _given(ctx: click.Context, param: click.Parameter) -> bool:
     source = ctx.get_parameter_source(str(param.name))
     return source not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
 
 
 def _names(param: click.Parameter) -> list[str]:
-    """What no two parameters of a command may share."""
+    """Return the names that no two parameters of a command may share."""
     return [str(param.name), *param.opts, *param.secondary_opts]
 
 
@@ -222,7 +202,11 @@ def plan(
         "--batch-size auto": largest,
         "--calibrate": calibrate_path,
     }
-    _refuse_others(mode, [name for name, value in given.items() if value])
+    takes = {"--batch-size auto": mode.takes_auto, "--calibrate": mode.calibrates is not None}
+    if others := [
+        name for name, value in given.items() if value and not takes.get(name, mode.takes_topology)
+    ]:
+        raise click.UsageError(f"{mode.flag} {mode.because}: leave out {' and '.join(others)}")
     if calibrate_path is not None and torchrun_rank() is not None:
         raise click.UsageError(
             "--calibrate starts ranks itself, and each of torchrun's would: leave out torchrun, or "
@@ -252,8 +236,6 @@ def plan(
         question = replace(question, spec=spec)
     with status, part_call(mode, "plan"):
         answer = mode.plan(question)
-    if not isinstance(answer, PlanAnswer):
-        raise PluginError(f"{qualified(type(mode))}: plan returned {answer!r}, no PlanAnswer")
     if json_path is not None:
         with part_call(mode, "as_json of the answer"):
             write_json(json_path, answer.as_json())
@@ -263,16 +245,3 @@ def plan(
         with part_call(mode, "plot of the answer"):
             answer.plot(plot_path)
     console.print(answer.text, markup=False)
-
-
-def _refuse_others(mode: PlanMode, given: list[str]) -> None:
-    """Refuse options that do not go with a mode."""
-    refused = {
-        "--topology": not mode.takes_topology,
-        "--nodes": not mode.takes_topology,
-        "--ranks-per-node": not mode.takes_topology,
-        "--batch-size auto": not mode.takes_auto,
-        "--calibrate": mode.calibrates is None,
-    }
-    if others := [name for name in given if refused[name]]:
-        raise click.UsageError(f"{mode.flag} {mode.because}: leave out {' and '.join(others)}")

@@ -23,6 +23,7 @@ from recd_plugins.cli.options import (
     manager_of,
     tell_broken,
 )
+from recd_plugins.cli.options import overrides as given_overrides
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.config.manager import PluginManager
 from recd_plugins.interfaces import RunReport
@@ -44,24 +45,26 @@ if TYPE_CHECKING:
 
 #: Where registries of tables are kept.
 _FOLDER = Path(".recd")
-_REGISTRY = (".yaml", ".yml")
+_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
 
 
 def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) -> Path:
-    """The registry file of a run: ``given``, or what ``recd init`` writes for the table that it is.
+    """Return the registry file of a run: ``given``, or one that ``recd init`` writes for a table.
 
     Args:
-        ctx: of the command.
-        given: what stands after it; a URL is that of a table.
-        columns: options about the columns of a table, None where they are not given.
+        ctx: context of the command.
+        given: a registry file, or the path or URL of a table.
+        columns: options about the columns of a table; None if not given.
 
     Raises:
-        RecdError: the table is not as it should be, nothing installed takes one, or a file of this
-            name was edited or is of another table.
+        RecdError: the table cannot be used, no plugin takes one, or a file of this name was edited
+            or is of another table.
     """
+    from recd_plugins.config.document import names_table
+
     named = {name: column for name, column in columns.items() if column is not None}
-    is_registry = given.lower().endswith(_REGISTRY) or not (named or _is_table(given))
-    if is_registry:
+    is_table = named or names_table(given) or Path(given).is_dir()
+    if given.lower().endswith((".yaml", ".yml")) or not is_table:
         if named:
             raise click.UsageError(
                 f"--{next(iter(named))} is about a table, and {given} is a registry file, which "
@@ -73,24 +76,14 @@ def registry_of(ctx: click.Context, given: str, columns: dict[str, str | None]) 
     if start is None:
         tell_broken(manager)
         raise RecdError(f"{given}: nothing installed makes a registry of a table")
-    # Of `.`, too.
     file = _FOLDER / f"{Path(given).resolve().name.partition('.')[0] or 'table'}.yaml"
-    # None: a file that is there has to be what is written.
+    # None: an existing file has to be what is written.
     ctx.invoke(start, table=given, file=file, force=None, **named)
     return file
 
 
-def _is_table(given: str) -> bool:
-    from recd_plugins.config.document import names_table
-
-    return names_table(given) or Path(given).is_dir()
-
-
-_FLAG = re.compile(r"--[a-z][a-z0-9-]*")
-
-
 class RunReports:
-    """The files, beside options that ``recd run`` has itself.
+    """The options of plugins that write a file at the end of ``recd run``.
 
     Attributes:
         params: their options.
@@ -102,14 +95,14 @@ class RunReports:
         self._by_name: dict[str, RunReport] = {}
 
     def add(self, cls: Any, where: str) -> None:
-        """Add what a package registers.
+        """Add a report that a package registers.
 
         Args:
-            cls: the report.
-            where: that registers it, for messages.
+            cls: the report's class.
+            where: the package, for messages.
 
         Raises:
-            PluginError: it is none, or its option is there already.
+            PluginError: it has no usable option, or one that exists already.
         """
         what, flag = f"{where}: {qualified(cls)}", getattr(cls, "flag", "")
         if not _FLAG.fullmatch(flag) or not getattr(cls, "help", ""):
@@ -125,18 +118,14 @@ class RunReports:
         self._by_name[name] = cls()
 
     def asked_for(self, values: dict[str, Path | None]) -> Iterator[tuple[RunReport, Path]]:
-        """The files that a command line names, and what writes them.
-
-        Args:
-            values: of ``params``, by name.
-        """
+        """Yield the reports to write and their files, from values of ``params`` by name."""
         for name, path in values.items():
             if path is not None:
                 yield self._by_name[name], path
 
 
 class RunCommand(click.Command):
-    """A command with the options of ``RunReports``: looked for where one is unknown to it."""
+    """A command that looks for the options of ``RunReports`` where one is unknown to it."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_option = super().get_params(ctx)
@@ -151,11 +140,14 @@ class RunCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
+            from recd_plugins.config import TrainingSpec
+
             tell_broken(manager)
-            if setting := _setting_meant(error.option_name):
+            name = error.option_name.removeprefix("--").replace("-", "_")
+            if name in TrainingSpec.model_fields:
                 raise click.UsageError(
                     f"No such option '{error.option_name}'. It is a value of the file: write "
-                    f"{setting}=VALUE after REGISTRY",
+                    f"training.{name}=VALUE after REGISTRY",
                     ctx,
                 ) from error
             raise
@@ -169,20 +161,6 @@ class RunCommand(click.Command):
         manager.hand("register_reports", found.add)
         ctx.meta[__name__] = found
         return manager
-
-
-def reports_of(ctx: click.Context, values: dict[str, Path | None]) -> list[tuple[RunReport, Path]]:
-    """The files that the command line of ``ctx`` names, by what ``RunCommand`` gave for them."""
-    found: RunReports | None = ctx.meta.get(__name__)
-    return [] if found is None else [*found.asked_for(values)]
-
-
-def _setting_meant(flag: str) -> str:
-    """The key of the section ``training`` that is called as an option; nothing where none is."""
-    from recd_plugins.config import TrainingSpec
-
-    name = flag.removeprefix("--").replace("-", "_")
-    return f"training.{name}" if name in TrainingSpec.model_fields else ""
 
 
 @click.command(cls=RunCommand)
@@ -332,16 +310,16 @@ def run(
         raise click.UsageError("--compare takes one --sharding")
     if len(set(shardings)) < len(shardings):
         raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
-    reports = reports_of(ctx, of_reports)
-    for asked_for, _ in reports:
-        if dry_run:
-            raise click.UsageError(f"{asked_for.flag} is about a run; leave out --dry-run")
+    found: RunReports | None = ctx.meta.get(RunCommand.__module__)
+    reports = [] if found is None else [*found.asked_for(of_reports)]
+    if reports and dry_run:
+        raise click.UsageError(f"{reports[0][0].flag} is about a run; leave out --dry-run")
     registry = registry_of(ctx, given, columns)
     loaded, *_ = [
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
         for sharding in shardings or (None,)
     ]
-    # What takes seconds to import, where nothing is left to be found wrong without it.
+    # These imports take seconds, so mistakes are found before.
     with without_collections():
         from recd_plugins.training.result import (
             Comparison,
@@ -351,15 +329,14 @@ def run(
             stall_table,
         )
         from recd_plugins.training.session import session
-    options: dict[str, Any] = {
-        "ranks": ranks,
-        "ranks_per_node": ranks_per_node,
-        "workers": workers,
-        "steps": steps,
-        "hang_notice": hang_notice,
-        "hang_timeout": hang_timeout,
-    }
-    overrides = {name: value for name, value in options.items() if value is not None}
+    overrides = given_overrides(
+        ranks=ranks,
+        ranks_per_node=ranks_per_node,
+        workers=workers,
+        steps=steps,
+        hang_notice=hang_notice,
+        hang_timeout=hang_timeout,
+    )
     set_to = [*settings, *(f"training.{name}={value}" for name, value in overrides.items())]
     if not several:  # else figures stand under their names
         set_to += [f"--sharding {name}" for name in shardings]
@@ -382,7 +359,6 @@ def run(
             alike={
                 "--compare": compare,
                 "--rounds": rounds,
-                # Rank 0 writes: another's alone would be for nothing.
                 "--json": json_path is not None,
                 **{asked_for.flag: True for asked_for, _ in reports},
             },
@@ -393,9 +369,10 @@ def run(
             report, shown = _dry_run(trainer)
             results = {}
         elif several:
-            found = in_rounds(shardings, rounds, lambda name: trainer.train("plugins", name))
-            results = found[0]
-            compared = ShardingComparison(results, found[1:])
+            results, *again = in_rounds(
+                shardings, rounds, lambda name: trainer.train("plugins", name)
+            )
+            compared = ShardingComparison(results, again)
             report, shown = compared.as_json(), [compared.table()]
         elif compare:
             sides: tuple[Variant, ...] = ("baseline", "plugins")
@@ -433,20 +410,19 @@ def run(
         if trainer.rank == 0:
             report["registry"] = trainer.registry.text
             report["settings"] = set_to
-            try:
-                # Before what is printed, which may find no room where it goes.
+            try:  # a full disk must not hide the figures, nor a closed terminal the files
                 if json_path is not None:
                     write_json(json_path, report)
                 for asked_for, path in reports:
                     with part_call(asked_for, "write"):
                         asked_for.write(path, report)
-            finally:  # files may not either
+            finally:
                 for each in filter(None, shown):
                     output_console().print(each, markup=False)
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
-    """What the run would do, as JSON and for a screen."""
+    """Return the dry run as JSON and for the screen."""
     import torch
 
     from recd_plugins.config.device import choose_device
@@ -473,7 +449,7 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
 
 @contextmanager
 def _goes_on_with_resume(registry: Path) -> Iterator[None]:
-    """A context at whose end by a signal the command that goes on is said."""
+    """Add the command that goes on to the message of a run that a signal ended."""
     try:
         yield
     except RunInterrupted as error:
@@ -486,7 +462,7 @@ def _goes_on_with_resume(registry: Path) -> Iterator[None]:
 
 
 def _warn_of_mismatch() -> None:
-    """Say so, once, where the packages do not belong together: before imports break on it."""
+    """Warn once if the packages do not fit together, before imports break on it."""
     remedy = mismatch()
     if remedy and torchrun_rank() in (None, 0):
         click.secho(
