@@ -31,7 +31,7 @@ from benchmarks._measure import (
     lower,
     max_abs_diff,
 )
-from recd_plugin_recd.models.registry_text import rm_registry
+from recd_plugin_recd.models import rm_registry
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.interfaces.step_cost import STAGES
 from recd_plugins.runtime.launch import backend_for, launch

@@ -39,7 +39,7 @@ from benchmarks._measure import (
 from benchmarks._network_ranks import Job, Measured
 from benchmarks._request_table import write_requests
 from benchmarks.shaped_network import ShapedNetwork, unavailable
-from recd_plugin_recd.models.registry_text import rm_registry
+from recd_plugin_recd.models import rm_registry
 from recd_plugins.config.from_file import load_registry
 from recd_plugins.runtime.errors import SetupError
 

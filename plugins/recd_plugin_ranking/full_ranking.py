@@ -38,7 +38,7 @@ _QUERIES = 256
 
 @dataclass(frozen=True)
 class Rules:
-    """What is ranked: the options of ``recd rank``, of the same names."""
+    """The options of ``recd rank`` of the same names."""
 
     item: str
     user: str | None
@@ -51,7 +51,7 @@ class Rules:
 def rank(
     registry: RunConfig, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
-    """Means over the positive rows of the test split, ``num_queries`` and ``num_items``."""
+    """Return means over the positive rows of the test split, ``num_queries`` and ``num_items``."""
     registry.dataset.prepare()
     schema = registry.dataset.schema()
     prepared = whole_model(registry, checkpoint)
@@ -85,10 +85,7 @@ def rank(
             num_queries += len(rows)
             of_users.append(_named(rows, rules, users))
     if not num_queries:
-        raise RecdError(
-            f"{registry.path}: the test split has no positive row, for which items would be "
-            "ranked; take another split"
-        )
+        raise RecdError(f"{registry.path}: the test split has no positive row")
     if vectors_to is not None:
         of_items = pa.table({"item": items.ids, "vector": _column(vectors)})
         items_to, users_to = (vectors_to / name for name in VECTORS)
@@ -99,23 +96,19 @@ def rank(
 
 
 def _check_scores(rows: Rows, scores: NDArray[np.float64], items: Items) -> None:
-    """Refuse scores ``[Q, C]`` that rank nothing, as a prediction and an evaluation do."""
+    """Refuse scores ``[Q, C]`` that are not finite."""
     if len(wrong := np.argwhere(~np.isfinite(scores))):
         row, place = (int(each) for each in wrong[0])
         raise DataError(
             f"{rows.place_of(row)}: its score of item {items.ids[place]} is {scores[row, place]}, "
-            "which ranks nothing; keep numbers between bounds by preprocessing"
+            "which ranks nothing"
         )
 
 
 def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
-    """The feature whose items the model has vectors of; refuses features that are not there."""
+    """Return the feature whose items the model has vectors of."""
     own = getattr(module, "item_feature", "")
     item = rules.item or own
-    if not item:
-        raise RecdError(
-            f"{registry.path}: its model does not say which feature is the item: name it by --item"
-        )
     known = registry.dataset.schema().sparse
     seen = (("--seen", name) for name in rules.seen)
     for option, name in (("--item", item), ("--user", rules.user), *seen):
@@ -126,14 +119,13 @@ def _item(registry: RunConfig, rules: Rules, module: Any) -> str:
             )
     if own and item != own:
         raise RecdError(
-            f"--item {item}: the items of the model of {registry.path} are those of {own}, and "
-            "this is only what else it knows of them; leave --item out"
+            f"--item {item}: the model of {registry.path} ranks items of {own}; leave --item out"
         )
     return item
 
 
 def _named(rows: Rows, rules: Rules, users: torch.Tensor) -> pa.Table:
-    """Vectors of users with the item of each row, and with ids of the user where that is named."""
+    """Return vectors of users with the item of each row, and ids of the user if that is named."""
     columns: dict[str, Any] = {}
     if rules.user is not None:
         columns["user"] = pa.array(map(list, _keys(rows, rules.user)), pa.list_(pa.int64()))
@@ -147,7 +139,7 @@ def _figures(
     rules: Rules,
     first: int,
 ) -> dict[str, tuple[float, int]]:
-    """Of some rows ``[Q, C]``; 0 for one whose own item training has never seen."""
+    """Return figures of rows ``[Q, C]``; 0 for one whose own item training has never seen."""
     known = np.flatnonzero(own >= 0)
     ranked = ~left_out
     ranked[known, own[known]] = False
@@ -176,7 +168,7 @@ def _column(vectors: torch.Tensor) -> pa.FixedSizeListArray:
 
 
 class _Had:
-    """Which items the users of rows had."""
+    """Items that the users of rows had."""
 
     def __init__(self, registry: RunConfig, rules: Rules, items: Items) -> None:
         self._rules, self._items = rules, items
@@ -189,7 +181,7 @@ class _Had:
                         self._by_user.setdefault(user, []).append(place)
 
     def of(self, rows: Rows) -> NDArray[np.bool_]:
-        """``[rows, C]``."""
+        """Return bool ``[rows, C]``."""
         had = np.zeros((len(rows), len(self._items)), bool)
         if self._rules.user is not None:
             for query, user in enumerate(_keys(rows, self._rules.user)):
@@ -209,7 +201,7 @@ def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
 
 
 def _positive(registry: RunConfig, label: str) -> Iterator[Rows]:
-    """Positive rows of the test split, some at a time."""
+    """Yield positive rows of the test split, ``_QUERIES`` at a time."""
     for rows in rows_of_split(registry.dataset, "test"):
         table = RowTable([rows])
         chosen = np.flatnonzero(is_positive(rows, label))

@@ -31,7 +31,7 @@ _kept: WeakKeyDictionary[Dataset, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
 def kept(dataset: Dataset, key: Hashable, make: Callable[[], T]) -> T:
-    """What was made of a dataset, whatever is wrapped around it, once in a process."""
+    """Make something of a dataset once in a process, whatever is wrapped around it."""
     while isinstance(dataset, DatasetWrapper):
         dataset = dataset.inner
     known = _kept.setdefault(dataset, {})
@@ -42,30 +42,29 @@ def kept(dataset: Dataset, key: Hashable, make: Callable[[], T]) -> T:
 
 
 def lists_of(rows: Rows, feature: str) -> tuple[Int64s, Int64s]:
-    """Ids of a sparse feature and how many each row has."""
+    """Return ids of a sparse feature and the length of each row."""
     ids, offsets = sparse_column(rows, feature)
     return ids[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64)
 
 
 def item_of_rows(rows: Rows, feature: str) -> Int64s:
-    """The one id of each row, ``[num_rows]``."""
+    """Return the one id of each row, ``[num_rows]``."""
     ids, lengths = lists_of(rows, feature)
     if len(wrong := np.flatnonzero(lengths != 1)):
         place = rows.place_of(int(wrong[0]))
         raise DataError(
-            f"{place} has {lengths[wrong[0]]} ids in {feature}, which is to name its item: one a "
-            "row. Name another feature, or leave such rows out"
+            f"{place} has {lengths[wrong[0]]} ids in {feature}, the feature of the item, which "
+            "has one"
         )
     return ids
 
 
 def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
-    """Which rows have a label above one half, ``[num_rows]``."""
+    """Return whether rows have a label above one half, ``[num_rows]``."""
     labels = rows.data.column(label)
     if (empty := labels.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
-            f"{rows.place_of(empty)} has no {label}, so nothing says whether it is positive; write "
-            "0 or 1, or leave such rows out"
+            f"{rows.place_of(empty)} has no {label}; write 0 or 1, or leave such rows out"
         )
     found: NDArray[np.bool_] = labels.to_numpy(zero_copy_only=False) > 0.5
     return found
@@ -73,13 +72,7 @@ def is_positive(rows: Rows, label: str) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class Items:
-    """The items of a training split.
-
-    Attributes:
-        ids: int64 ``[C]``, ascending.
-        counts: rows of each, int64 ``[C]``.
-        rows: of each the first row in stored order, ``columns`` of it.
-    """
+    """The items of a training split: ascending ids, numbers of rows ``[C]``, first rows."""
 
     ids: Int64s
     counts: Int64s
@@ -112,7 +105,7 @@ class Items:
         return len(self.ids)
 
     def places(self, ids: Int64s) -> Int64s:
-        """Where ids stand in ``ids``; -1 for others."""
+        """Return the places of ids in ``self.ids``; -1 for others."""
         place = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return np.where(self.ids[place] == ids, place, -1)
 
@@ -123,7 +116,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def row_keys(rows: Rows, seed: int, epoch: int) -> Keys:
-    """A key of each row in an epoch, of its file (``_name``) and its row there, ``[num_rows]``."""
+    """Hash the file of each row, its row there and the epoch, ``[num_rows]``."""
     numbers = [
         np.arange(origin.first_row, origin.first_row + origin.num_rows)
         if origin.rows is None
@@ -139,20 +132,20 @@ def row_keys(rows: Rows, seed: int, epoch: int) -> Keys:
 
 
 def unit_floats(keys: Keys, number: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The random number ``number`` of each key, in [0, 1); the two are broadcast."""
+    """Return random number ``number`` of each key, in [0, 1); the two are broadcast."""
     mixed = _mixed(keys + _GOLDEN * (number.astype(np.uint64) + np.uint64(1)))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _name(path: str) -> str:
-    """Of a file wherever its table lies; with its partition, as many have a part-0.parquet."""
+    """Name a file wherever its table lies, with its Hive partition."""
     name, *folders = reversed(PurePath(path).parts)
     partition = takewhile(lambda folder: "=" in folder, folders)
     return "/".join([name, *partition])
 
 
 def _mixed(values: Keys) -> Keys:
-    """Each to another one, whose bits look independent of its (splitmix64)."""
+    """Apply the finalizer of splitmix64."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

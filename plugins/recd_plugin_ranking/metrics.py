@@ -26,11 +26,11 @@ Int64s = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Blocks:
-    """Samples that tie, of one query each; queries follow one another, the best first.
+    """Tied samples of a query; queries follow one another, the best block first.
 
     Attributes:
         query: int64 ``[blocks]``, from 0.
-        ahead: samples of the query that are better.
+        ahead: better samples of the query.
         size, positives: samples, and positive ones.
     """
 
@@ -41,7 +41,7 @@ class Blocks:
 
     @classmethod
     def of(cls, queries: Int64s, scores: Floats, labels: NDArray[np.bool_]) -> Blocks:
-        """Make the blocks of samples ``[N]`` in any order; ``tie_groups`` says which scores tie."""
+        """Make the blocks of samples ``[N]`` in any order."""
         from recd_plugins.api import tie_groups
 
         groups = tie_groups(scores)
@@ -64,12 +64,10 @@ class Blocks:
 def figures(
     queries: Int64s, scores: Floats, labels: NDArray[np.bool_], most: Sequence[int]
 ) -> dict[str, tuple[float, int]]:
-    """Sums over queries and how many queries count, by name; of those with a positive sample.
+    """Return by name sums over queries with a positive sample, and their number.
 
     Args:
-        queries: of each sample, ``[N]``.
-        scores: likewise.
-        labels: likewise.
+        queries, scores, labels: of samples, ``[N]``.
         most: k of the figures that look at the first k.
     """
     found: dict[str, tuple[float, int]] = {}
@@ -100,7 +98,7 @@ def figures(
 
 
 def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
-    """Means over the queries of all parts; NaN where none counts."""
+    """Return means over the queries of all parts; NaN if none counts."""
     names = dict.fromkeys(name for part in parts for name in part)
     sums = {name: [part[name] for part in parts if name in part] for name in names}
     return {
@@ -110,7 +108,7 @@ def means(parts: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, float]:
 
 
 def _before(blocks: Blocks, values: Int64s) -> Int64s:
-    """The sum over better blocks of the same query."""
+    """Sum over better blocks of the same query."""
     total = np.cumsum(values) - values
     begins = np.flatnonzero(blocks.ahead == 0)
     before: Int64s = total - total[begins][blocks.query]
@@ -118,7 +116,7 @@ def _before(blocks: Blocks, values: Int64s) -> Int64s:
 
 
 def _log_misses(blocks: Blocks, slots: Int64s) -> Floats:
-    """The log of the probability that no positive sample is in the first ``slots`` of a block."""
+    """Return the log of the probability of no positive sample in the first ``slots`` of blocks."""
     misses = np.zeros(len(slots))
     there = (blocks.positives > 0) & (slots > 0)
     misses[there & (blocks.size - blocks.positives < slots)] = -np.inf
@@ -129,14 +127,13 @@ def _log_misses(blocks: Blocks, slots: Int64s) -> Floats:
 
 
 def _reciprocal_rank(blocks: Blocks) -> Floats:
-    """Of the first positive sample of each query."""
+    """Return the mean 1 / rank of the first positive sample of each query."""
     found = np.zeros(int(blocks.query[-1]) + 1)
     with_positive = np.flatnonzero(blocks.positives > 0)
     _, first = np.unique(blocks.query[with_positive], return_index=True)
     for i in with_positive[first]:
         size, positives = int(blocks.size[i]), int(blocks.positives[i])
         ranks = blocks.ahead[i] + 1 + np.arange(size - positives + 1)
-        # That the first one stands at each of these: none before it, one there.
         stays = (size - positives - np.arange(len(ranks))) / (size - np.arange(len(ranks)))
         before = np.r_[1.0, np.cumprod(stays)[:-1]]
         found[blocks.query[i]] = (before * (1 - stays) / ranks).sum()
@@ -157,8 +154,6 @@ class RankingMetrics(Metric):
     name = "ranking.metrics"
 
     class Options(PluginOptions):
-        """Which."""
-
         names: list[Literal["gauc", "mrr", "ndcg", "recall", "hr"]] = Field(
             default=["gauc", "mrr", "ndcg", "recall", "hr"],
             min_length=1,
@@ -171,21 +166,15 @@ class RankingMetrics(Metric):
     options: Options
 
     def start(self) -> State:
-        """No samples yet."""
         return []
 
     def update(self, state: State, batch: ScoredBatch) -> State:
-        """With those of the batch."""
         if batch.sessions is None:
-            raise DataError(
-                f"{self.name}: the dataset does not say which rows are of one session; take one "
-                "that does, or leave this metric out"
-            )
+            raise DataError(f"{self.name}: the dataset does not say which rows are of one session")
         state.append((batch.sessions, batch.logits, batch.labels))
         return state
 
     def results(self, states: Sequence[State]) -> Mapping[str, float]:
-        """By name, with k behind those that have one."""
         import torch
 
         batches = [batch for state in states for batch in state]

@@ -65,7 +65,7 @@ class DrawnItems:
         self._until = np.cumsum(weights) / weights.sum()
 
     def __call__(self, rows: Rows, epoch: int) -> Rows:
-        """``rows`` with their negatives."""
+        """Return ``rows`` with their negatives."""
         self._check_positive(rows)
         drawn = self._drawn(rows, epoch)
         num_rows, copies = len(rows), self._negatives
@@ -91,7 +91,7 @@ class DrawnItems:
         return Rows(data, whole.origins, groups)
 
     def _drawn(self, rows: Rows, epoch: int) -> Int64s:
-        """Places of items, ``[num_rows, negatives]``."""
+        """Draw places of items, ``[num_rows, negatives]``."""
         keys = row_keys(rows, self._seed, epoch)
         forbidden = self._forbidden(rows)
         row, number = np.divmod(np.arange(len(rows) * self._negatives), self._negatives)
@@ -108,22 +108,22 @@ class DrawnItems:
     def _allowed(
         self, rows: Rows, forbidden: Int64s, row: int, keys: NDArray[np.uint64], number: int
     ) -> int:
-        """One draw among the items that the row may have."""
+        """Draw once among the items that the row may have."""
         size = len(self._items)
         mine = forbidden[(forbidden >= row * size) & (forbidden < (row + 1) * size)] - row * size
         weights = self._weights.copy()
         weights[mine] = 0
         if not weights.any():
             raise DataError(
-                f"{rows.place_of(row)} names all {size} items of the training split, so that there "
-                "is no negative to draw; take features out of never, or leave such rows out"
+                f"{rows.place_of(row)} names all {size} items of the training split: there is no "
+                "negative to draw"
             )
         at = number + _ATTEMPTS * self._negatives
         drawn = unit_floats(keys[row : row + 1], np.array([at]))[0] * weights.sum()
         return int(np.searchsorted(np.cumsum(weights), drawn, "right"))
 
     def _forbidden(self, rows: Rows) -> Int64s:
-        """Row times items plus the item's place, ascending, of what may not be drawn."""
+        """Return row * num_items + place of the items that may not be drawn, ascending."""
         own = item_of_rows(rows, self._item), np.ones(len(rows), np.int64)
         pairs = []
         for ids, lengths in (own, *(lists_of(rows, name) for name in self._never)):
@@ -138,8 +138,7 @@ class DrawnItems:
             label = rows.data.column(self._label)[row].as_py()
             raise DataError(
                 f"{rows.place_of(row)} has the label {label}, and negatives are drawn for positive "
-                "rows: leave the others out by the dataset's options, or set by: in_request, which "
-                "draws among them"
+                "rows: leave the others out by options of the dataset, or set by: in_request"
             )
 
 
@@ -185,15 +184,14 @@ class RequestRows:
         clicked = clicked[np.diff(self._starts)[session[clicked]] > 0]
         if not len(clicked):
             raise DataError(
-                f"{dataset.name}: no session has a positive row and one that is none, so there is "
-                "nothing to draw in_request; draw by: uniform or popularity"
+                f"{dataset.name}: no session has a positive row and another one to draw in_request"
             )
         self._clicked, self._session = clicked, session
         self._table = RowTable(parts)
         self._negatives, self._seed = negatives, seed
 
     def positives(self, *, rank: int, world_size: int, batch_size: int, data: Any) -> Reader:
-        """A reader of places of positive rows, in a column."""
+        """Return a reader of places of positive rows, in a column."""
         units = tuple(
             Unit(0, number, start, min(_UNIT_ROWS, len(self._clicked) - start))
             for number, start in enumerate(range(0, len(self._clicked), _UNIT_ROWS))
@@ -216,13 +214,13 @@ class RequestRows:
             yield Rows(pa.record_batch([pa.array(places)], names=["place"]), origins)
 
     def __call__(self, positives: Rows, epoch: int) -> Rows:
-        """Rows of what ``positives`` reads, each with its unclicked ones."""
+        """Return the rows of places of ``positives``, each with its unclicked ones."""
         places = positives.data.column("place").to_numpy()
         chosen = self._chosen(places, row_keys(positives, self._seed, epoch))
         return self._table.take(np.concatenate([places[:, None], chosen], 1).ravel(), {})
 
     def _chosen(self, places: Int64s, keys: Any) -> Int64s:
-        """Unclicked rows of each place's session in random order, ``[rows, negatives]``."""
+        """Draw unclicked rows of each place's session, ``[rows, negatives]``."""
         session = self._session[places]
         starts, sizes = self._starts[session], np.diff(self._starts)[session]
         row = np.repeat(np.arange(len(places)), sizes)
@@ -235,14 +233,14 @@ class RequestRows:
 
 
 def _sessions(rows: Rows, column: str) -> pa.Array:
-    """The session of each row, as it is: a float would make one of several large ids."""
+    """Return the session of each row, as it is: a float would make one of several large ids."""
     sessions = rows.data.column(column)
     if pt.is_dictionary(sessions.type):
         sessions = sessions.dictionary_decode()
     if (empty := sessions.is_null(nan_is_null=True).index(True).as_py()) >= 0:
         raise DataError(
             f"{rows.place_of(empty)} has no {column}, so by: in_request knows no rows to draw for "
-            "it; leave such rows out, or give each a session of its own"
+            "it"
         )
     return sessions
 
@@ -257,8 +255,6 @@ class Negatives(DatasetWrapper):
     name = "ranking.negatives"
 
     class Options(PluginOptions):
-        """Options of ``ranking.negatives``."""
-
         item: str = Field(description="Feature of the item, one id a row.")
         with_item: list[str] = Field(
             default=[],
@@ -287,29 +283,24 @@ class Negatives(DatasetWrapper):
                 raise ValueError(
                     "in_request takes rows as they are: with_item and never are of other draws"
                 )
-            if self.by != "popularity" and self.power != 1:
-                raise ValueError("power is of by: popularity; leave it out")
             return self
 
     options: Options
 
     @property
     def rows_together(self) -> int:
-        """A row and its negatives."""
         return 1 + self.options.negatives
 
     def label_mean(self) -> float:
-        """Return the share of positive rows among those of training."""
         return 1 / self.rows_together
 
     def prepare(self) -> None:
-        """Prepare the inner dataset, and check the options against its columns."""
         super().prepare()
         options, schema = self.options, self.inner.schema()
         numbers = schema.dense if options.by != "in_request" else ()
         known = {
             "item": schema.sparse,
-            "with_item": (*schema.sparse, *numbers),
+            "with_item": schema.sparse + numbers,
             "never": schema.sparse,
         }
         for option, names in known.items():
@@ -323,28 +314,21 @@ class Negatives(DatasetWrapper):
         if options.by == "in_request" and self.inner.session_keys() is None:
             raise SetupError(
                 f"{self.name}: {self.inner.name} does not say which rows are of one session, which "
-                "by: in_request draws from; take another draw"
+                "by: in_request draws from"
             )
         if options.by == "in_request":
-            self._check_order()
-
-    def _check_order(self) -> None:
-        """Refuse an inner order, as in_request reads the log itself."""
-        inner = self.inner
-        if isinstance(inner, DatasetWrapper):
-            raise SetupError(
-                f"{self.name}: by: in_request takes rows in the order of the log, so {inner.name} "
-                f"would do nothing; put it behind {self.name} in wrap"
-            )
-        reader = inner.reader(rank=0, world_size=1, batch_size=1, split="train")
-        if isinstance(reader, PlannedReader) and reader.shuffles:
-            raise SetupError(
-                f"{self.name}: by: in_request takes rows in the order of the log, and {inner.name} "
-                "shuffles them (shuffle: true, or order: shuffled), which would do nothing"
-            )
+            ordered = isinstance(self.inner, DatasetWrapper)
+            if not ordered:
+                reader = self.inner.reader(rank=0, world_size=1, batch_size=1, split="train")
+                ordered = isinstance(reader, PlannedReader) and reader.shuffles
+            if ordered:
+                raise SetupError(
+                    f"{self.name}: by: in_request takes rows in the order of the log, so the order "
+                    f"of {self.inner.name} would do nothing; leave it out, or wrap it around this"
+                )
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        """Training with negatives; the test split as it is."""
+        """Return a reader of training rows with negatives, of test rows as they are."""
         ranks = {"rank": rank, "world_size": world_size}
         if split != "train":
             return self.inner.reader(**ranks, batch_size=batch_size, split=split)
@@ -352,8 +336,7 @@ class Negatives(DatasetWrapper):
         if batch_size % together:
             below = max(together, batch_size - batch_size % together)
             raise DataError(
-                f"{self.name} hands out a row and its {together - 1} negatives together, and a "
-                f"batch of {batch_size} rows is no multiple of {together}: set "
+                f"{self.name}: a batch of {batch_size} rows is no multiple of {together}: set "
                 f"training.batch_size to {below}, say"
             )
         anchors = batch_size // together

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Tensor]:
-    """The last values of each row, at most ``most``, filled up at its end.
+    """Pad the last values of each row, at most ``most``, at their end.
 
     Args:
         rows: values ``[num_values, ...]``.
         most: values of a row.
-        fill: what stands where a row has none, ``[1, ...]``.
+        fill: padding, ``[1, ...]``.
 
     Returns:
-        ``[rows, L, ...]``, L being the most that a row has, or ``most`` in a program of
-        torch.export, whose sizes do not depend on values; and how many each has, int64.
+        ``[rows, L, ...]``, L being the longest row (``most`` in torch.export, whose sizes do not
+        depend on values), and int64 ``[rows]``, the number of values of each.
     """
     lengths = rows.lengths().long()
     kept = lengths.clamp(max=most)
@@ -45,7 +45,7 @@ def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Te
 
 
 def row_sums(rows: JaggedTensor) -> Tensor:
-    """The sum of each row's vectors, zeros for an empty one, ``[rows, D]``."""
+    """Return the sum of each row's vectors, ``[rows, D]``."""
     lengths = rows.lengths().long()
     values = rows.values()
     of_value = torch.repeat_interleave(lengths, output_size=values.shape[0])
@@ -53,7 +53,7 @@ def row_sums(rows: JaggedTensor) -> Tensor:
 
 
 def only_ids(rows: JaggedTensor) -> Tensor:
-    """The id of each row that has one, -1 of all others, int64 ``[rows]``."""
+    """Return the id of each row that has one id, -1 for others, int64 ``[rows]``."""
     lengths = rows.lengths().long()
     values = torch.cat([rows.values(), rows.values().new_zeros(1)])
     first = values[(lengths.cumsum(0) - lengths).clamp(max=values.shape[0] - 1)]
@@ -61,12 +61,11 @@ def only_ids(rows: JaggedTensor) -> Tensor:
 
 
 def expanded(unique: Tensor, inverse: Tensor | None) -> Tensor:
-    """Unique rows to all rows."""
     return unique if inverse is None else unique.index_select(0, inverse)
 
 
 def ids_of_rows(batch: ModelInput, feature: str) -> Tensor:
-    """``only_ids`` of a feature, however the batch stores it, int64 ``[B]``."""
+    """Return ``only_ids`` of a feature, however the batch stores it, int64 ``[B]``."""
     if (kjt := batch.sequence_features) is not None and feature in kjt.keys():  # noqa: SIM118
         unique = only_ids(batch.unique_rows(feature, kjt[feature]))
         return expanded(unique, batch.inverse_lookup.get(feature))
@@ -81,27 +80,19 @@ def ids_of_rows(batch: ModelInput, feature: str) -> Tensor:
 
 
 def shares(counts: NDArray[Any]) -> NDArray[np.float32]:
-    """The probability that a positive row is of an item, ``[num_items]``.
-
-    An item of which there is no row counts as half a one.
-    """
+    """Return the share of each item in positive rows; an item without rows counts as half a row."""
     smoothed = np.maximum(counts, 0.5)
     return np.asarray(smoothed / smoothed.sum(), np.float32)
 
 
 def log_of_presence(share: Tensor, num_draws: Tensor) -> Tensor:
-    """The log of the probability that an item is among ``num_draws`` drawn ones."""
+    """Return the log of the probability that an item is among ``num_draws`` drawn ones."""
     return (-torch.expm1(num_draws * torch.log1p(-share.double()))).log().float()
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Items among which a positive one is to be found, each once.
-
-    Attributes:
-        ids: int64 ``[C]``.
-        vectors: ``[C, D]``.
-    """
+    """Distinct items: ids, int64 ``[C]``, and vectors ``[C, D]``."""
 
     ids: Tensor
     vectors: Tensor
@@ -110,7 +101,7 @@ class Candidates:
     def of(
         cls, ids: Tensor, vectors: Tensor, most: int | None, generator: torch.Generator
     ) -> Candidates:
-        """Of ids ``[N]`` and their vectors ``[N, D]``, drawn where they are more than ``most``."""
+        """Take the distinct of ids ``[N]`` and vectors ``[N, D]``, ``most`` of them at random."""
         unique, which = torch.unique(ids, return_inverse=True)
         places = torch.arange(len(ids), device=ids.device)
         first = places.new_full((len(unique),), len(ids)).scatter_reduce(0, which, places, "amin")
@@ -128,14 +119,14 @@ def losses_among(
     correction: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """The cross-entropy of each query, ``[Q]``.
+    """Return the cross-entropy of each query, ``[Q]``.
 
     Args:
-        candidates: an item of them that is the query's target is not counted twice.
+        candidates: items; the target of a query is not counted twice.
         queries: ``[Q, D]``.
         targets: ids, ``[Q]``.
         target_vectors: ``[Q, D]``.
-        correction: to be taken from the logit of an item, by id; None for none.
+        correction: taken from the logit of an item, by id; None for none.
         temperature: of the logits.
     """
     logits = queries @ candidates.vectors.T / temperature
@@ -149,10 +140,10 @@ def losses_among(
 
 
 def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
-    """0, with gradients of 0, where nothing weighs."""
+    """Return the weighted mean, or 0 if all weights are 0."""
     return (losses * weights).sum() / weights.sum().clamp(min=1e-12)
 
 
 def full_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy over all items ``[Q, num_items]``; 0 where a target is -1."""
+    """Return the cross-entropy over all items ``[Q, num_items]``; 0 if a target is -1."""
     return F.cross_entropy(logits, targets, ignore_index=-1, reduction="none")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.options import SasRecOptions
+    from recd_plugin_ranking.models import SasRec
     from recd_plugins.api import ModelInput
 
 
@@ -36,10 +36,9 @@ _STRIDE, _SEED_STRIDE = 0x4F1BBCDCBFA53E0B, 0x1E3779B97F4A7C15
 
 
 class SteadyDraws(nn.Module):
-    """Generators of one place of a model, another one at each step.
+    """Generators of one place of a model: another one at each step, the same on every rank.
 
-    The step is a buffer, so that checkpoints have it. It counts from a number of torch's seed, by
-    which the model is made. Every rank draws the same.
+    The step is a buffer, so that checkpoints have it. It starts at a number from torch's seed.
     """
 
     def __init__(self, stream: int) -> None:
@@ -50,7 +49,7 @@ class SteadyDraws(nn.Module):
         self.register_buffer("step", torch.tensor(first, dtype=torch.int64))
 
     def next(self, device: torch.device) -> torch.Generator:
-        """The generator of the step that follows; evaluation does not count."""
+        """Return the generator of the next step; evaluation does not count."""
         generator = torch.Generator(device)
         generator.manual_seed((int(self.step) * _STRIDE + self._stream) % (1 << 63))
         if self.training:
@@ -59,7 +58,7 @@ class SteadyDraws(nn.Module):
 
 
 class SteadyDropout(nn.Module):
-    """Dropout by such draws."""
+    """Dropout by ``SteadyDraws``."""
 
     def __init__(self, rate: float, stream: int) -> None:
         super().__init__()
@@ -75,7 +74,7 @@ class SteadyDropout(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """One layer, norm in front of each half."""
+    """A transformer layer with the norm in front of each half."""
 
     def __init__(self, dim: int, heads: int, dropout: float, stream: int) -> None:
         super().__init__()
@@ -89,7 +88,7 @@ class EncoderLayer(nn.Module):
         self.dropouts = nn.ModuleList(SteadyDropout(dropout, stream + i) for i in range(2))
 
     def forward(self, places: Tensor) -> Tensor:
-        """``[rows, places, D]``, where a row is filled up at its end."""
+        """Encode ``[rows, places, D]``, rows filled up at their ends."""
         rows, length, dim = places.shape
         after_norm = self.in_projection(self.attention_norm(places))
         shape = (rows, length, 3, self.heads, dim // self.heads)
@@ -117,10 +116,7 @@ class HistoryEncoder(nn.Module):
         self.last_norm = nn.LayerNorm(dim)
 
     def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
-        """``[rows, L, D]``, of each row the first ``lengths``, to ``[rows, L + 1, D]``.
-
-        Results at a place see the items before it; behind ``lengths`` they mean nothing.
-        """
+        """Encode the first ``lengths`` of ``[rows, L, D]`` to ``[rows, L + 1, D]``, causally."""
         rows, longest, dim = items.shape
         start = self.start.expand(rows, 1, dim)
         places = torch.arange(longest + 1, device=items.device)
@@ -138,9 +134,9 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 
 
 class SasRecModule(nn.Module):
-    """One table for items and histories, and what is computed of its rows."""
+    """One table for items and histories, and ``Top``."""
 
-    def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
+    def __init__(self, options: SasRec.Options, share: NDArray[np.float32] | None) -> None:
         super().__init__()
         self.item_feature = options.item
         self.items = EmbeddingCollection(
@@ -160,20 +156,20 @@ class SasRecModule(nn.Module):
         return output
 
     def user_vectors(self, batch: ModelInput) -> Tensor:
-        """Of the histories of all rows, ``[B, D]``; dot products with items are logits."""
+        """Return vectors of the histories, ``[B, D]``; dot products with items are logits."""
         return self.top.users(self.items(batch.sequence_features), batch)
 
     def item_vectors(self, batch: ModelInput) -> Tensor:
-        """Of the items of all rows, ``[B, D]``."""
+        """Return vectors of the items, ``[B, D]``."""
         return self.top.item_vectors(self.items(batch.sequence_features), batch)
 
 
 class Top(nn.Module):
-    """Encodes histories, unique ones once, and compares them with items."""
+    """Encodes unique histories and compares them with items."""
 
     share: Tensor | None
 
-    def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
+    def __init__(self, options: SasRec.Options, share: NDArray[np.float32] | None) -> None:
         super().__init__()
         self._options = options
         dim = options.embedding_dim
@@ -201,12 +197,10 @@ class Top(nn.Module):
         return loss, (loss.detach(), logits.detach(), batch.labels)
 
     def users(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
-        """Vectors of all rows' users, ``[B, D]``."""
         encoded, lengths = self._encoded(embeddings, batch)
         return self._expanded(_at(encoded, lengths), batch, self._options.history)
 
     def item_vectors(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
-        """Vectors of all rows' items, ``[B, D]``."""
         name, temperature = self._options.item, self._options.temperature
         if self.output is None:
             rows = batch.unique_rows(name, embeddings[name])
@@ -216,7 +210,7 @@ class Top(nn.Module):
         return self.output.weight.index_select(0, ids.clamp(min=0)) * there / temperature
 
     def _encoded(self, embeddings: Embeddings, batch: ModelInput) -> tuple[Tensor, Tensor]:
-        """After each item of unique histories, ``[U, L + 1, D]``; how many each has, ``[U]``."""
+        """Encode unique histories: ``[U, L + 1, D]`` and their lengths ``[U]``."""
         options = self._options
         rows = batch.unique_rows(options.history, embeddings[options.history])
         fill = rows.values().new_zeros(1, options.embedding_dim)
@@ -231,7 +225,7 @@ class Top(nn.Module):
         lengths: Tensor,
         users: Tensor,
     ) -> Tensor:
-        """Of the items of positive rows, and of each item in their histories."""
+        """Return the loss of the items of positive rows, and of each item in their histories."""
         options = self._options
         targets = self._item_ids(batch)
         positive = (batch.labels > 0.5) & (targets >= 0)
@@ -285,5 +279,5 @@ class Top(nn.Module):
 
 
 def _at(encoded: Tensor, lengths: Tensor) -> Tensor:
-    """What follows the last item of each row, ``[U, D]``."""
+    """Return what follows the last item of each row, ``[U, D]``."""
     return encoded[torch.arange(lengths.shape[0], device=lengths.device), lengths]

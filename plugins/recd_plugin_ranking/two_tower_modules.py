@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.options import TwoTowerOptions
+    from recd_plugin_ranking.models import TwoTower
     from recd_plugins.api import ModelFeatures, ModelInput
 
 Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
@@ -30,7 +30,7 @@ class TwoTowerModule(nn.Module):
 
     def __init__(
         self,
-        options: TwoTowerOptions,
+        options: TwoTower.Options,
         features: tuple[Sequence[str], Sequence[str]],
         made_from: ModelFeatures,
         share: NDArray[np.float32] | None,
@@ -54,11 +54,11 @@ class TwoTowerModule(nn.Module):
         return output
 
     def user_vectors(self, batch: ModelInput) -> Tensor:
-        """Of the users of all rows, ``[B, D]``; dot products with items are logits."""
+        """Return vectors of the users, ``[B, D]``; dot products with items are logits."""
         return self.top.towers(*self._looked_up(batch), batch)[0]
 
     def item_vectors(self, batch: ModelInput) -> Tensor:
-        """Of the items of all rows, ``[B, D]``."""
+        """Return vectors of the items, ``[B, D]``."""
         return self.top.towers(*self._looked_up(batch), batch)[1]
 
     def _looked_up(self, batch: ModelInput) -> tuple[Any, Any, Any]:
@@ -79,7 +79,7 @@ class Top(nn.Module):
 
     def __init__(
         self,
-        options: TwoTowerOptions,
+        options: TwoTower.Options,
         features: tuple[Sequence[str], Sequence[str]],
         sequence: Sequence[str],
         share: NDArray[np.float32] | None,
@@ -119,7 +119,7 @@ class Top(nn.Module):
         pooled: Tensor | None,
         batch: ModelInput,
     ) -> tuple[Tensor, Tensor]:
-        """Vectors of users and items, ``[B, D]``; those of users are divided by temperature."""
+        """Return vectors of users, divided by the temperature, and of items, ``[B, D]``."""
         vectors: dict[str, Tensor] = {}
         for found in (bags, copies):
             if found is not None:
@@ -135,7 +135,7 @@ class Top(nn.Module):
         return towers[0] / self._options.temperature, towers[1]
 
     def _in_batch(self, users: Tensor, items: Tensor, batch: ModelInput) -> Tensor:
-        """The item of each positive row among those of all positive rows."""
+        """Return the softmax loss of each positive row's item among those of all of them."""
         ids = ids_of_rows(batch, self._options.item[0])
         positive = (batch.labels > 0.5) & (ids >= 0)
         ids, logits = ids[positive], users[positive] @ items[positive].T
@@ -147,7 +147,7 @@ class Top(nn.Module):
         return weighted_mean(losses, torch.ones_like(losses)) + 0 * (users.sum() + items.sum())
 
 
-def _tables(collection: Any, config: Any, options: TwoTowerOptions, names: Sequence[str]) -> Any:
+def _tables(collection: Any, config: Any, options: TwoTower.Options, names: Sequence[str]) -> Any:
     if not names:
         return None
     tables = [
@@ -162,7 +162,7 @@ def _tables(collection: Any, config: Any, options: TwoTowerOptions, names: Seque
     return collection(tables=tables)
 
 
-def _tower(width: int, options: TwoTowerOptions) -> nn.Module:
+def _tower(width: int, options: TwoTower.Options) -> nn.Module:
     layers: list[nn.Module] = []
     for size in options.hidden:
         layers += [nn.Linear(width, size), nn.ReLU()]

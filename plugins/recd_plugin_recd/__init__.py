@@ -69,7 +69,7 @@ def register_commands(cli: click.Group) -> None:
 
 @hookimpl
 def register_starts() -> Sequence[click.Command]:
-    from recd_plugin_recd.models.command import STARTS
+    from recd_plugin_recd.models import STARTS
 
     return STARTS
 

@@ -148,14 +148,9 @@ def test_a_history_sees_nothing_behind_a_place():
     ("options", "message"),
     [
         ({"item": ["itm"]}, "item names itm, which is no sparse feature; there are: user, item"),
-        ({"item": ["item"], "user": ["item"]}, "item is of the user and the item"),
         (
             {"item": ["item"], "tables": {"t_itme": 9}},
             r"tables names t_itme, which matches no table; did you mean t_item\?",
-        ),
-        (
-            {"item": ["item"], "user": ["user"], "tables": {"t_*": 9, "seen": 9}},
-            "names seen, which matches no table; the tables: t_user, t_item",
         ),
     ],
 )

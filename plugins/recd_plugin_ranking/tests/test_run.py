@@ -289,8 +289,7 @@ def test_rows_without_a_user_are_not_of_one_user(tmp_path):
     assert had.tolist() == [row % 2 == 0 for row in range(len(some))]
 
 
-@pytest.mark.parametrize("score", [np.nan, np.inf])
-def test_a_score_that_ranks_nothing_is_refused(tmp_path, score):
+def test_a_score_that_ranks_nothing_is_refused(tmp_path):
     setting = f"dataset.options.test_path={tmp_path}/clicks.parquet"
     registry = load_registry(write_registry(tmp_path, SASREC), settings=[setting])
     registry.dataset.prepare()
@@ -298,6 +297,6 @@ def test_a_score_that_ranks_nothing_is_refused(tmp_path, score):
     rows = next(_positive(registry, "label"))
     scores = np.zeros((len(rows), len(items)))
     _check_scores(rows, scores, items)
-    scores[1, 2] = score
-    with pytest.raises(DataError, match=rf"row 1 \(from 0\): its score of item 2 is {score}, wh"):
+    scores[1, 2] = np.inf
+    with pytest.raises(DataError, match=r"row 1 \(from 0\): its score of item 2 is inf, wh"):
         _check_scores(rows, scores, items)

@@ -1,10 +1,9 @@
 """Attention of targets, one a batch row, to sequences of unique rows.
 
-Scores and weighted sums belong to pairs of target and sequence, so nothing of them is the same for
-duplicates and B rows are computed. What need not be repeated are the sequences. Batch rows are
-brought into the order of their unique rows and cut into blocks of as many as a unique row has on
-average, so that a row with many targets has several blocks. A block holds its sequence once for all
-of its targets: at most 2 * U sequences in place of B, and at most 2 * B targets with padding.
+Scores and weighted sums are computed for B rows, but sequences are not repeated. Batch rows are put
+in the order of their unique rows and cut into blocks of as many as a unique row has on average. A
+block holds its sequence once for all of its targets: at most 2 * U sequences in place of B, and at
+most 2 * B targets with padding.
 
 No projection runs on the values of sequences. That of the keys is applied to the query instead,
 ``(W_q t) (W_k x) = (W_k^T W_q t) x``, and that of the values to the weighted sum: both are exact.
@@ -29,10 +28,9 @@ Weights = Literal["softmax", "sigmoid"]
 
 
 class TargetAttention(nn.Module):
-    """Multi-head attention with the target as its query and a sequence as keys and values.
+    """``nn.MultiheadAttention`` with the target as its query and a sequence as keys and values.
 
-    With ``softmax`` it computes what ``nn.MultiheadAttention`` does; with ``sigmoid`` a weight is
-    the sigmoid of the same score.
+    With ``sigmoid`` a weight is the sigmoid of the score instead of a softmax.
     """
 
     def __init__(self, embedding_dim: int, heads: int, weights: Weights) -> None:
@@ -48,7 +46,7 @@ class TargetAttention(nn.Module):
     def forward(
         self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
     ) -> Tensor:
-        """Vectors ``[B, D]``.
+        """Pool one feature to ``[B, D]``.
 
         Args:
             sequences: ``[num_values, D]`` over U rows.
@@ -58,7 +56,7 @@ class TargetAttention(nn.Module):
         return pool_for_targets([self], [sequences], targets, inverse)[:, 0]
 
     def queries(self, targets: Tensor) -> Tensor:
-        """What is multiplied with values of the sequence itself, ``[B, heads, D]``."""
+        """Return queries for the values of the sequence itself, ``[B, heads, D]``."""
         queries = self.query_projection(targets).view(
             -1, self.heads, targets.shape[1] // self.heads
         )
@@ -66,7 +64,7 @@ class TargetAttention(nn.Module):
         return torch.einsum("bhd,hde->bhe", queries, keys)
 
     def outputs(self, sums: Tensor) -> Tensor:
-        """Vectors ``[B, D]``, from weighted sums of values of the sequence, ``[B, heads, D]``."""
+        """Project weighted sums of values of the sequence, ``[B, heads, D]``, to ``[B, D]``."""
         weights = self.value_projection.weight.view(self.heads, -1, sums.shape[2])
         values = torch.einsum("bhe,hde->bhd", sums, weights).flatten(1)
         vectors: Tensor = self.out_projection(values + self.value_projection.bias)
@@ -79,11 +77,7 @@ def pool_for_targets(
     targets: Tensor,
     inverse: Tensor | None,
 ) -> Tensor:
-    """One attention for all features, each with its own projections.
-
-    Returns:
-        ``[B, num_features, D]``, zeros where a sequence is empty.
-    """
+    """Pool all features to ``[B, num_features, D]``, zeros where a sequence is empty."""
     first = modules[0]
     filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
     queries = [module.queries(targets) for module in modules]
@@ -141,14 +135,14 @@ class _Blocks:
     places: Tensor
 
     def gather(self, vectors: Tensor) -> Tensor:
-        """``[B, heads, D]`` to ``[num_blocks, width * heads, D]``; places that are free get 0."""
+        """Place ``[B, heads, D]`` in ``[num_blocks, width * heads, D]``, zeros elsewhere."""
         num_blocks, (_, heads, dim) = self.rows.numel(), vectors.shape
         placed = vectors.new_zeros(num_blocks * self.width, heads, dim)
         placed = placed.index_copy(0, self.places, vectors)
         return placed.view(num_blocks, self.width * heads, dim)
 
     def scatter(self, vectors: Tensor, heads: int) -> Tensor:
-        """The inverse of ``gather``."""
+        """Undo ``gather``."""
         placed = vectors.reshape(self.rows.numel() * self.width, heads * vectors.shape[2])
         return placed.index_select(0, self.places).view(-1, heads, vectors.shape[2])
 

@@ -24,7 +24,7 @@ class Reduction(nn.Module):
 
 
 def reduce_rows(sequences: Sequence[JaggedTensor], mode: str) -> Tensor:
-    """All features in one call, ``[R, num_features, D]``."""
+    """Reduce all features in one call, ``[R, num_features, D]``."""
     values = torch.cat([sequence.values() for sequence in sequences])
     lengths = torch.cat([sequence.lengths() for sequence in sequences])
     pooled = pool_bags(values, lengths, mode)
@@ -32,10 +32,9 @@ def reduce_rows(sequences: Sequence[JaggedTensor], mode: str) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention within each row, the mean of its outputs, an output projection.
+    """Multi-head self-attention within each row, and the mean of its outputs.
 
-    Since the output projection is linear it is applied after the mean, to rows instead of all
-    values; the result is the same.
+    The output projection is linear, so it is applied after the mean, to rows instead of values.
     """
 
     def __init__(self, embedding_dim: int, heads: int) -> None:
@@ -52,11 +51,7 @@ class SelfAttention(nn.Module):
 def pool_by_attention(
     modules: Sequence[SelfAttention], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """One attention over the rows of all features, each with its own projections.
-
-    Returns:
-        ``[R, D]`` for each feature, R being its own number of rows.
-    """
+    """Run one attention over the rows of all features; return ``[R, D]`` for each."""
     rows = attention_rows(sequences)
     projected = [
         module.in_projection(sequence.values())
@@ -72,7 +67,7 @@ Norm = Literal["pre", "post"]
 
 
 class EncoderLayer(nn.Module):
-    """One layer, with ReLU: what ``torch.nn.TransformerEncoderLayer`` computes without dropout."""
+    """``torch.nn.TransformerEncoderLayer`` with ReLU and without dropout."""
 
     def __init__(self, dim: int, feed_forward: int) -> None:
         super().__init__()
@@ -84,12 +79,12 @@ class EncoderLayer(nn.Module):
         self.contract = nn.Linear(feed_forward, dim)
 
     def hidden(self, values: Tensor) -> Tensor:
-        """The feed-forward network up to its last linear layer."""
+        """Run the feed-forward network up to its last linear layer."""
         return self.expand(values).relu_()
 
 
 class Transformer(nn.Module):
-    """An encoder without positions, and the mean of what its last layer gives for each row."""
+    """An encoder without positions, and the mean of its outputs for each row."""
 
     def __init__(
         self, embedding_dim: int, layers: int, heads: int, feed_forward: int, norm: Norm
@@ -109,11 +104,7 @@ class Transformer(nn.Module):
 def pool_by_transformer(
     modules: Sequence[Transformer], sequences: Sequence[JaggedTensor]
 ) -> list[Tensor]:
-    """Encoders of several features in step: one attention a layer over the rows of all.
-
-    Returns:
-        ``[R, D]`` for each feature, R being its own number of rows.
-    """
+    """Run the encoders of all features in step; return ``[R, D]`` for each."""
     rows = attention_rows(sequences)
     heads, pre = modules[0].heads, modules[0].norm == "pre"
     values = [sequence.values() for sequence in sequences]
@@ -127,7 +118,7 @@ def pool_by_transformer(
 def _attended(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """The first half of a layer."""
+    """Run the attention half of a layer."""
     projected = [
         layer.in_projection(layer.attention_norm(each) if pre else each)
         for layer, each in zip(layers, values, strict=True)
@@ -158,10 +149,9 @@ def _layer(
 def _last_layer_means(
     layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
-    """The last layer and the mean over rows.
+    """Run the last layer and take the mean over rows.
 
-    With the norm in front nothing follows the last linear layer but the mean, so that the mean
-    goes first: that layer then runs on rows instead of values.
+    With the norm in front, the last linear layer runs after the mean, on rows instead of values.
     """
     lengths = torch.split(rows.lengths, rows.num_rows)
     if not pre:

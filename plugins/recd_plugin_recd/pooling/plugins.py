@@ -48,7 +48,6 @@ class AttentionPooling(_SelfAttentionPooling):
 
 
 def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
-    """Refuse heads that do not divide the dimension."""
     if embedding_dim % heads:
         raise RecdError(
             f"{plugin}: heads ({heads}) must divide the model's embedding_dim ({embedding_dim})"

@@ -2,14 +2,9 @@
 
 A row of length L costs L^2, so one long row in a padded batch makes all others as dear. Rows are
 therefore ordered by length and cut into buckets: a bucket takes the next longer rows as long as
-what padding adds costs less than another call (``_CALL``), and is padded to its longest. Rows of
-one length are a batch as they stand.
-
-On one core of a CPU the minimum is flat where a call counts as 8 000 to 32 000 squares. The more
-rows are cut together, the less padding is left, so callers pass the rows of many features. Torch's
-jagged nested tensors take 3 to 5 times as long as padding there. On CUDA nothing was measured.
-
-Linear layers, norms and feed-forward networks need no padding and run on the packed values.
+the padding costs less than another call (``_CALL``), and is padded to its longest. Callers pass the
+rows of many features, which leaves less padding. Torch's jagged nested tensors take 3 to 5 times as
+long on CPU. Linear layers, norms and feed-forward networks run on the packed values.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.api import offsets_of, positions_of_ranges
 
-# In squares of lengths: what a value costs besides, and a call. Elsewhere than on CPU: a guess.
+# Costs of a value and of a call, in squares of lengths. Not measured on CUDA.
 _VALUE = 10
 _CALL = {"cpu": 16_000}
 _CALL_ELSEWHERE = 2_000_000
@@ -47,7 +42,7 @@ class _Bucket:
         return self.num_rows * self.longest
 
     def valid(self) -> Tensor | None:
-        """Which keys a row attends to, ``[num_rows, 1, 1, longest]``; None stands for all."""
+        """Return the keys that a row attends to, ``[num_rows, 1, 1, longest]``; None for all."""
         if self.lengths is None:
             return None
         position = torch.arange(self.longest, device=self.lengths.device)
@@ -56,16 +51,7 @@ class _Bucket:
 
 
 class JaggedRows:
-    """Rows of one or more features, those of the first feature first.
-
-    Args:
-        sequences: jagged tensors of values ``[num_values, D]``.
-
-    Attributes:
-        num_rows: rows of each feature.
-        num_values: values of each feature.
-        lengths: int64 ``[R]``, R rows in all.
-    """
+    """Rows of one or more features, those of the first feature first; R rows in all."""
 
     def __init__(self, sequences: Sequence[JaggedTensor]) -> None:
         self.num_rows = [sequence.lengths().numel() for sequence in sequences]
@@ -87,7 +73,7 @@ class JaggedRows:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Where padded places take their values from, and where values are among the places."""
+        """Map padded places to values, and values to places."""
         widths = torch.tensor([bucket.longest for bucket in self._buckets])
         repeats = torch.tensor([bucket.num_rows for bucket in self._buckets])
         of_rows = widths.repeat_interleave(repeats).to(self.lengths.device)
@@ -105,15 +91,7 @@ class JaggedRows:
         self._places = positions_of_ranges(padded_starts, self.lengths, total)
 
     def self_attention(self, query_key_value: Tensor, heads: int) -> Tensor:
-        """Each value attends to those of its row.
-
-        Args:
-            query_key_value: ``[num_values, 3 * D]``.
-            heads: they divide D.
-
-        Returns:
-            ``[num_values, D]``.
-        """
+        """Attend within rows: ``[num_values, 3 * D]`` to ``[num_values, D]``."""
         dim = query_key_value.shape[1] // 3
         if not self._buckets:
             return query_key_value[:, :dim]
@@ -135,7 +113,7 @@ class JaggedRows:
         values: Tensor,
         attend: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     ) -> Tensor:
-        """Sums of each row's values, weighted by what the row's queries say.
+        """Sum the values of each row, weighted by the row's queries.
 
         Args:
             queries: ``[R, num_queries, D]``.
@@ -163,12 +141,12 @@ class JaggedRows:
         return torch.cat(sums).index_select(0, self._order.argsort())
 
     def zero_where_empty(self, pooled: Sequence[Tensor]) -> list[Tensor]:
-        """Vectors ``[num_rows, D]`` of each feature, zeros for empty rows."""
+        """Set the vectors ``[num_rows, D]`` of empty rows to zero."""
         filled = torch.split((self.lengths > 0).unsqueeze(1), self.num_rows)
         return [vectors * mask for vectors, mask in zip(pooled, filled, strict=True)]
 
     def _padded(self, values: Tensor) -> tuple[Tensor, ...]:
-        """The places of each bucket, ``[num_places, D]``."""
+        """Return the places of each bucket, ``[num_places, D]``."""
         if self._places is None:
             return (values,)
         padded: Tensor = _Spread.apply(values, self._values, self._places)  # type: ignore[no-untyped-call]
@@ -176,7 +154,7 @@ class JaggedRows:
 
 
 def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
-    """``sum``, ``mean`` or ``max`` over rows of packed values, zeros for empty rows."""
+    """Return the ``sum``, ``mean`` or ``max`` of each row of packed values, zeros if empty."""
     lengths = lengths.long()
     if mode == "max":
         return _bags(values, lengths, mode)
@@ -185,16 +163,13 @@ def pool_bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
 
 
 def _bags(values: Tensor, lengths: Tensor, mode: str) -> Tensor:
-    """Torch's embedding_bag over the values as its table.
-
-    Of the ways that torch and FBGEMM offer it is, over all sizes, the fastest forward on CPU.
-    """
+    # Over all sizes the fastest forward on CPU that torch and FBGEMM offer.
     positions = torch.arange(values.shape[0], device=values.device)
     return F.embedding_bag(positions, values, offsets_of(lengths)[:-1], mode=mode)
 
 
 class _SumOrMean(torch.autograd.Function):
-    """The backward of embedding_bag sorts what is sorted here; one index select does."""
+    """embedding_bag with a backward that does not sort: values are in order here."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, lengths: Tensor, mode: str) -> Tensor:
@@ -212,7 +187,7 @@ class _SumOrMean(torch.autograd.Function):
 
 
 def _cut(ordered: Tensor) -> list[_Bucket]:
-    """Buckets of rows in order of length; empty rows go with the shortest."""
+    """Cut rows in order of length into buckets; empty rows go with the shortest."""
     lengths = ordered.tolist()
     call = _CALL.get(ordered.device.type, _CALL_ELSEWHERE)
     buckets = []
@@ -239,10 +214,7 @@ def _cost(length: int) -> int:
 
 
 class _Spread(torch.autograd.Function):
-    """Values to padded places: an index select whose backward is one too, and adds nothing up.
-
-    Gradients of padding must be zeros.
-    """
+    """Index select to padded places, with an index select as backward: padding gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, taken: Tensor, places: Tensor) -> Tensor:
@@ -272,12 +244,9 @@ class _Collect(torch.autograd.Function):
 
 
 class TracedRows(JaggedRows):
-    """What ``JaggedRows`` computes, up to rounding, by the same operations whatever the lengths.
+    """``JaggedRows`` by the same operations whatever the lengths, for scripts.
 
-    Args:
-        sequences: jagged tensors of values ``[num_values, D]``.
-        inverse: the row of each target, int64 ``[B]``: rows are then those of the targets, and
-            ``weighted_sums`` alone can be asked. None: the rows themselves.
+    With ``inverse``, int64 ``[B]``, rows are those of targets, for ``weighted_sums`` alone.
     """
 
     def __init__(self, sequences: Sequence[JaggedTensor], inverse: Tensor | None = None) -> None:
@@ -330,10 +299,9 @@ class TracedRows(JaggedRows):
 
 
 def attention_rows(sequences: Sequence[JaggedTensor]) -> JaggedRows:
-    """The rows of these sequences, as they are attended to where this runs: exported, or not."""
+    """Return the rows of sequences, in the form for a script or for training."""
     return TracedRows(sequences) if is_traced() else JaggedRows(sequences)
 
 
 def is_traced() -> bool:
-    """Whether a script or a program is made of what runs."""
     return bool(torch.jit.is_scripting())  # type: ignore[attr-defined]

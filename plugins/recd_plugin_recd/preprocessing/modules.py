@@ -1,9 +1,8 @@
 """The transforms as scriptable modules over (values, offsets).
 
-Each maps a feature of N rows in jagged form, ``values`` (int64 ids, or float32 numbers where it
-takes them) and ``offsets`` (int32 or int64 ``[N + 1]``, from 0), to the same form with N rows, and
-leaves its input as it is. In a script, and on other devices than the CPU, torch operations do the
-work; otherwise those that matter have a compiled kernel with the same results.
+Each maps a feature of N rows, ``values`` (int64 ids, or float32 numbers) and ``offsets`` (int32 or
+int64 ``[N + 1]``, from 0), to the same form with N rows. In a script, and on other devices than the
+CPU, torch operations do the work; otherwise compiled kernels with the same results.
 """
 
 # Annotations are no strings here: torch.jit.script does not resolve those of attributes.
@@ -48,15 +47,13 @@ class FirstX(nn.Module):
         return values.index_select(0, places), new_offsets
 
     def kept_lengths(self, lengths: Tensor) -> Tensor:
-        """How many values rows of these lengths keep."""
         return lengths.clamp(max=self.x)
 
 
 class Bucketize(nn.Module):
-    """TorchArrow's ``functional.bucketize``: how many borders are below each value.
+    """TorchArrow's ``functional.bucketize``: the number of borders below each value.
 
-    Borders are floored for ids: a border of 2.5 counts as 2.
-    Numbers are compared with the borders in float32, or in float64 if borders would coincide.
+    Borders are floored for ids. Numbers are compared in float32, in float64 if borders coincide.
     """
 
     id_borders: Tensor
@@ -80,10 +77,7 @@ class Bucketize(nn.Module):
 
 
 class NGram(nn.Module):
-    """One id for each ``n`` neighbouring ids of a row: m ids become m - n + 1, or none.
-
-    The id is a hash of the n ids in their order, 63 bits wide.
-    """
+    """A 63-bit hash of each ``n`` neighbouring ids of a row: m ids become m - n + 1, or none."""
 
     def __init__(self, n: int, salt: int = 0) -> None:
         super().__init__()
@@ -126,10 +120,7 @@ class MapId(nn.Module):
 
 
 class Clamp(nn.Module):
-    """TorchArrow's ``clamp``: values below ``lower`` become it, and those above ``upper`` that.
-
-    A bound that is None bounds nothing. For ids bounds have to be whole numbers.
-    """
+    """TorchArrow's ``clamp`` to [lower, upper]; None is no bound. Ids take whole numbers."""
 
     def __init__(self, lower: float | None = None, upper: float | None = None) -> None:
         super().__init__()
@@ -175,10 +166,7 @@ class BoxCox(nn.Module):
 
 
 class Onehot(nn.Module):
-    """Each value v becomes ``classes`` values: 1 at place v and 0 elsewhere.
-
-    A value that is none of 0 to classes - 1 becomes zeros only.
-    """
+    """Each value v becomes ``classes`` values: 1 at place v, if there is one, and 0 elsewhere."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -195,7 +183,7 @@ def _within_int64(bound: float) -> int:
 
 
 def _as_float32(bound: float) -> float:
-    """The nearest float32, infinite where it has none so large: torch refuses to round to that."""
+    """Return the nearest float32, infinite beyond its range, to which torch refuses to round."""
     return float(torch.tensor(bound, dtype=torch.float64).float())
 
 
@@ -205,7 +193,7 @@ def sigrid_hash(ids: Tensor, salt: int, buckets: int) -> Tensor:
 
 
 def combine(hashes: Tensor, ids: Tensor) -> Tensor:
-    """Another id into each 64-bit hash; order matters."""
+    """Hash another id into each 64-bit hash; order matters."""
     city = -7070675565921424023  # 0x9DDFEA08EB382D69 as a signed number
     first = (_mix(ids) ^ hashes) * city
     first = first ^ _shifted(first, 47)
@@ -214,7 +202,7 @@ def combine(hashes: Tensor, ids: Tensor) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right; torch's fills with the sign."""
+    """Shift to the right logically; torch's shift fills with the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 

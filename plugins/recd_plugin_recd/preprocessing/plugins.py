@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, StrictFloat, StrictInt, field_validator, model_validator
@@ -49,10 +47,8 @@ class BoxCox(ModulePreprocessing):
     options: Options
 
 
-Border = (
-    Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-    | Annotated[StrictFloat, Field(ge=-(2**63), lt=2**63)]
-)
+Id = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
+Border = Id | Annotated[StrictFloat, Field(ge=-(2**63), lt=2**63)]
 
 
 class Bucketize(ModulePreprocessing):
@@ -72,21 +68,14 @@ class Bucketize(ModulePreprocessing):
         @field_validator("borders")
         @classmethod
         def _ascending(cls, borders: tuple[float, ...]) -> tuple[float, ...]:
-            for before, border in pairwise(borders):
-                if border < before:
-                    raise ValueError(f"{border} comes after {before}; borders ascend")
-            for border, count in Counter(borders).items():
-                if count > 2:
-                    raise ValueError(f"{border} stands {count} times, twice is the most")
+            if list(borders) != sorted(borders):
+                raise ValueError("borders ascend")
             return borders
 
     options: Options
 
 
-Bound = (
-    Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-    | Annotated[StrictFloat, Field(allow_inf_nan=False)]
-)
+Bound = Id | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 
 
 class Clamp(ModulePreprocessing):
@@ -102,8 +91,6 @@ class Clamp(ModulePreprocessing):
 
         @model_validator(mode="after")
         def _in_order(self) -> Self:
-            if self.lower is None and self.upper is None:
-                raise ValueError("neither lower nor upper is given; give one, or both")
             if self.lower is not None and self.upper is not None and self.lower > self.upper:
                 raise ValueError(f"lower {self.lower} is above upper {self.upper}")
             return self
@@ -146,9 +133,6 @@ class Logit(ModulePreprocessing):
     options: Options
 
 
-Id = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-
-
 class MapId(ModulePreprocessing):
     """Map chosen ids to fixed ones; others become a default, or stay."""
 
@@ -166,11 +150,8 @@ class MapId(ModulePreprocessing):
         @field_validator("mapping")
         @classmethod
         def _each_once(cls, mapping: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-            seen: set[int] = set()
-            for source, _ in mapping:
-                if source in seen:
-                    raise ValueError(f"{source} is mapped twice; keep one of the pairs")
-                seen.add(source)
+            if len(dict(mapping)) < len(mapping):
+                raise ValueError("an id is mapped twice")
             return mapping
 
     options: Options

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from recd_plugin_recd.models.registry_text import ModelName, rm_registry
+from recd_plugin_recd.models import ModelName, rm_registry
 from recd_plugins import load_registry
 from recd_plugins.cli import main
 from recd_plugins.config.built_in_kinds import KINDS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugin_recd.models.registry_text import ModelName, sizes_of
+from recd_plugin_recd.models import ModelName, sizes_of
 from recd_plugin_recd.papercal import shape_of
 
 PAGE = Path(__file__).parents[4] / "docs" / "models.md"

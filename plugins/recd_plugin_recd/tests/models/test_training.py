@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recd_plugin_recd.models.registry_text import rm_registry
+from recd_plugin_recd.models import rm_registry
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, train

@@ -210,21 +210,13 @@ def test_onehot():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Bucketize", {"borders": []}, "at least 1 item"),
-        ("Bucketize", {"borders": [1, 3, 2]}, "2 comes after 3; borders ascend"),
-        ("Bucketize", {"borders": [1, 2, 2, 2]}, "2 stands 3 times, twice is the most"),
+        ("Bucketize", {"borders": [1, 3, 2]}, "borders ascend"),
         ("Bucketize", {"borders": [float("nan")]}, "borders"),
         ("Bucketize", {"borders": [2**63]}, "borders"),
-        ("Clamp", {}, "neither lower nor upper is given; give one, or both"),
         ("Clamp", {"lower": 2, "upper": 1}, "lower 2 is above upper 1"),
-        ("MapId", {"mapping": []}, "at least 1 item"),
-        ("MapId", {"mapping": [[1, 2], [1, 3]]}, "1 is mapped twice; keep one of the pairs"),
+        ("MapId", {"mapping": [[1, 2], [1, 3]]}, "an id is mapped twice"),
         ("MapId", {"mapping": [[1, 2**63]]}, "mapping"),
-        ("FirstX", {"x": -1}, "x"),
-        ("NGram", {"n": 1}, "n"),
-        ("Logit", {"eps": 0.5}, "eps"),
         ("BoxCox", {"lambda1": float("inf")}, "lambda1"),
-        ("Onehot", {"classes": 0}, "classes"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(name, options, message):

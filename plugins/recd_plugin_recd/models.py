@@ -1,28 +1,24 @@
-"""Registry files of models in the image of those of the RecD paper (section 6.1)."""
+"""``recd init``: registry files of models in the image of the RecD paper's (section 6.1)."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from recd_plugins.api import RecdError
+import click
+
+from recd_plugins.api import AT_LEAST_1, OUTPUT_FOLDER, OUTPUT_PATH, check_output, write_text
 
 ModelName = Literal["papercal", "rm1", "rm2", "rm3"]
 
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Widths and rows of a model.
-
-    Attributes:
-        embedding_dim: of every table.
-        sequence_rows: rows of the table of a sequence feature.
-        other_rows: rows of the table of any other feature.
-        bottom_mlp: hidden layers over dense features.
-        top_mlp: hidden layers over the interaction.
-    """
+    """Width of embeddings, rows of a table of sequences and of others, and hidden layers."""
 
     embedding_dim: int
     sequence_rows: int
@@ -32,12 +28,8 @@ class ModelSizes:
 
 
 def sizes_of(name: ModelName, scale: float) -> ModelSizes:
-    """Widths in proportion to ``scale``, rows to its square."""
-    if not 0 < scale <= 1:
-        raise RecdError(f"scale is {scale}; it is above 0 and at most 1")
+    """Return widths in proportion to ``scale`` and rows in proportion to its square."""
     if name == "papercal":
-        if scale != 1:
-            raise RecdError("papercal has one size; scale is for rm1, rm2 and rm3")
         return ModelSizes(16, 100_000, 100_000, (64,), (128, 64))
     return ModelSizes(
         embedding_dim=_scaled(128, scale, multiple_of=4),
@@ -49,7 +41,6 @@ def sizes_of(name: ModelName, scale: float) -> ModelSizes:
 
 
 def _scaled(size: int, scale: float, *, multiple_of: int) -> int:
-    """The multiple that is nearest, at least one."""
     return multiple_of * max(1, round(size * scale / multiple_of))
 
 
@@ -148,7 +139,7 @@ def rm_registry(
     steps: int | None = None,
     architecture: Architecture = "dlrm",
 ) -> str:
-    """The text of a registry file that trains a model on a table of its shape.
+    """Return the text of a registry file that trains a model on a table of its shape.
 
     Args:
         name: rm1, rm2 and rm3 of the RecD paper (section 6.1), or PAPERCAL's demo.
@@ -167,18 +158,23 @@ def rm_registry(
     scaled = "" if name == "papercal" else f"-scale{scale:g}"
     table = folder / f"{name}{scaled}-{layout}-{rows}"
     sequences, others = _features(name)
-    pooling, pooling_options = _pooling(name, sizes)
+    pooling = ("recd.attention", "heads: 2")
+    if name == "rm1":
+        feed_forward = 4 * sizes.embedding_dim  # four times as wide, as usual
+        pooling = ("recd.transformer", f"layers: 1, heads: 2, feed_forward: {feed_forward}")
     converter_comment, converter_entry = _CONVERTERS[converter]
     # By NE of rm1, and of papercal, over 16,384 rows at the default scale.
     learning_rate, dense_learning_rate = (0.1, 0.01) if name == "papercal" else (20.0, 0.003)
     (other_architecture,) = _ARCHITECTURES.keys() - {architecture}
     title = (
-        f"PAPERCAL's demo: a {architecture.upper()} on a table with the duplication that the RecD "
-        "paper measured."
-        if name == "papercal"
-        else f"{name} at scale {scale:g}, in the image of the RecD paper's {name.upper()} "
+        f"{name} at scale {scale:g}, in the image of the RecD paper's {name.upper()} "
         "(docs/models.md)."
     )
+    if name == "papercal":
+        title = (
+            f"PAPERCAL's demo: a {architecture.upper()} on a table with the duplication that the "
+            "RecD paper measured."
+        )
     return _TEXT.format(
         title=title,
         sequences=sequences,
@@ -189,13 +185,13 @@ def rm_registry(
         + f"rows: {rows}, layout: {layout}",
         converter_comment=converter_comment,
         converter=converter_entry,
-        sequence_rows=sizes.sequence_rows,
-        other_rows=sizes.other_rows,
-        pooling=pooling,
-        pooling_options=pooling_options,
+        pooling=pooling[0],
+        pooling_options=pooling[1],
         architecture=architecture,
         architecture_comment=_ARCHITECTURES[architecture],
         other_architecture=other_architecture,
+        sequence_rows=sizes.sequence_rows,
+        other_rows=sizes.other_rows,
         embedding_dim=sizes.embedding_dim,
         bottom_mlp=list(sizes.bottom_mlp),
         top_mlp=list(sizes.top_mlp),
@@ -208,7 +204,7 @@ def rm_registry(
 
 
 def _features(name: ModelName) -> tuple[str, str]:
-    """The features of a model in words: those of sequences, and all others."""
+    """Describe the sequence features of a model and all others."""
     from recd_plugin_recd.papercal import shape_of
 
     shape = shape_of(name)
@@ -223,8 +219,124 @@ def _features(name: ModelName) -> tuple[str, str]:
     )
 
 
-def _pooling(name: ModelName, sizes: ModelSizes) -> tuple[str, str]:
-    """Plugin and options. A transformer's feed-forward layer is four times as wide, as usual."""
-    if name == "rm1":
-        return "recd.transformer", f"layers: 1, heads: 2, feed_forward: {4 * sizes.embedding_dim}"
-    return "recd.attention", "heads: 2"
+_LAPTOP_SCALE = 0.125
+_HELP = """Write the registry of {what} to FILE, ready to run.
+
+Data is generated by the first run.
+
+\b
+recd init {name} {name}.yaml
+recd run {name}.yaml --compare
+"""
+
+
+_PARAMETERS: list[click.Parameter] = [
+    click.Argument(["file"], type=OUTPUT_PATH),
+    click.Option(
+        ["--scale"],
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        help="Sizes of rm1, rm2 and rm3: 1 is a model for a cluster, with 128 scalars in an "
+        "embedding and millions of rows in a table. "
+        f" [default: {_LAPTOP_SCALE}, for a laptop]",
+    ),
+    click.Option(
+        ["--rows"],
+        type=AT_LEAST_1,
+        default=16_384,
+        show_default=True,
+        help="Rows of the table.",
+    ),
+    click.Option(
+        ["--batch-size"],
+        type=AT_LEAST_1,
+        default=256,
+        show_default=True,
+        help="Rows in a batch of one rank.",
+    ),
+    click.Option(
+        ["--ranks"],
+        type=AT_LEAST_1,
+        default=2,
+        show_default=True,
+        help="Processes to train on.",
+    ),
+    click.Option(
+        ["--layout"],
+        type=click.Choice(["clustered", "interleaved", "stream"]),
+        default="clustered",
+        show_default=True,
+        help="Order of the table's rows, as in `recd generate`.",
+    ),
+    click.Option(
+        ["--converter"],
+        type=click.Choice(["recd.ikjt", "recd.partial_ikjt", "recd.kjt"]),
+        default="recd.ikjt",
+        show_default=True,
+        help="How rows become tensors; recd.kjt deduplicates nothing.",
+    ),
+    click.Option(
+        ["--architecture"],
+        type=click.Choice(["dlrm", "dcn"]),
+        default="dlrm",
+        show_default=True,
+        help="How the features' vectors meet: by dot products, or in a cross network.",
+    ),
+    click.Option(
+        ["--data"],
+        type=OUTPUT_FOLDER,
+        default=Path(".data"),
+        show_default=True,
+        help="Folder in which the first run generates the table.",
+    ),
+    click.Option(["--force"], is_flag=True, help="Replace FILE where it exists."),
+]
+
+
+def _write(
+    name: ModelName,
+    file: Path,
+    scale: float | None,
+    rows: int,
+    batch_size: int,
+    ranks: int,
+    layout: Layout,
+    converter: ConverterName,
+    architecture: Architecture,
+    data: Path,
+    force: bool,
+) -> None:
+    if name == "papercal" and scale not in (None, 1):
+        raise click.UsageError("papercal has one size; --scale is for rm1, rm2 and rm3")
+    if rows < batch_size * ranks:
+        raise click.UsageError(
+            f"{rows} rows are no batch of {batch_size} for each of {ranks} ranks; raise --rows, or "
+            "lower --batch-size or --ranks"
+        )
+    if scale is None:
+        scale = 1.0 if name == "papercal" else _LAPTOP_SCALE
+    text = rm_registry(
+        name,
+        folder=data,
+        rows=rows,
+        scale=scale,
+        layout=layout,
+        converter=converter,
+        batch_size=batch_size,
+        ranks=ranks,
+        architecture=architecture,
+    )
+    check_output(file, force)
+    write_text(file, text)
+    size = "" if name == "papercal" else f" at scale {scale:g}"
+    click.echo(f"{file}: {name}{size}; train it with recd run {shlex.quote(str(file))} --compare")
+
+
+def _start(name: ModelName) -> click.Command:
+    paper = f"a model in the image of RecD's {name.upper()}"
+    what = "the demo's model" if name == "papercal" else paper
+    help = _HELP.format(what=what, name=name)
+    return click.Command(name, callback=partial(_write, name), params=_PARAMETERS, help=help)
+
+
+#: Commands of ``recd init``, by the name of a model.
+STARTS = tuple(_start(name) for name in get_args(ModelName))
