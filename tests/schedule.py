@@ -16,7 +16,6 @@ SLOW = (
     "cli/test_fault.py",
     "recd_plugin_tuning/tests/test_profile.py::test_the_example_of_the_page",
     "cli/test_run*",
-    "data/storage/test_loader_from_s3.py",
     "data/storage/test_training_from_s3.py",
     "distributed/test_launch.py::test_failures_of_one_rank",
     "distributed/test_launch.py::test_torchrun",

@@ -10,15 +10,22 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from recd_plugin_recd.cluster.sort import Layouts, Progress, sort_partition
+from recd_plugin_recd.cluster.sort import (
+    ClusterOptions as ClusterOptions,
+)
+from recd_plugin_recd.cluster.sort import (
+    Layouts,
+    Progress,
+    sort_partition,
+)
 from recd_plugin_recd.cluster.spark import sort_with_spark
-from recd_plugin_recd.sessions import Nulls, check_keys, plain_sessions, row_place, session_hashes
+from recd_plugin_recd.sessions import check_keys, plain_sessions, row_place, session_hashes
 from recd_plugin_recd.source import (
     ParquetSource,
     Partition,
@@ -28,7 +35,6 @@ from recd_plugin_recd.source import (
 )
 from recd_plugins.api import (
     DataError,
-    Layout,
     bytes_text,
     machine_start,
     read_footers,
@@ -40,31 +46,6 @@ from recd_plugins.api import (
 #: Unfinished work of another version is not gone on from.
 _VERSION = 3
 _HEAVIEST = 5
-
-
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Options of ``recd cluster``.
-
-    Attributes:
-        session, timestamp: their columns; None takes what ``open_source`` takes.
-        memory: bytes that the whole process may take.
-        keep_share: share of the sessions that stay, more than 0, at most 1.
-        seed: of the choice of these sessions.
-        row_group_rows: most rows of a row group of the output.
-    """
-
-    source: Path
-    target: Path
-    session: str | None = None
-    timestamp: str | None = None
-    memory: int = 2_000_000_000
-    layout: Layout = "list"
-    row_group_rows: int = 8192
-    nulls: Nulls = "error"
-    keep_share: float = 1.0
-    seed: int = 0
-    engine: Literal["embedded", "spark"] = "embedded"
 
 
 @dataclass(frozen=True)

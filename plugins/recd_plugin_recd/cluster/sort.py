@@ -14,13 +14,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recd_plugin_recd.sessions import (
+    Nulls,
     check_keys,
     plain_rows,
     plain_schema,
@@ -37,9 +38,6 @@ from recd_plugins.api import (
     bytes_text,
     prefetch,
 )
-
-if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.job import ClusterOptions
 
 Layouts = dict[str, Layout]
 #: Called with the rows read and the rows written since the last call.
@@ -59,6 +57,31 @@ _COPIES, _GROUPS = 2.2, 3
 _MOST_WORKERS = 8
 #: Order of rows: ties in the order of the input.
 _ORDER = [(name, "ascending") for name in ("session", "time", "number")]
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Options of ``recd cluster``.
+
+    Attributes:
+        session, timestamp: their columns; None takes what ``open_source`` takes.
+        memory: bytes that the whole process may take.
+        keep_share: share of the sessions that stay, more than 0, at most 1.
+        seed: of the choice of these sessions.
+        row_group_rows: most rows of a row group of the output.
+    """
+
+    source: Path
+    target: Path
+    session: str | None = None
+    timestamp: str | None = None
+    memory: int = 2_000_000_000
+    layout: Layout = "list"
+    row_group_rows: int = 8192
+    nulls: Nulls = "error"
+    keep_share: float = 1.0
+    seed: int = 0
+    engine: Literal["embedded", "spark"] = "embedded"
 
 
 @dataclass

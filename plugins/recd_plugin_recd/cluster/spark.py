@@ -7,12 +7,13 @@ the writer of the other engine: same layouts, row groups and statistics.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_recd.cluster.sort import (
+    ClusterOptions,
     Layouts,
     Progress,
     kept_rows,
@@ -22,9 +23,6 @@ from recd_plugin_recd.cluster.sort import (
 from recd_plugin_recd.sessions import check_keys, plain_schema
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError, is_list_dict, optional_library, to_lists
-
-if TYPE_CHECKING:
-    from recd_plugin_recd.cluster.job import ClusterOptions
 
 #: Bytes of input files for one range of the output.
 _RANGE_BYTES = 128 << 20
