@@ -18,7 +18,7 @@ _TO_UNIT = 1.0 / (1 << 53)
 
 
 def stream_of(*purpose: str | int) -> int:
-    """The stream of one purpose, such as a seed and a feature, in 63 bits."""
+    """Return the stream of one purpose, such as a seed and a feature, in 63 bits."""
     digest = hashlib.sha256(repr(purpose).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 

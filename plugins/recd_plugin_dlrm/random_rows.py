@@ -71,14 +71,10 @@ class FeatureLists:
 
 def schema_of(options: DrawnRowOptions, features: tuple[str, ...]) -> FeatureSchema:
     """Return the schema of sparse ``features`` and drawn dense features and labels."""
-    return FeatureSchema(features, _dense_names(options), LABEL)
-
-
-def check_features(options: DrawnRowOptions, features: tuple[str, ...]) -> None:
-    """Refuse sparse features with the names of other columns."""
     for name in features:
         if name in (LABEL, *_dense_names(options)):
             raise DataError(f"sparse feature {name}: another column has that name; choose another")
+    return FeatureSchema(features, _dense_names(options), LABEL)
 
 
 def make_rows(
@@ -170,8 +166,7 @@ class Random(Dataset):
     options: Options
 
     def prepare(self) -> None:
-        """Check names; nothing is stored."""
-        check_features(self.options, tuple(self._num_ids))
+        self.schema()
 
     def schema(self) -> FeatureSchema:
         return schema_of(self.options, tuple(self._num_ids))

@@ -66,8 +66,11 @@ def convert(
 ) -> ConvertedLogs:
     """Convert files; ``target`` appears when it is complete. A killed run is resumed.
 
-    ``force`` replaces a table of this command. ``say`` takes messages. ``start`` adds a progress
-    bar by name and rows, and returns a function that takes rows done.
+    Args:
+        options: what to convert, and how.
+        force: whether to replace a table of this command.
+        say: takes messages.
+        start: adds a progress bar by name and rows, and returns a function that takes rows done.
     """
     days = find_days(options.source)
     for day in days:
@@ -171,18 +174,15 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
     inner, outer = real_path(source), real_path(target)
     if outer in (inner, *inner.parents):
         raise DataError(f"{source} lies in {target}, which is to be replaced; name another folder")
-    files = [path for path in target.rglob("*") if path.is_file()]
-    foreign = [path for path in files if not _is_ours(path)]
-    if foreign or not files:
+    files = [path for path in target.rglob("*") if path.is_file() and path.parent.name != CACHE]
+    if foreign := [path for path in files if not _is_ours(path)]:
         raise DataError(
             f"{target} was not written by recd criteo convert, it holds "
-            f"{foreign[0].relative_to(target) if foreign else 'nothing'}; remove it yourself"
+            f"{foreign[0].relative_to(target)}; remove it yourself"
         )
 
 
 def _is_ours(path: Path) -> bool:
-    if path.parent.name == CACHE:
-        return True
     try:
         return _MARK in (pq.read_metadata(path).metadata or {})
     except (pa.ArrowException, OSError):

@@ -62,11 +62,7 @@ class DayFiles:
 
 
 def find_days(path: Path) -> list[DayFiles]:
-    """Return the days at ``path`` in order, or the one file with several days.
-
-    Raises:
-        DataError: nothing is there, or days are missing or there twice.
-    """
+    """Return the days at ``path`` in order, or the one file with several days."""
     if path.is_file():
         return [_one_file(path)]
     if not path.is_dir():
@@ -239,10 +235,7 @@ class ParquetDay(Day):
         self._table = ParquetTable(path)
         there = self._table.schema
         if missing := [column for column in COLUMNS if column not in there.names]:
-            raise DataError(
-                f"{path}: no column {missing[0]}; columns are {LABEL}, {DENSE[0]} to {DENSE[-1]} "
-                f"and {SPARSE[0]} to {SPARSE[-1]}, as `recd criteo convert` writes them"
-            )
+            raise DataError(f"{path}: no column {missing[0]}; columns are {', '.join(COLUMNS)}")
         # Dense features may be floats that were transformed before.
         floats = [column for column in DENSE if there.field(column).type == pa.float32()]
         self._schema = pa.schema(

@@ -42,13 +42,6 @@ def read(made: Trace, batch_size: int = 500, split: Split = "train") -> pa.Table
     return pa.Table.from_batches([rows.data for rows in reader]).combine_chunks()
 
 
-class TestContract(DatasetContract):
-    @pytest.fixture
-    def plugin(self, tmp_path: Path) -> Trace:
-        options = {"rows": 60, "dense": 2, "profile": profile(tmp_path), "labels": "learnable"}
-        return Trace(Trace.Options.model_validate({**options, "path": tmp_path / "rows.parquet"}))
-
-
 class TestAcrossRowGroups(DatasetContract):
     batch_size = 900
 
@@ -119,6 +112,3 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1]}), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match=r"was not drawn by dlrm\.trace"):
         dataset(tmp_path)
-    options = {"rows": 1, "profile": tmp_path / "profile.parquet", "path": tmp_path / "none"}
-    with pytest.raises(DataError, match="not drawn yet"):
-        Trace(Trace.Options.model_validate(options)).schema()

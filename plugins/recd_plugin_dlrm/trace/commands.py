@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api import AT_LEAST_1, COUNT_FROM_0, OUTPUT, report_options
+from recd_plugins.api import AT_LEAST_1, COUNT_FROM_0, OUTPUT
 
 _tables = click.option(
     "--tables",
@@ -14,6 +14,7 @@ _tables = click.option(
     metavar="PATTERN",
     help="Tables, a name or glob: t_ and the feature; all without it. Can be repeated.",
 )
+_json = click.option("--json", "json_path", type=OUTPUT, help="Write the figures here.")
 _force = click.option("--force", is_flag=True, help="Replace FILE where it is there.")
 
 
@@ -41,7 +42,7 @@ def trace() -> None:
 @_tables
 @click.option("--rows", type=AT_LEAST_1, help="Read the first so many rows, not all.")
 @_force
-@report_options("Write the figures here.", "Write a picture of distances and hit rates here")
+@_json
 @click.pass_obj
 def profile_command(
     plugins_dir: Path | None,
@@ -52,7 +53,6 @@ def profile_command(
     rows: int | None,
     force: bool,
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> None:
     """Profile the traces of SOURCE: a text file (.gz too), or a registry file (.yaml, .yml).
 
@@ -96,8 +96,6 @@ def profile_command(
     profile.write_profile(made, output)
     if json_path is not None:
         write_json(json_path, trace_report.profile_json(made))
-    if plot_path is not None:
-        trace_report.plot_profile(made, plot_path)
     output_console().print(trace_report.render_profile(made))
 
 
@@ -126,7 +124,7 @@ def profile_command(
     "it; 0 leaves it as it was.",
 )
 @_force
-@report_options("Write the figures here.", "Write a picture of hit rates here")
+@_json
 def generate_command(
     profile: Path,
     output: Path,
@@ -136,7 +134,6 @@ def generate_command(
     min_new: float | None,
     force: bool,
     json_path: Path | None,
-    plot_path: Path | None,
 ) -> None:
     """Draw synthetic traces of tables of PROFILE, and compare LRU hit rates with the originals'."""
     from recd_plugin_dlrm.trace import trace_report
@@ -166,6 +163,4 @@ def generate_command(
         write_trace(output, generators, accesses, provenance, advance)
     if json_path is not None:
         write_json(json_path, trace_report.synthetic_json(generators))
-    if plot_path is not None:
-        trace_report.plot_synthetic(generators, plot_path)
     output_console().print(trace_report.render_synthetic(generators))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field, PositiveInt
 
@@ -18,7 +17,6 @@ from recd_plugin_dlrm.random_rows import (
     UNIT_ROWS,
     DrawnRowOptions,
     FeatureLists,
-    check_features,
     make_rows,
     schema_of,
     units_of,
@@ -75,32 +73,25 @@ class Trace(Dataset):
     options: Options
 
     def prepare(self) -> None:
-        """Draw the file if it is missing, else check that it is the same.
-
-        Raises:
-            DataError: the file was drawn with other options or from another profile.
-        """
+        """Draw the file if it is missing, else check that it was drawn by these options."""
         options = self.options
         profile = read_profile(options.profile)
         tables = choose(list(profile.tables), options.tables or ())
         traces = [profile.tables[table] for table in tables]
-        check_features(options, tuple(trace.feature for trace in traces))
+        schema_of(options, tuple(trace.feature for trace in traces))
         wanted = self._provenance(traces)
         if not options.path.exists():
             self._draw(traces, wanted)
             return
         found = _provenance_of(options.path)
-        keys = sorted(found.keys() | wanted.keys())
         differing = [
             f"{key} was {found.get(key)!r} and is {wanted.get(key)!r}"
-            for key in keys
+            for key in sorted(found.keys() | wanted.keys())
             if found.get(key) != wanted.get(key)
         ]
         if differing:
-            raise DataError(
-                f"{options.path} was drawn otherwise: {'; '.join(differing)}. Remove it, or name "
-                "another path"
-            )
+            what = "; ".join(differing)
+            raise DataError(f"{options.path} was drawn otherwise: {what}; remove it")
 
     def identity(self) -> dict[str, Any]:
         return {"rows": list(self._table.contents().values())}
@@ -132,10 +123,6 @@ class Trace(Dataset):
 
     @cached_property
     def _table(self) -> ParquetTable:
-        if not self.options.path.exists():
-            raise DataError(
-                f"{self.options.path}: not drawn yet; Dataset.prepare, which recd run calls, does"
-            )
         return ParquetTable(self.options.path)
 
     def _draw(self, traces: list[TableTrace], made: dict[str, Any]) -> None:
@@ -183,10 +170,7 @@ class Trace(Dataset):
 
 
 def _provenance_of(path: Path) -> dict[str, Any]:
-    try:
-        metadata = pq.read_schema(path).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+    metadata = pq.read_schema(path).metadata or {}
     if _KEY not in metadata:
         raise DataError(f"{path} was not drawn by dlrm.trace; name another path")
     found: dict[str, Any] = json.loads(metadata[_KEY])

@@ -1,16 +1,211 @@
-"""Algorithms 1 and 2 of the DLRM paper: LRU stack distances of a trace, and synthetic traces."""
+"""Algorithms 1 and 2 of the DLRM paper: LRU stack distances of a trace, and synthetic traces.
+
+The LRU stack is an array with a Fenwick tree, O(log n) an access. Each access takes the next
+position, which holds the code of its id, or -1 after a later access to it. The tree counts occupied
+positions: the id at depth d is the d-th one from the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_dlrm.draws import stream_of
-from recd_plugin_dlrm.trace import kernels
+from recd_plugin_dlrm.draws import draw, mix, stream_of
 from recd_plugins.api import DataError
+
+Int32s = NDArray[np.int32]
+Int64s = NDArray[np.int64]
+Float64s = NDArray[np.float64]
+
+
+@nb.njit(cache=True, nogil=True)
+def code_ids(
+    ids: Int64s, keys: Int64s, codes: Int32s, unique: Int64s, num: int, out: Int32s
+) -> int:
+    """Write the codes of ids to ``out``, new ones in their order, and return the number of ids.
+
+    ``keys`` and ``codes`` are a hash table of a power of two places, -1 for an empty one;
+    ``unique`` has the ids by code, with room for new ones.
+    """
+    mask = nb.uint64(len(keys) - 1)
+    for i in range(len(ids)):
+        key = ids[i]
+        place = mix(nb.uint64(key)) & mask
+        while codes[place] >= 0 and keys[place] != key:
+            place = (place + nb.uint64(1)) & mask
+        if codes[place] < 0:
+            keys[place] = key
+            codes[place] = num
+            unique[num] = key
+            num += 1
+        out[i] = codes[place]
+    return num
+
+
+@nb.njit(cache=True, nogil=True)
+def insert_ids(unique: Int64s, num: int, keys: Int64s, codes: Int32s) -> None:
+    """Fill an empty hash table with the first ``num`` ids of ``unique``."""
+    mask = nb.uint64(len(keys) - 1)
+    for code in range(num):
+        place = mix(nb.uint64(unique[code])) & mask
+        while codes[place] >= 0:
+            place = (place + nb.uint64(1)) & mask
+        keys[place] = unique[code]
+        codes[place] = code
+
+
+@nb.njit(cache=True, nogil=True)
+def compact(at: Int32s, used: int, last: Int32s, new_tree: Int32s, new_at: Int32s) -> int:
+    """Move a stack into new arrays without free positions, and return the positions used."""
+    live = 0
+    for position in range(1, used + 1):
+        code = at[position]
+        if code >= 0:
+            live += 1
+            new_at[live] = code
+            last[code] = live
+    for position in range(1, len(new_tree)):
+        new_tree[position] += position <= live
+        parent = position + (position & -position)
+        if parent < len(new_tree):
+            new_tree[parent] += new_tree[position]
+    return live
+
+
+@nb.njit(cache=True, nogil=True)
+def _add(tree: Int32s, position: int, change: int) -> None:
+    while position < len(tree):
+        tree[position] += change
+        position += position & -position
+
+
+@nb.njit(cache=True, nogil=True)
+def _sum_to(tree: Int32s, position: int) -> int:
+    total = 0
+    while position > 0:
+        total += tree[position]
+        position -= position & -position
+    return total
+
+
+@nb.njit(cache=True, nogil=True)
+def _find(tree: Int32s, rank: int) -> int:
+    """Return the position of the ``rank``-th occupied one, from 1."""
+    position, step = 0, len(tree) - 1
+    while step:
+        ahead = position + step
+        if ahead < len(tree) and tree[ahead] < rank:
+            position = ahead
+            rank -= tree[ahead]
+        step >>= 1
+    return position + 1
+
+
+@nb.njit(cache=True, nogil=True)
+def stack_distances(
+    codes: Int32s,
+    out: Int64s,
+    counts: Int64s,
+    tree: Int32s,
+    at: Int32s,
+    last: Int32s,
+    state: Int64s,
+) -> int:
+    """Algorithm 1: write distances until positions are used up, and return how many.
+
+    ``last`` is the position of a code, 0 for a new one. ``state`` has positions used and ids in the
+    stack.
+    """
+    used, live = state[0], state[1]
+    done = 0
+    while done < len(codes) and used < len(at) - 1:
+        code = codes[done]
+        before = last[code]
+        distance = 0
+        if before == used and before > 0:
+            distance = 1
+        else:
+            if before > 0:
+                distance = live - _sum_to(tree, before - 1)
+                _add(tree, before, -1)
+                at[before] = -1
+            else:
+                live += 1
+            used += 1
+            at[used] = code
+            last[code] = used
+            _add(tree, used, 1)
+        out[done] = distance
+        counts[distance] += 1
+        done += 1
+    state[0], state[1] = used, live
+    return done
+
+
+@nb.njit(cache=True, nogil=True)
+def _access(distance: int, tree: Int32s, at: Int32s, used: int, live: int) -> tuple[int, int, int]:
+    """Code, positions used and ids in the stack after one access."""
+    if distance == 1:
+        return at[used], used, live
+    if distance == 0:
+        code = live
+        live += 1
+    else:
+        position = _find(tree, live - distance + 1)
+        code = at[position]
+        _add(tree, position, -1)
+        at[position] = -1
+    used += 1
+    at[used] = code
+    _add(tree, used, 1)
+    return code, used, live
+
+
+@nb.njit(cache=True, nogil=True)
+def generate(
+    out: Int32s,
+    num_ids: int,
+    distances: Int64s,
+    cumulative: Float64s,
+    counts: Int64s,
+    seed: int,
+    tree: Int32s,
+    at: Int32s,
+    state: Int64s,
+) -> int:
+    """Algorithm 2: draw codes until positions are used up, and return how many.
+
+    ``distances`` rise from 0, with the sums of their weights in ``cumulative``. New ids come in the
+    order of their codes. ``state`` has positions used, ids in the stack, distances within reach and
+    accesses drawn.
+    """
+    used, live, reach, drawn = state[0], state[1], state[2], state[3]
+    stream = mix(nb.uint64(seed))
+    done = 0
+    while done < len(out) and used < len(at) - 1:
+        while reach < len(distances) and distances[reach] <= live:
+            reach += 1
+        low = 1 if live == num_ids else 0
+        base = cumulative[0] if low else 0.0
+        point = base + draw(stream, drawn) * (cumulative[reach - 1] - base)
+        high = reach - 1
+        while low < high:
+            middle = (low + high) >> 1
+            if cumulative[middle] > point:
+                high = middle
+            else:
+                low = middle + 1
+        counts[low] += 1
+        out[done], used, live = _access(distances[low], tree, at, used, live)
+        done += 1
+        drawn += 1
+    state[0], state[1], state[2], state[3] = used, live, reach, drawn
+    return done
+
 
 #: Sizes of caches that hit rates are compared at, as shares of the distinct ids.
 SHARES = np.arange(1, 51) / 100
@@ -56,11 +251,7 @@ class TableTrace:
         return int(self.distances[1:][np.searchsorted(sums, (int(sums[-1]) + 1) // 2)])
 
     def weights(self, min_new: float = 0.0) -> NDArray[np.float64]:
-        """Return the distribution of distances, float64 ``[k]``, with p0 at least ``min_new``.
-
-        The other shares are lowered in proportion, as in the paper, so that short synthetic traces
-        see all ids.
-        """
+        """Return the distribution of distances, float64 ``[k]``, with p0 raised to ``min_new``."""
         weights = self.counts / self.accesses
         raised = max(weights[0], min_new)
         if len(weights) > 1:
@@ -97,13 +288,11 @@ _PIECE = 1 << 16
 
 
 class LruStack:
-    """The LRU stack of the kernels: codes of ids in the order of their last access.
-
-    Free positions are reclaimed when all are used, so m ids take 2m to 4m positions.
+    """The LRU stack of the kernels, by codes of ids; m ids take 2m to 4m positions.
 
     Attributes:
-        tree, at, last: int32; see ``kernels``.
-        state: int64 ``[4]``: positions used and ids in the stack, and two more for the generator.
+        tree, at, last: int32; see ``compact``.
+        state: int64 ``[4]``: positions used, ids in the stack, and two more for the generator.
     """
 
     def __init__(self) -> None:
@@ -113,13 +302,13 @@ class LruStack:
         self.state = np.zeros(4, np.int64)
 
     def make_room(self) -> None:
-        """Reclaim free positions if all are used."""
+        """Remove free positions if all positions are used."""
         used, live = int(self.state[0]), int(self.state[1])
         if used < len(self.at) - 1:
             return
         size = max(_LEAST, 1 << (2 * live - 1).bit_length())
         tree, at = np.zeros(size + 1, np.int32), np.full(size + 1, -1, np.int32)
-        self.state[0] = kernels.compact(self.at, used, self.last, tree, at)
+        self.state[0] = compact(self.at, used, self.last, tree, at)
         self.tree, self.at = tree, at
 
 
@@ -171,18 +360,16 @@ class StackDistances:
         if 2 * most > len(self._keys):
             size = 1 << (2 * most).bit_length()
             self._keys, self._codes = np.zeros(size, np.int64), np.full(size, -1, np.int32)
-            kernels.insert_ids(self._unique, self._num_ids, self._keys, self._codes)
+            insert_ids(self._unique, self._num_ids, self._keys, self._codes)
         self._unique = _grown(self._unique, most)
         codes = np.empty(len(ids), np.int32)
-        self._num_ids = kernels.code_ids(
-            ids, self._keys, self._codes, self._unique, self._num_ids, codes
-        )
+        self._num_ids = code_ids(ids, self._keys, self._codes, self._unique, self._num_ids, codes)
         self._counts = _grown(self._counts, self._num_ids + 1)
         stack, done = self._stack, 0
         stack.last = _grown(stack.last, self._num_ids)
         while done < len(codes):
             stack.make_room()
-            done += kernels.stack_distances(
+            done += stack_distances(
                 codes[done:],
                 out[done:],
                 self._counts,
@@ -203,12 +390,11 @@ def profile_ids(ids: NDArray[np.int64], feature: str = "id") -> TableTrace:
 class TraceGenerator:
     """Draws a trace piece by piece, in O(log m + log k) an access.
 
-    The distance of each access is drawn from those within the ids seen so far, with their shares in
-    the profile; 0 takes the next new id, until there is none. Access i does not depend on the
-    pieces. Holds about 50 bytes a distinct id.
+    Each access takes one of the distances within the ids seen so far, with their shares in the
+    profile; 0 takes the next new id. Access i does not depend on the pieces.
 
     Attributes:
-        new_share: the p0 that it draws with, at least ``min_new``.
+        new_share: the p0 it draws with, at least ``min_new``.
         counts: int64 ``[k]``: accesses so far, by the distances of the profile.
     """
 
@@ -244,7 +430,7 @@ class TraceGenerator:
         done = 0
         while done < accesses:
             stack.make_room()
-            done += kernels.generate(
+            done += generate(
                 codes[done:],
                 len(profile.ids),
                 profile.distances,
@@ -258,9 +444,9 @@ class TraceGenerator:
         return profile.ids[codes]
 
 
-#: Hit rates are to differ by half a point at most, so that noise has room within one.
+#: Largest difference of hit rates that ``least_new`` accepts.
 WITHIN = 0.005
-# Values of p0 between its own and 1 that are tried, more and more of them.
+# Values of p0 that it tries.
 _TRIED = 64
 
 
@@ -289,19 +475,13 @@ def expected_counts(profile: TableTrace, accesses: int) -> Callable[[float], NDA
 
 
 def worst_difference(profile: TableTrace, counts: NDArray[np.int64] | NDArray[np.float64]) -> float:
-    """Return the largest difference of hit rates of a profile and of a trace with ``counts``.
-
-    Over LRU caches of 1 % to 50 % of the ids.
-    """
+    """Return the largest difference of LRU hit rates, over caches of 1 % to 50 % of the ids."""
     sizes = profile.cache_sizes()
     return float(np.abs(profile.hit_rates(sizes) - profile.hit_rates(sizes, counts)).max())
 
 
 def least_new(profile: TableTrace, accesses: int, within: float = WITHIN) -> float:
-    """Return the least p0 with expected hit rates ``within`` the original's, else the best one.
-
-    Tries 64 values. A larger p0 brings the ids earlier.
-    """
+    """Return the least p0 with expected hit rates ``within`` the original's, else the best one."""
     expected = expected_counts(profile, accesses)
     own = profile.new_share
     tried = [own]

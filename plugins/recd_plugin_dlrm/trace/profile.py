@@ -18,12 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.trace.generator import StackDistances, TableTrace, TraceGenerator
-from recd_plugins.api import (
-    DataError,
-    did_you_mean,
-    new_file,
-    shortened,
-)
+from recd_plugins.api import DataError, did_you_mean, new_file
 
 if TYPE_CHECKING:
     from recd_plugins.api import FeatureLookups, RunConfig
@@ -108,7 +103,7 @@ def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """Return the tables that patterns match, or all."""
     for pattern in patterns:
         if not any(fnmatchcase(table, pattern) for table in tables):
-            near = did_you_mean(pattern, list(tables)) or f"; the tables: {shortened(list(tables))}"
+            near = did_you_mean(pattern, list(tables))
             raise DataError(f"--tables {pattern} matches no table{near}")
     return [
         table for table in tables if not patterns or any(fnmatchcase(table, p) for p in patterns)
@@ -138,11 +133,8 @@ def profile_pieces(
             distances.add(ids[name])
         rows += num_rows
         progress(num_rows)
-    for name, distances in found.items():
-        if not distances.accesses:
-            raise DataError(
-                f"{source}: feature {name} has no ids in {rows:,} rows; leave it out with --tables"
-            )
+    if empty := [name for name, distances in found.items() if not distances.accesses]:
+        raise DataError(f"{source}: feature {empty[0]} has no ids in {rows:,} rows")
     traces = [distances.trace(name, rows) for name, distances in found.items()]
     return TraceProfile({trace.table: trace for trace in traces}, source)
 

@@ -1,10 +1,9 @@
-"""Trace profiles and synthetic traces as tables, JSON and plots."""
+"""Trace profiles and synthetic traces as tables and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +19,8 @@ from recd_plugin_dlrm.trace.generator import (
     worst_difference,
 )
 from recd_plugin_dlrm.trace.profile import TraceProfile
-from recd_plugins.api import plot_style, write_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _SHOWN = (0.01, 0.05, 0.1, 0.5)
-_MOST_CURVES = 12
 
 
 def profile_json(profile: TraceProfile) -> dict[str, Any]:
@@ -92,45 +86,6 @@ def render_synthetic(traces: Sequence[TraceGenerator]) -> RenderableType:
     )
 
 
-@plot_style()
-def plot_profile(profile: TraceProfile, path: Path) -> None:
-    """Plot distances and LRU hit rates of the tables with most accesses."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    traces = sorted(profile.tables.values(), key=lambda trace: -trace.accesses)
-    for trace in traces[:_MOST_CURVES]:
-        sums = np.cumsum(trace.counts[1:]) / max(1, trace.counts[1:].sum())
-        left.step(trace.distances[1:], 100 * sums, where="post", label=trace.table)
-        _draw_rates(right, trace, trace.counts, label=trace.table)
-    left.set(
-        xscale="log",
-        xlabel="LRU stack distance of ids that are not new",
-        ylabel="accesses at most so far (%)",
-        ylim=(0, 101),
-    )
-    left.grid(alpha=0.3)
-    _finish_rates(right)
-    write_figure(path, figure)
-
-
-@plot_style()
-def plot_synthetic(traces: Sequence[TraceGenerator], path: Path) -> None:
-    """Plot LRU hit rates of originals and drawn traces."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for number, trace in enumerate(traces[:_MOST_CURVES]):
-        profile, color = trace.profile, f"C{number % 10}"
-        _draw_rates(axes, profile, profile.counts, label=profile.table, color=color)
-        label = f"{profile.table}, synthetic"
-        _draw_rates(axes, profile, trace.counts, label=label, color=color, linestyle=":")
-    _finish_rates(axes)
-    write_figure(path, figure)
-
-
 def _table(*headings: str) -> Table:
     lines = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     lines.add_column("table", overflow="fold", min_width=8)
@@ -159,14 +114,3 @@ def _by_share(trace: TableTrace, counts: NDArray[np.int64]) -> dict[str, float]:
 def _shown_rates(trace: TableTrace, counts: NDArray[np.int64]) -> list[str]:
     rates = _by_share(trace, counts)
     return [f"{rates[f'{share:.2f}']:.1%}" for share in _SHOWN]
-
-
-def _draw_rates(axes: Axes, trace: TableTrace, counts: NDArray[np.int64], **style: Any) -> None:
-    sizes = np.unique(np.geomspace(1, len(trace.ids), 200).round().astype(np.int64))
-    axes.plot(100 * sizes / len(trace.ids), 100 * trace.hit_rates(sizes, counts), **style)
-
-
-def _finish_rates(axes: Axes) -> None:
-    axes.set(xscale="log", xlabel="ids in the cache (%)", ylabel="LRU hit rate (%)", ylim=(0, 101))
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -63,13 +62,13 @@ def test_rows_are_what_was_written(tmp_path):
     assert two == {"label": 0, **dict.fromkeys((*DENSE, *SPARSE), 0), "cat_25": 0xFFFF % 10}
 
 
-def write_like_torchrec(folder: Path, name: str, rows: RawRows, sparse: str = "sparse") -> None:
+def write_like_torchrec(folder: Path, name: str, rows: RawRows) -> None:
     """What ``BinaryCriteoUtils.tsv_to_npys`` writes; until 2024 ids were int32, which wraps."""
     dense = np.stack(rows.dense, axis=1).astype(np.int32)
     dense -= dense.min() - 2
     folder.mkdir(exist_ok=True)
     np.save(folder / f"{name}_dense.npy", np.log(dense, dtype=np.float32))
-    np.save(folder / f"{name}_{sparse}.npy", np.stack(rows.sparse, axis=1).astype(np.int32))
+    np.save(folder / f"{name}_sparse.npy", np.stack(rows.sparse, axis=1).astype(np.int32))
     np.save(folder / f"{name}_labels.npy", rows.labels.astype(np.int32)[:, None])
 
 
@@ -83,16 +82,6 @@ def test_files_of_torchrec(tmp_path, write_days):
     raw = np.stack(sample_rows(60).dense, axis=1)
     first = np.stack([found[0][name].to_numpy() for name in DENSE], axis=1)
     assert np.array_equal(first, np.log((raw - raw.min() + 2)[:7], dtype=np.float32))
-
-
-def test_contiguous_files_of_torchrec_and_one_dimension_of_labels(tmp_path):
-    for number in range(2):
-        rows = sample_rows(30, number)
-        write_like_torchrec(tmp_path, f"day_{number}", rows, "sparse_contig_freq")
-        np.save(tmp_path / f"day_{number}_labels.npy", rows.labels)
-    assert len(batches(tmp_path, npy_sparse="sparse_contig_freq")) == 4 + 2
-    with pytest.raises(DataError, match=r"day_0_sparse.npy: cannot be read .*No such file"):
-        batches(tmp_path)
 
 
 @pytest.mark.parametrize("file_format", ["tsv", "npy"])
@@ -118,22 +107,12 @@ def test_npy_files_that_do_not_fit(tmp_path, word, array, message):
         batches(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda table: table.drop_columns(["cat_3"]), r"no column cat_3; columns are label, int_0"),
-        (
-            lambda table: table.set_column(0, "label", pa.array([0] * 5 + [2] * 55, pa.int8())),
-            "label 2 is neither 0 nor 1",
-        ),
-    ],
-)
-def test_parquet_that_does_not_fit(tmp_path, change, message):
+def test_parquet_without_a_column(tmp_path):
     write_day(tmp_path, "train", "tsv", sample_rows(60))
     convert(ConvertOptions(tmp_path / "train", tmp_path / "new"))
     (path,) = (tmp_path / "new").rglob("*.parquet")
-    pq.write_table(change(pq.ParquetFile(path).read()), path)
-    with pytest.raises(DataError, match=message):
+    pq.write_table(pq.ParquetFile(path).read().drop_columns(["cat_3"]), path)
+    with pytest.raises(DataError, match="no column cat_3; columns are label, int_0"):
         batches(tmp_path / "new")
 
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugin_dlrm.criteo import dictionary
+from recd_plugin_dlrm.criteo.dataset import CountedRows, IdCounts
 from recd_plugin_dlrm.criteo.days import SPARSE
-from recd_plugin_dlrm.criteo.dictionary import CountedRows, IdCounts
 from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
 from recd_plugins.runtime.errors import DataError
 
@@ -57,7 +56,7 @@ def test_the_dictionary_is_of_the_training_days(write_days, kaggle, threshold, m
 def test_counting_in_parts_is_counting(parts, waiting):
     counts = IdCounts()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dictionary, "_FEWEST_WAITING", waiting)
+        patch.setattr("recd_plugin_dlrm.criteo.dataset._FEWEST_WAITING", waiting)
         for part in parts:
             counts.add(*np.unique(np.array(part, np.int64), return_counts=True))
         counts.flush()
@@ -77,7 +76,7 @@ def test_the_dictionary_is_made_once(write_days, monkeypatch):
     make(folder, **options).prepare()
     expected = ids_of(make(folder, **options))
     with monkeypatch.context() as patch:
-        patch.setattr(CountedRows, "counts", None)
+        patch.setattr(CountedRows, "count", None)
         assert ids_of(make(folder, **options)) == expected
         # Evaluation reads other rows of the last day, which is none of training's.
         assert ids_of(make(folder, evaluate="validation", **options)) == expected
@@ -88,28 +87,6 @@ def test_the_dictionary_is_made_once(write_days, monkeypatch):
     write_day(folder, "day_0", "tsv", sample_rows(60, seed=9))
     assert ids_of(make(folder, **options)) != expected
     assert made() == 4
-    assert not list(cache.glob("counts-*"))
-
-
-def test_counting_goes_on_where_it_broke_off(write_days, monkeypatch):
-    folder = write_days("gz", 60, 30, 30, 10)
-    options = {"categorical": "dictionary", "cache": folder / "cache"}
-    expected = ids_of(make(folder, categorical="dictionary", cache=folder / "other"))
-    counted = []
-    count = CountedRows.counts
-
-    def killed(section, progress):
-        counted.append(section.day.name)
-        if len(counted) == 3:
-            raise KeyboardInterrupt
-        return count(section, progress)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CountedRows, "counts", killed)
-        with pytest.raises(KeyboardInterrupt):
-            make(folder, **options).prepare()
-        assert ids_of(make(folder, **options)) == expected
-    assert counted == ["day_0", "day_1", "day_2", "day_2"]
 
 
 def test_buckets_by_pattern(write_days):

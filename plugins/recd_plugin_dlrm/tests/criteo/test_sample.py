@@ -42,13 +42,6 @@ def test_the_same_seed_is_the_same_file(tmp_path, monkeypatch):
     assert files[0] == files[1] != files[2]
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
-    (tmp_path / "mine").touch()
-    done = CliRunner().invoke(main, ["criteo", "sample", str(tmp_path)])
-    assert done.exit_code == 1
-    assert "is there already, and not empty; name another folder" in done.output
-
-
 def test_ids_are_skewed_and_labels_can_be_learned():
     rows = sample_rows(20_000)
     assert 0.15 < rows.labels.mean() < 0.5

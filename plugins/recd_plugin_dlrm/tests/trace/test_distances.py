@@ -87,14 +87,6 @@ def test_hit_rates_are_those_of_a_cache_that_is_played(trace: list[int], size: i
     assert profile_ids(np.array(trace)).hit_rates(np.array([size]))[0] == hits(trace, size)
 
 
-@given(SOME_IDS, st.integers(0, 200))
-def test_a_trace_may_come_in_pieces(trace: list[int], cut: int) -> None:
-    found = StackDistances()
-    parts = [found.add(np.array(part, np.int64)) for part in (trace[:cut], trace[cut:])]
-    assert np.concatenate(parts).tolist() == distances_of(trace)
-    assert found.accesses == len(trace)
-
-
 @pytest.mark.parametrize("num_ids", [3, 60_000])
 def test_long_traces_use_up_positions_of_the_stack(num_ids: int) -> None:
     """Hit rates of caches that are played, and counts."""
@@ -133,13 +125,6 @@ def test_what_is_drawn_are_the_distances_that_it_counts(
     again = TraceGenerator(profile, seed, min_new)
     pieces = [again.draw(min(7, accesses - first)) for first in range(0, accesses, 7)]
     assert np.concatenate(pieces).tolist() == made.tolist()
-
-
-def test_uniform_ids_have_the_papers_distribution() -> None:
-    found = uniform()
-    assert found.new_share == 0.001
-    others = found.weights()[1:]
-    assert 0.0089 < others.min() < others.max() < 0.0109
 
 
 def steps_to_all(profile: TableTrace, seed: int, min_new: float) -> tuple[int, TraceGenerator]:
@@ -213,12 +198,6 @@ def test_a_trace_without_repeats_ends() -> None:
     drawn.draw(4)
     with pytest.raises(DataError, match="at most its 10 accesses"):
         drawn.draw(7)
-
-
-def test_one_id_stays_one_id() -> None:
-    profile = profile_ids(np.full(5, 9))
-    assert TraceGenerator(profile).draw(50).tolist() == [9] * 50
-    assert least_new(profile, 5) == 0.2
 
 
 def test_tables_have_draws_of_their_own() -> None:
