@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 REQUIRES_API = 5
 
-#: The candidate of each group; None leaves its tables to the planner.
+#: A candidate per group; None leaves its tables to the planner.
 Choices = tuple[Candidate | None, ...]
 
 _PLANNER = "the planner"
@@ -41,12 +41,12 @@ _PLANNER = "the planner"
 _ROWS, _IDS = 10.0, 4.0
 # Smaller savings are within the error of estimates.
 _LEAST_GAIN = 0.03
-# Likewise for pooled tables: on shaped links coalescing was estimated to save more than 6 % of a
-# step, and took 13 to 17 % more.
+# Of pooled tables: on shaped links coalescing was estimated to save more than 6 % of a step, and
+# took 13 to 17 % more.
 _LEAST_GAIN_POOLED = 0.1
-# Choices this much slower on a sample of the data are evaluated on all of it, this many at once.
+# Choices this much slower on a sample of the data are evaluated on all of it, so many at once.
 _NEAR, _AT_ONCE = 0.15, 2
-# A group that was chosen for with all of its kind hardly saves more than this share alone.
+# A group hardly saves more than this share of its seconds alone.
 _SAVED_ALONE = 0.5
 # Where the time of a stage goes.
 _LINKS = {
@@ -108,7 +108,7 @@ class Group:
 
     @property
     def least_gain(self) -> float:
-        """The share of a step that another choice has to save."""
+        """The share of a step that another choice must save."""
         return _LEAST_GAIN_POOLED if self.pooled else _LEAST_GAIN
 
 
@@ -137,28 +137,22 @@ class Evaluations:
     """Evaluations of choices, each made once."""
 
     def __init__(self, question: SearchContext, groups: Sequence[Group]) -> None:
-        self._question = question
-        self._groups = groups
-        self._made: dict[Choices, Evaluation] = {}
+        self._question, self._groups = question, groups
+        self.made: dict[Choices, Evaluation] = {}
         self._settled: set[Choices] = set()
 
-    @property
-    def made(self) -> Mapping[Choices, Evaluation]:
-        """The evaluations so far."""
-        return self._made
-
     def __call__(self, choices: Choices) -> Evaluation:
-        """Return the evaluation of one candidate a group, on a sample of the data."""
-        if choices not in self._made:
-            self._made[choices] = self._evaluation(choices, fast=True)
-        return self._made[choices]
+        """Return the evaluation of one candidate per group, on a sample of the data."""
+        if choices not in self.made:
+            self.made[choices] = self._evaluation(choices, fast=True)
+        return self.made[choices]
 
     def settle(self, choices: Choices) -> bool:
-        """Evaluate the plan that training makes; return whether that was done before."""
+        """Evaluate the plan of training; return whether that was done before."""
         if settled := choices in self._settled:
             return settled
         self._settled.add(choices)
-        self._made[choices] = self._evaluation(choices, fast=False)
+        self.made[choices] = self._evaluation(choices, fast=False)
         return settled
 
     def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
@@ -169,7 +163,7 @@ class Evaluations:
     def _evaluation(self, choices: Choices, *, fast: bool) -> Evaluation:
         names = (group.names for group in self._groups)
         found = self._question.evaluate(_offered(zip(names, choices, strict=True)), fast=fast)
-        without = cache(found.without)  # the search asks for the same tables again and again
+        without = cache(found.without)  # asked for the same tables again and again
         return replace(found, without=lambda names: without(frozenset(names)))
 
 
@@ -186,8 +180,7 @@ def best_choices(evaluations: Evaluations, groups: Sequence[Group]) -> Choices:
     """Return choices that no change of one group, or of all groups of a kind, makes better.
 
     The search starts with all tables left to the planner and compares fast evaluations. The best
-    choices, and those near them, are then evaluated as training plans them, and the search starts
-    again until nothing is left to evaluate.
+    choices, and those near them, are then evaluated as training plans them, until all of these are.
     """
     start: Choices = (None,) * len(groups)
     if not any(group.offers for group in groups):
@@ -200,8 +193,7 @@ def best_choices(evaluations: Evaluations, groups: Sequence[Group]) -> Choices:
 
 
 def _near(evaluations: Evaluations, best: Choices) -> list[Choices]:
-    most = evaluations(best).total * (1 + _NEAR)
-    made = evaluations.made
+    made, most = evaluations.made, evaluations(best).total * (1 + _NEAR)
     others = [each for each, found in made.items() if each != best and found.total < most]
     return sorted(others, key=lambda each: made[each].total)[:_AT_ONCE]
 
@@ -228,7 +220,7 @@ def _search(evaluations: Evaluations, groups: Sequence[Group], best: Choices) ->
 def _better(
     evaluations: Evaluations, groups: Sequence[Group], choices: Choices, best: Choices
 ) -> Choices:
-    """The choices if they save enough over the best so far: simpler ones come first."""
+    """The choices if they save enough over the best so far, which are simpler."""
     least = max(g.least_gain for g, a, b in zip(groups, choices, best, strict=True) if a != b)
     return choices if evaluations(choices).total < evaluations(best).total * (1 - least) else best
 
@@ -245,7 +237,7 @@ def _matters(evaluations: Evaluations, groups: Sequence[Group], best: Choices, n
 def _may_be_better(
     evaluations: Evaluations, choices: Choices, best: Choices, tried: Sequence[Choices]
 ) -> bool:
-    """Whether choices would be better if the groups that differ from a tried one cost nothing."""
+    """Whether choices would be better if groups that differ from a tried one cost nothing."""
     for other in tried:
         differing = [n for n, (a, b) in enumerate(zip(choices, other, strict=True)) if a != b]
         if evaluations(other).seconds is None:
@@ -259,7 +251,7 @@ def _may_be_better(
 def _changed(
     choices: Choices, groups: Sequence[Group], numbers: Sequence[int]
 ) -> Iterator[Choices]:
-    """The choices with one candidate for all of some groups, if it is offered for each."""
+    """Choices with one candidate for those of some groups that offer it."""
     offered = {offer.key: offer for number in numbers for offer in groups[number].offers}
     for offer in (None, *offered.values()) if numbers else ():
         other = tuple(
@@ -299,14 +291,13 @@ class Chosen(Choice):
         offered: see ``Choice``.
         groups: a choice each.
         others: names of tables that other entries claim.
-        seconds: of a step with the choice, without what the model computes.
-        busiest: the cost of the rank that sends most.
+        seconds: of a step with the choice, without compute.
+        busiest: the work of the rank that sends most.
         planner: seconds of a step with everything left to the planner; None without a plan.
         costs: seconds of each unit of work.
         num_trials: plans that were made.
-        compute: seconds of what the model computes, if known.
-        measured: whether costs were. A terminal shows no milliseconds of others, which order
-            choices and predict no step.
+        compute: seconds of the model's compute, if known.
+        measured: whether costs were; else no milliseconds are shown.
     """
 
     name: ClassVar[str] = "auto"
@@ -401,28 +392,20 @@ class Chosen(Choice):
         ]
 
     def _table(self, run: str) -> TextTable:
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table as TextTable
+        from recd_plugins.api import text_table
 
         side = "" if run == self.name else run
-        table = TextTable(
-            title=f"{side} auto: what was chosen, for tables that are alike".strip(),
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            pad_edge=False,
-        )
+        title = f"{side} auto: what was chosen, for tables that are alike".strip()
         others = "others, and ms of a step with them" if self.measured else "others, the best first"
-        for column in ("tables", "chosen", others):
-            table.add_column(column, overflow="fold")
+        table = text_table(title, ["tables", "chosen", others])
         for each in self.groups:
+            seconds = [f": {self.milliseconds(s):.1f}" * self.measured for _, s in each.others]
             table.add_row(
                 _named(each.tables) + ("" if each.pooled else ", sequences"),
                 str(each.offer or _PLANNER),
                 "\n".join(
-                    f"{offer or _PLANNER}"
-                    + (f": {self.milliseconds(seconds):.1f}" if self.measured else "")
-                    for offer, seconds in each.others
+                    f"{offer or _PLANNER}{ms}"
+                    for (offer, _), ms in zip(each.others, seconds, strict=True)
                 ),
             )
         return table
@@ -441,9 +424,9 @@ class Chosen(Choice):
 
     def _predicted(self) -> str:
         step = "a step" if self.compute is not None else "the tables' part of a step"
-        beside = "no plan fits"
-        if self.planner is not None:
-            beside = f"{self.milliseconds(self.planner):.1f} ms"
+        beside = (
+            "no plan fits" if self.planner is None else f"{self.milliseconds(self.planner):.1f} ms"
+        )
         return (
             f"predicted: {self.milliseconds(self.seconds.total):.1f} ms for {step}; with all of "
             f"them left to the planner: {beside}"
@@ -453,7 +436,6 @@ class Chosen(Choice):
 def _chosen(
     evaluations: Evaluations, groups: Sequence[Group], best: Choices, question: SearchContext
 ) -> Chosen:
-    """The report of the best choices next to all that was tried."""
     found, start = evaluations(best), evaluations((None,) * len(groups))
     assert found.seconds is not None, "it is the best"
     made = evaluations.made

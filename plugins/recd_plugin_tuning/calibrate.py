@@ -55,7 +55,7 @@ _NOTICE, _HANG = 20.0, 60.0
 )
 @click.option("--quick", is_flag=True, help="10 to 20 seconds in place of one or two minutes.")
 @click.option("--force", is_flag=True, help="Replace the file.")
-@report_options("Write every measurement here.", "Write a picture of collectives and links here")
+@report_options("Write every measurement here.", "Write a picture of collectives here")
 def calibrate(
     output: Path,
     ranks: int | None,
@@ -68,8 +68,8 @@ def calibrate(
 ) -> None:
     """Measure the cluster that this runs on, and write it as a topology.
 
-    Links inside a node and between nodes, collectives by size, and what a rank does by itself:
-    copies, lookups, matrix products. `training.topology` and `recd plan --topology` take the file.
+    Collectives by size, in nodes and between them, and what a rank does by itself: copies, lookups,
+    matrix products. `training.topology` and `recd plan --topology` take the file.
     Without torchrun it starts ranks on this machine; under torchrun all ranks take part, and rank 0
     writes.
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import reduce, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,64 +39,16 @@ if TYPE_CHECKING:
     from recd_plugins.api import AccessProfile, RunConfig, TableAccess
 
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-shown = report_options(
+_TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
+_MOST_CURVES = 12
+_POINTS = 200
+_INPUT = click.Path(path_type=Path)
+_shown = report_options(
     "Write the figures here.", "Write a picture of the share of accesses by rows here"
 )
 
 
-def written(command: _Command) -> _Command:
-    """Where the profile goes."""
-    for option in (
-        click.option("--force", is_flag=True, help="Replace FILE where it is there."),
-        click.option(
-            "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Write it here."
-        ),
-    ):
-        command = option(command)
-    return shown(command)
-
-
-def of_distribution(command: _Command) -> _Command:
-    """The table of a profile that comes from no data."""
-    for option in (
-        click.option(
-            "--in-order",
-            is_flag=True,
-            help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
-        ),
-        click.option(
-            "--seed",
-            type=COUNT_FROM_0,
-            help="Shuffles rows; 0 without it.",
-        ),
-        click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
-    ):
-        command = option(command)
-    return command
-
-
-def seed_of(seed: int | None, in_order: bool) -> int | None:
-    """What rows are shuffled by; None where they are not."""
-    if in_order and seed is not None:
-        raise click.UsageError("--seed shuffles rows, and --in-order leaves them; take one of them")
-    return None if in_order else seed or 0
-
-
-def finish(
-    made: AccessProfile, output: Path, json_path: Path | None, plot_path: Path | None
-) -> None:
-    """Write a profile and show it."""
-    with error_console().status(f"writing {output}"):
-        made.save(output)
-    show(made, json_path, plot_path)
-
-
-def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
-    """Print what a profile says of its tables, and write it as JSON and as a picture."""
-
+def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
     if json_path is not None:
         write_json(json_path, as_json(made))
     if plot_path is not None:
@@ -103,7 +56,55 @@ def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) ->
     output_console().print(render(made))
 
 
-_AT_LEAST_0 = click.FloatRange(min=0)
+def _options(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One decorator of several."""
+    return lambda command: reduce(lambda made, option: option(made), options, command)
+
+
+def _written(command: Callable[..., AccessProfile]) -> Any:
+    """Write and show the profile that ``command`` returns."""
+
+    @_options(
+        click.option("--force", is_flag=True, help="Replace FILE where it is there."),
+        click.option(
+            "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Write it here."
+        ),
+        _shown,
+    )
+    @wraps(command)
+    def run(
+        *args: Any,
+        output: Path,
+        force: bool,
+        json_path: Path | None,
+        plot_path: Path | None,
+        **options: Any,
+    ) -> None:
+        check_output(output, force, "table", "row", "accesses")
+        made = command(*args, **options)
+        with error_console().status(f"writing {output}"):
+            made.save(output)
+        _show(made, json_path, plot_path)
+
+    return run
+
+
+_of_distribution = _options(
+    click.option(
+        "--in-order",
+        is_flag=True,
+        help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
+    ),
+    click.option("--seed", type=COUNT_FROM_0, help="Shuffles rows; 0 without it."),
+    click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
+)
+
+
+def _seed_of(seed: int | None, in_order: bool) -> int | None:
+    """The seed that shuffles rows; None if they are in order."""
+    if in_order and seed is not None:
+        raise click.UsageError("--seed shuffles rows, and --in-order leaves them; take one of them")
+    return None if in_order else seed or 0
 
 
 @click.group()
@@ -122,7 +123,7 @@ def profile() -> None:
 
 
 @profile.command("registry", short_help="Count the training rows of a registry's data.")
-@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("registry", type=_INPUT)
 @click.option("--rows", type=AT_LEAST_1, help="Read the first so many rows of the data, not all.")
 @click.option(
     "--tables",
@@ -151,7 +152,7 @@ def profile() -> None:
     help="Count every row of the data. Without it only what is sent counts: where the converter of "
     "REGISTRY deduplicates, the unique rows of batches of training.batch_size.",
 )
-@written
+@_written
 @click.pass_obj
 def registry_command(
     plugins_dir: Path | None,
@@ -161,15 +162,10 @@ def registry_command(
     own_tables: tuple[tuple[str, int, str], ...],
     bound: int | None,
     all_rows: bool,
-    output: Path,
-    force: bool,
-    json_path: Path | None,
-    plot_path: Path | None,
-) -> None:
+) -> AccessProfile:
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
     from recd_plugins.api import fitted_steps, measure_access
 
-    check_output(output, force)
     silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -180,10 +176,9 @@ def registry_command(
         in_all = rows if in_all is None else min(rows, in_all)
     fitted_steps(loaded, loaded.dataset.schema())  # with bars of their own
     with row_progress("reading rows", in_all) as advance:
-        made = measure_access(
+        return measure_access(
             loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance
         )
-    finish(made, output, json_path, plot_path)
 
 
 @profile.command("distribution", short_help="A table that is read as a distribution says.")
@@ -200,15 +195,17 @@ def registry_command(
     help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.  "
     "[default: 1.0]",
 )
-@click.option("--shift", type=_AT_LEAST_0, default=0.0, help="Of zipf-mandelbrot.", metavar="Q")
+@click.option(
+    "--shift", type=click.FloatRange(min=0), default=0.0, help="Of zipf-mandelbrot.", metavar="Q"
+)
 @click.option(
     "--scale",
     type=ABOVE_0,
     help="Of exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
 )
 @click.option("--cap", type=ABOVE_0, help="No row is read more often a sample.")
-@of_distribution
-@written
+@_of_distribution
+@_written
 def distribution_command(
     form: str,
     rows: int,
@@ -220,44 +217,38 @@ def distribution_command(
     table: str,
     seed: int | None,
     in_order: bool,
-    output: Path,
-    force: bool,
-    json_path: Path | None,
-    plot_path: Path | None,
-) -> None:
+) -> AccessProfile:
     """Make the profile of a table that is read as FORM says.
 
     FORM is zipf, zipf-mandelbrot, exponential or half-normal.
     """
     from recd_plugins.api import AccessProfile, exponential, half_normal, zipf
 
-    if (scale is None) == (form in ("exponential", "half-normal")):
+    by_scale = form in ("exponential", "half-normal")
+    if by_scale != (scale is not None):
         raise click.UsageError(
-            "--scale is for exponential and half-normal, and they need it"
-            if scale is not None
-            else f"{form} needs --scale"
+            f"{form} needs --scale"
+            if by_scale
+            else "--scale is for exponential and half-normal, and they need it"
         )
     if shift and form != "zipf-mandelbrot":
         raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
-    if exponent is not None and scale is not None:
+    if exponent is not None and by_scale:
         raise click.UsageError(f"--exponent is for zipf and zipf-mandelbrot, not for {form}")
-    exponent = 1.0 if exponent is None else exponent
-    drawn = seed_of(seed, in_order)
-    check_output(output, force)
+    drawn = _seed_of(seed, in_order)
     if scale is None:
+        exponent = exponent or 1.0
         made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
+        parameters = f"exponent {exponent:g}" + (f", shift {shift:g}" if shift else "")
     else:
         make = exponential if form == "exponential" else half_normal
         made = make(table, rows, length, scale, cap=cap, seed=drawn)
-    parameters = f"scale {scale:g}" if scale is not None else f"exponent {exponent:g}"
-    if shift:
-        parameters += f", shift {shift:g}"
-    source = f"{form} ({parameters})"
-    finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+        parameters = f"scale {scale:g}"
+    return AccessProfile({table: made}, f"{form} ({parameters})")
 
 
 @profile.command("reuse", short_help="From a text file of histograms of reuse.")
-@click.argument("histograms", type=click.Path(path_type=Path))
+@click.argument("histograms", type=_INPUT)
 @click.option("--name", help="Which histogram of the file, where it has several.")
 @click.option("--rows", type=AT_LEAST_1, help="Rows of the table; without it those that are read.")
 @click.option(
@@ -266,8 +257,8 @@ def distribution_command(
     help="Rows that are read at all, in place of the histogram's; the shape stays.",
 )
 @click.option("--length", type=ABOVE_0, help="Accesses of a sample, in place of the histogram's.")
-@of_distribution
-@written
+@_of_distribution
+@_written
 def reuse_command(
     histograms: Path,
     name: str | None,
@@ -277,70 +268,52 @@ def reuse_command(
     table: str,
     seed: int | None,
     in_order: bool,
-    output: Path,
-    force: bool,
-    json_path: Path | None,
-    plot_path: Path | None,
-) -> None:
+) -> AccessProfile:
     """Make the profile of a table from a text file with histograms of how often rows are read."""
     from recd_plugins.api import AccessProfile, from_reuse_histogram, read_reuse_histograms
 
-    drawn = seed_of(seed, in_order)
-    check_output(output, force)
+    drawn = _seed_of(seed, in_order)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
     if name not in found:
-        raise DataError(
-            f"{histograms}: "
-            + ("choose a histogram with --name" if name is None else f"no histogram {name}")
-            + f"; there are {', '.join(found)}"
-        )
+        problem = "choose a histogram with --name" if name is None else f"no histogram {name}"
+        raise DataError(f"{histograms}: {problem}; there are {', '.join(found)}")
     made = from_reuse_histogram(
         table, found[name], num_embeddings=rows, read_rows=read_rows, length=length, seed=drawn
     )
-    source = f"{name} of {histograms}"
-    finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+    return AccessProfile({table: made}, f"{name} of {histograms}")
 
 
 @profile.command("merge", short_help="Add up profiles of the same tables.")
-@click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("profiles", nargs=-1, required=True, type=_INPUT)
 @click.option("--bound", type=AT_LEAST_1, help="Keep the counts of at most so many rows a table.")
-@written
-def merge_command(
-    profiles: tuple[Path, ...],
-    bound: int | None,
-    output: Path,
-    force: bool,
-    json_path: Path | None,
-    plot_path: Path | None,
-) -> None:
+@_written
+def merge_command(profiles: tuple[Path, ...], bound: int | None) -> AccessProfile:
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.api import AccessProfile
 
-    check_output(output, force)
-    made: AccessProfile | None = None
-    for path in profiles:
-        part = AccessProfile.load(path)
-        made = part if made is None else made.merge(part)
-        if bound is not None:
-            made = made.bounded(bound)
-    assert made is not None, "click wants one at least"
-    finish(made, output, json_path, plot_path)
+    def add(made: AccessProfile, path: Path) -> AccessProfile:
+        made = made.merge(AccessProfile.load(path))
+        return made if bound is None else made.bounded(bound)
+
+    first, *others = profiles
+    made = AccessProfile.load(first)
+    return reduce(add, others, made if bound is None else made.bounded(bound))
 
 
 @profile.command("show")
-@click.argument("file", type=click.Path(path_type=Path))
-@shown
+@click.argument("file", type=_INPUT)
+@_shown
 def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> None:
     """Show the tables of the profile FILE."""
     from recd_plugins.api import AccessProfile
 
-    show(AccessProfile.load(file), json_path, plot_path)
+    _show(AccessProfile.load(file), json_path, plot_path)
 
 
 def _tables(registry: RunConfig, own: Sequence[tuple[str, int, str]]) -> list[Table]:
-    """Those of the command line, else those of the registry's model."""
+    """The tables of the command line, else of the registry's model."""
     if own:
         return [
             Table(
@@ -372,13 +345,8 @@ def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
     return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]
 
 
-_TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
-_MOST_CURVES = 12
-_POINTS = 200
-
-
 def as_json(profile: AccessProfile) -> dict[str, Any]:
-    """What ``render`` shows and more, as JSON values."""
+    """Return JSON values."""
     return {
         "source": profile.source,
         "tables": {name: _figures(table) for name, table in profile.tables.items()},
@@ -386,20 +354,16 @@ def as_json(profile: AccessProfile) -> dict[str, Any]:
 
 
 def render(profile: AccessProfile) -> RenderableType:
-    """A line a table: its rows, what a sample reads, and how much the most read rows have."""
-    from rich.box import SIMPLE
+    """Return a line per table: rows, accesses of a sample, and the share of the most read rows."""
     from rich.console import Group
-    from rich.table import Table as TextTable
 
-    lines = TextTable(box=SIMPLE, padding=(0, 1, 0, 0))
-    lines.add_column("table", overflow="fold")
-    deduplicated = {
-        table.counted for table in profile.tables.values() if table.batch_size is not None
-    }
-    factor = ("f",) if deduplicated else ()
-    for name in ("rows", "unread", "samples", "L", *factor, *_TOPS, "error"):
-        lines.add_column(name, justify="right", no_wrap=True)
-    for name, table in profile.tables.items():
+    from recd_plugins.api import text_table
+
+    tables = profile.tables
+    deduplicated = {table.counted for table in tables.values() if table.batch_size is not None}
+    numbers = ["rows", "unread", "samples", "L", *(["f"] if deduplicated else []), *_TOPS, "error"]
+    lines = text_table("", ["table"], numbers)
+    for name, table in tables.items():
         figures = _figures(table)
         unread = figures["unread_rows"]
         lines.add_row(
@@ -408,24 +372,21 @@ def render(profile: AccessProfile) -> RenderableType:
             "-" if unread is None else f"{unread:,}",
             f"{table.samples:,}",
             f"{table.length:.4g}",
-            *([f"{table.dedupe_factor:.4g}"] if factor else ()),
+            *([f"{table.dedupe_factor:.4g}"] if deduplicated else ()),
             *(f"{100 * share:.1f} %" for share in figures["share_of_accesses"].values()),
             f"{table.error:.4g}" if table.error else "exact",
         )
     legend = (
-        "rows: of the table; unread: of them never read; L: accesses of a sample; "
-        f"{', '.join(_TOPS)}: share of accesses that the most read so many rows have."
+        "rows: of the table; unread: never read; L: accesses of a sample; "
+        f"{', '.join(_TOPS)}: share of accesses of the most read rows."
     )
     if deduplicated:
         legend += (
             f" Counted are {' and '.join(sorted(deduplicated))}, which alone are sent (L is of all "
-            "rows); f: accesses of all rows over these, 1 where nothing is deduplicated."
+            "rows); f: accesses of all rows over these."
         )
-    if any(table.error for table in profile.tables.values()):
-        legend += (
-            " error: a count may be so much too low, as more rows are read than were counted one "
-            "by one; --bound raises their number."
-        )
+    if any(table.error for table in tables.values()):
+        legend += " error: most that a count may be too low; --bound raises the rows counted."
     return Group(f"Access profile of {profile.source}", lines, legend)
 
 
@@ -462,19 +423,14 @@ def plot(profile: AccessProfile, path: Path) -> None:
     for table in tables[:_MOST_CURVES]:
         shares, covered = coverage(table)
         axes.plot(100 * shares, 100 * covered, label=f"{table.table} (L {table.length:.3g})")
-    axes.set(
-        xscale="log",
-        xlabel="rows of the table, most read first (%)",
-        ylabel="share of accesses (%)",
-        ylim=(0, 101),
-    )
-    axes.grid(alpha=0.3)
+    axes.set(xscale="log", ylim=(0, 101), ylabel="share of accesses (%)")
+    axes.set(xlabel="rows of the table, most read first (%)")
     axes.legend(fontsize="small")
     write_figure(path, figure)
 
 
 def coverage(table: TableAccess) -> tuple[np.ndarray, np.ndarray]:
-    """Points of the curve: shares of the table's rows, and the share of accesses they have."""
+    """Return points of the curve: shares of the table's rows and of accesses."""
     import numpy as np
 
     rows = np.unique(np.geomspace(1, table.num_embeddings, _POINTS).round().astype(np.int64))

@@ -24,14 +24,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from recd_plugins.api import doing, fit_costs, unique_ids, use_row_wise_adagrad
 
-#: Rounds of one thing at least.
+#: Fewest rounds of each measurement.
 LEAST_ROUNDS = 3
-
-
-# Turns of steps that follow one another, and seconds of one at least. Of some 7 rounds with a
-# barrier before each, a collective came to 2.9 to 7.0 ms from start to start, 4 ranks of 2 cores.
+# Turns of consecutive steps, and the least seconds of one.
 _TURNS, _TURN_SECONDS = 3, 0.3
-# Up to so many bytes latency is most of what a collective takes.
+# Up to so many bytes a collective takes mostly latency.
 _LATENCY_BYTES = 1 << 16
 
 
@@ -42,28 +39,26 @@ class Effort:
     Attributes:
         sizes: bytes that a rank puts into a collective: latency decides the first, bandwidth the
             last.
-        rounds: of one thing at most.
-        seconds: for one thing, after which no round follows the first ``LEAST_ROUNDS``.
+        rounds: most rounds of a measurement.
+        seconds: after so many, no round follows the first ``LEAST_ROUNDS``.
         most_seconds: a size whose first rounds would take longer is left out.
-        partners: nodes, and ranks of its node, that each exchanges with one after the other.
     """
 
     sizes: tuple[int, ...]
     rounds: int
     seconds: float
     most_seconds: float
-    partners: int
 
 
 #: One or two minutes.
-FULL = Effort(tuple(2**n for n in (8, 12, 14, 16, 18, 20, 22, 24)), 15, 2.0, 8.0, 7)
+FULL = Effort(tuple(2**n for n in (8, 12, 14, 16, 18, 20, 22, 24)), 15, 2.0, 8.0)
 #: 10 to 20 seconds.
-QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8, 1)
+QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8)
 
 
 @dataclass(frozen=True)
 class MiddleHalf:
-    """The median of rounds or ranks, and between what the middle half of them lies."""
+    """The median of rounds or ranks, and the borders of the middle half."""
 
     median: float
     low: float
@@ -79,7 +74,7 @@ class MiddleHalf:
 def rounds(
     run: Callable[[], object], device: torch.device, effort: Effort
 ) -> tuple[list[float], list[float]]:
-    """Seconds of ``run`` by round: on this rank, and until the slowest was done. Collective."""
+    """Return seconds of ``run`` by round, on this rank and on the slowest. Collective."""
     own: list[float] = []
     slowest: list[float] = []
     while len(own) < LEAST_ROUNDS or (len(own) < effort.rounds and sum(slowest) < effort.seconds):
@@ -97,7 +92,7 @@ def rounds(
 
 
 def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Effort) -> float:
-    """Return seconds of a step if ranks go on from one to the next, as in training. Collective."""
+    """Return seconds of a step, if ranks go on from one to the next as in training. Collective."""
 
     def turn(steps: int) -> float:
         with doing("measuring", long=False):
@@ -111,27 +106,26 @@ def steps_in_a_row(step: Callable[[], object], device: torch.device, effort: Eff
             dist.all_gather_object(ranks, time.perf_counter() - start)
         return fmean(ranks) / steps
 
-    first = turn(LEAST_ROUNDS)  # the same on all ranks, as all later turns need
+    first = turn(LEAST_ROUNDS)  # the same on all ranks, so that all make as many steps
     least = max(_TURN_SECONDS, effort.seconds / 2)
     steps = max(LEAST_ROUNDS, round(least / first)) if effort.seconds else LEAST_ROUNDS
-    return sorted(turn(steps) for _ in range(_TURNS))[_TURNS // 2]
+    return median(turn(steps) for _ in range(_TURNS))
 
 
 def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:
-    """Whether there is time for a larger size, by what the one before took."""
-    if last_size <= _LATENCY_BYTES:
-        # Of latency alone no bandwidth can be told, however long ranks waited for one another.
+    """Return whether there is time for a larger size, by the one before."""
+    if last_size <= _LATENCY_BYTES:  # latency says nothing of the bandwidth
         return True
     return LEAST_ROUNDS * last_seconds * size / last_size <= effort.most_seconds
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was told."""
+    """Wait until the device has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-#: What a rank does by itself, in words.
+#: Work of a rank by itself, in words.
 WORKS = {
     "copy": "copies in memory",
     "device_copy": "copies in a GPU's memory",
@@ -142,10 +136,10 @@ WORKS = {
     "unique": "making ids unique",
 }
 
-# More than caches of a processor hold, and rows that an operation of a step moves: of processors
-# no more than a core's cache holds.
+# More than the caches of a processor hold; and rows that an operation of a step moves, on CPU no
+# more than a core's cache holds.
 _COPIED_BYTES, _MOVED = 1 << 26, {"cpu": (1 << 14, 16), "cuda": (1 << 16, 16)}
-# Ids that are made unique, of so many distinct ones.
+# Ids that are made unique, and the number of distinct ones.
 _IDS, _DISTINCT_IDS = 1 << 16, 1 << 13
 _OPERATORS = 100
 _SCALAR_BYTES = 4
@@ -155,13 +149,13 @@ _PRODUCTS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Lookup:
-    """Lookups of tables in one call, by FBGEMM with row-wise Adagrad, and back.
+    """Forward and backward lookups of tables in one call, by FBGEMM with row-wise Adagrad.
 
     Attributes:
         ids: of all tables.
         dim: columns.
         rows: of each table, that these ids are spread over evenly.
-        tables: as many.
+        tables: number of tables.
     """
 
     ids: int
@@ -175,12 +169,12 @@ class Lookup:
 
     @property
     def work(self) -> tuple[float, ...]:
-        """Calls, bytes, ids and rows that learn."""
+        """Calls, bytes, ids, and rows that learn."""
         touched = self.rows * (1 - (1 - 1 / self.rows) ** (self.ids / self.tables))
         return 1.0, self.ids * self.dim * _SCALAR_BYTES, self.ids, self.tables * touched
 
     def on(self, device: torch.device) -> Callable[[], object]:
-        """What does it once, on tensors that are there."""
+        """Return a function that runs it once."""
         on_cuda = device.type == "cuda"
         where = EmbeddingLocation.DEVICE if on_cuda else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_cuda else ComputeDevice.CPU
@@ -201,7 +195,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Product:
-    """Some matrix products ``[rows, inner] @ [inner, columns]``, and back."""
+    """Some matrix products ``[rows, inner] @ [inner, columns]``, forward and backward."""
 
     rows: int
     inner: int
@@ -217,8 +211,8 @@ class Product:
         return (6.0 * _PRODUCTS_AT_ONCE * self.rows * self.inner * self.columns,)
 
     def on(self, device: torch.device) -> Callable[[], object]:
-        """What does it once, on tensors that are there."""
-        # None is drawn: a run whose start this is goes on with the generators as they are.
+        """Return a function that runs it once."""
+        # Draws no random numbers: a run that starts with it goes on with its generators.
         leaf = partial(torch.ones, device=device, requires_grad=True)
         values = [leaf(self.rows, self.inner) for _ in range(_PRODUCTS_AT_ONCE)]
         weights = [leaf(self.inner, self.columns) for _ in values]
@@ -231,11 +225,11 @@ class Product:
         return run
 
 
-#: What costs are fitted to.
+#: Work that costs are fitted to.
 Timed = Lookup | Product
 
-#: Of more rows than caches of a processor hold, which are read once or twice; and of few, whose ids
-#: repeat: what an id costs beside what a row does.
+#: Of more rows than the caches of a processor hold, read once or twice; and of few rows, whose ids
+#: repeat, to tell the cost of an id from that of a row.
 LOOKUPS = (
     Lookup(1 << 11, 16, 1 << 20),
     Lookup(1 << 14, 16, 1 << 20),
@@ -252,7 +246,7 @@ PRODUCTS = {
 
 
 def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]]:
-    """Others of ``WORKS``: how much each is, and what does it once."""
+    """Return other ``WORKS``: the amount of each, and a function that does it once."""
     source, target = (torch.zeros(_COPIED_BYTES // _SCALAR_BYTES) for _ in range(2))
     found: dict[str, tuple[float, Callable[[], object]]] = {
         "copy": (2.0 * _COPIED_BYTES, lambda: target.copy_(source))
@@ -279,38 +273,34 @@ def works_of(device: torch.device) -> dict[str, tuple[float, Callable[[], object
             product = product * 1.0
         return torch.autograd.grad(product, number)
 
-    # Forward and backward.
-    found["operators"] = 2.0 * _OPERATORS, operators
+    found["operators"] = 2.0 * _OPERATORS, operators  # forward and backward
     ids = torch.randint(_DISTINCT_IDS, (_IDS,), generator=torch.Generator().manual_seed(0))
     ids = ids.to(device)
     found["unique"] = float(_IDS), lambda: unique_ids(ids, [_IDS])
     return found
 
 
-# Each is timed again when all others were: what slows a machine for a moment slows one turn.
-_TURNS = 3
-# Of rounds that do not count: the heap grows in them, page by page, to what a round takes.
+# Seconds of rounds that do not count, in which the heap grows to the size of a round.
 _GROWING_SECONDS = 0.04
 _LEAST_SECONDS = 1e-6
-# So long all ranks compute at once to see what share of a processor each of them has.
+# So long all ranks compute at once to see their share of processors.
 _SHARING_SECONDS = 0.3
-# A step comes to each thing once, when caches of processors hold others: so much is touched before
-# each round, which of caches that cores share is a part. Of a step of 80 ms (PAPERCAL, all tables
-# coalesced, four ranks of two cores) 67 and 61 were predicted without, 74 and 75 with it.
+# A step finds other data in the caches of processors: before each round so much is touched. Of a
+# step of 80 ms (PAPERCAL, coalesced, four ranks of two cores) 67 and 61 were predicted without it,
+# 74 and 75 with it.
 _OTHER_BYTES = 1 << 23
-# Of a turn: more rounds tell no more, and what is touched between them takes its time, too.
 _MOST_ROUNDS = 200
 
 
 @dataclass(frozen=True)
 class WorkRates:
-    """What a rank does, over all ranks.
+    """Rates of a rank, over all ranks.
 
     Attributes:
-        rates: bytes, operations or ids a second by name of ``WORKS``; of GPUs on CUDA alone.
-        lookup: what embeddings cost, as the section ``costs.lookup`` of a topology has it.
-        gemm: what matrix products and attention cost, as ``costs.gemm``.
-        timed: seconds of each that these were fitted to.
+        rates: bytes, operations or ids per second by name of ``WORKS``.
+        lookup: the section ``costs.lookup`` of a topology.
+        gemm: the section ``costs.gemm``.
+        timed: seconds that these were fitted to.
     """
 
     rates: Mapping[str, MiddleHalf]
@@ -326,7 +316,7 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
     named = {WORKS[name]: run for name, (_, run) in works.items()}
     runs = named | {str(each): each.on(device) for each in fitted_to}
     turns: dict[str, list[Sequence[float]]] = {words: [] for words in runs}
-    for turn in range(_TURNS):
+    for turn in range(_TURNS):  # if a machine is slow for a moment, one turn is
         for words, run in runs.items():
             if not turn:
                 say(words)
@@ -340,34 +330,26 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
     timed = {each: MiddleHalf.of(by_rank[str(each)].tolist()) for each in fitted_to}
     (flops,) = products[0].work
     rates["matmul"] = MiddleHalf.of((flops / by_rank[str(products[0])]).tolist())
+
+    def fitted(names: Sequence[str], to: Sequence[Timed]) -> dict[str, float]:
+        work, measured = ([each.work for each in to], [timed[each].median for each in to])
+        found = fit_costs(np.array(work), np.array(measured), least=_LEAST_SECONDS)
+        return dict(zip(names, found.tolist(), strict=True))
+
     by_lookup = ("lookups", "bytes_looked_up", "ids_looked_up", "rows_updated")
-    gemm = _fitted(("matmul_flops",), products, timed)
-    return WorkRates(rates, _fitted(by_lookup, LOOKUPS, timed), gemm, timed)
-
-
-def _fitted(
-    names: Sequence[str], fitted_to: Sequence[Timed], timed: Mapping[Timed, MiddleHalf]
-) -> dict[str, float]:
-    """The cost of each of what ``work`` has, by name."""
-    work = np.array([each.work for each in fitted_to])
-    measured = np.array([timed[each].median for each in fitted_to])
-    found = fit_costs(work, measured, least=_LEAST_SECONDS)
-    return dict(zip(names, found.tolist(), strict=True))
+    return WorkRates(rates, fitted(by_lookup, LOOKUPS), fitted(("matmul_flops",), products), timed)
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Seconds of each rank, the mean: ranks that share cores wait for one now and then. Collective.
+    """Return the mean seconds of a round of each rank, of ``least`` seconds of rounds. Collective.
 
-    Args:
-        run: what is timed.
-        device: that it runs on.
-        least: seconds that it is done for at least.
+    The mean, as ranks that share cores wait for one now and then.
     """
     dist.barrier()
     mean = fmean(_rounds(run, device, least))
-    # Ranks leave a barrier one after the other: who is done goes on, or the last had cores alone.
+    # Ranks that are done go on, so that the others have no cores alone.
     others = dist.barrier(async_op=True)
-    assert others is not None, "asynchronous"
+    assert others is not None
     while not others.is_completed():
         run()
         wait_for(device)
@@ -378,9 +360,9 @@ def of_all_ranks(run: Callable[[], object], device: torch.device, least: float) 
 
 
 def alone_share(device: torch.device, effort: Effort) -> float:
-    """Of what a rank takes while all compute, the share that it takes while others wait.
+    """Return the share of its time that a rank takes while others wait. Collective.
 
-    That is its time on processors: 1 where ranks have some of their own. Collective.
+    That is its time on processors: 1 if ranks share none.
     """
     _, run = works_of(device)["operators"]
     dist.barrier()
@@ -393,7 +375,7 @@ def alone_share(device: torch.device, effort: Effort) -> float:
 
 
 def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
-    """Seconds of each, ``least`` of all together unless that takes very many."""
+    """Seconds of rounds, ``least`` of all together or ``_MOST_ROUNDS`` rounds."""
     seconds: list[float] = []
     others = torch.zeros(_OTHER_BYTES if device.type == "cpu" else 0, dtype=torch.uint8)
     while len(seconds) < LEAST_ROUNDS or (len(seconds) < _MOST_ROUNDS and sum(seconds) < least):

@@ -1,4 +1,4 @@
-"""How the predicted step of models goes with the number of ranks, weak and strong."""
+"""Predicted steps of models by number of ranks, under weak and strong scaling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -26,13 +25,14 @@ from recd_plugins.api import (
     measure_compute,
     plot_style,
     report_side,
+    text_table,
     topology_line,
     with_plugins,
     wrapped_dataset,
     write_figure,
 )
 
-#: Each rank has as many rows whatever the ranks, or all of them together.
+#: Each rank has a fixed number of rows, or all of them together.
 Scaling = Literal["weak", "strong"]
 #: The line of plain TorchRec.
 STOCK = "stock"
@@ -40,7 +40,7 @@ STOCK = "stock"
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """The plan of a side on some ranks; without one ``problem`` says why."""
+    """The plan of a side on some ranks, or the ``problem`` that there is none."""
 
     ranks: int
     batch_size: int
@@ -129,7 +129,8 @@ def study_scaling(
     found: dict[Scaling, dict[str, list[ScalingPoint]]] = {
         kind: {name: [] for name in sides} for kind in ("weak", "strong")
     }
-    for nodes in _doubled(spec.nodes):
+    powers = (2**power for power in range(spec.nodes.bit_length()))
+    for nodes in dict.fromkeys([*powers, spec.nodes]):
         some = spec.model_copy(update={"nodes": nodes})
         rows: dict[Scaling, int] = {
             "weak": batch_size,
@@ -146,7 +147,7 @@ def study_scaling(
 
 
 def _tables_of(registry: RunConfig) -> tuple[Any, ...]:
-    """What a model's tables are made of, as far as its file says."""
+    """Features and sizes of a model's tables, as far as its file says."""
     features, model = sorted(registry.dataset.schema().sparse), registry.spec.model
     if model is None:
         return features, registry.entries("model")[0].plugin.name
@@ -160,56 +161,41 @@ def _sides(registries: Mapping[str, RunConfig], say: Callable[[str], None]) -> d
         wrapped_dataset(registry).prepare()
         sides[name] = _Side(registry, data_of_model(registry), measure_compute(registry))
     first = next(iter(sides.values()))
-    # No entry is left: what they do with tables would be prepared for nothing.
+    # Table strategies would be prepared for nothing.
     plain = replace(first.registry, sharding=(), cache=())
     return {STOCK: replace(first, registry=plain, is_plain=True), **sides}
 
 
-def _doubled(most: int) -> Iterator[int]:
-    nodes = 1
-    while nodes < most:
-        yield nodes
-        nodes *= 2
-    yield most
-
-
 def _point(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
-    try:
-        return _planned(side, spec, batch_size)
-    except RecdError as error:  # as what does not fit, or needs several nodes
-        return ScalingPoint(spec.world_size, batch_size, problem=str(error))
-
-
-def _planned(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
     registry = side.registry.with_training({"batch_size": batch_size})
-    candidate = with_plugins(registry, spec, side.data)
-    if side.is_plain:
-        candidate = candidate.as_plain()
-    kept = candidate.activation_bytes(side.compute, batch_size)
+    try:
+        candidate = with_plugins(registry, spec, side.data)
+        if side.is_plain:
+            candidate = candidate.as_plain()
+        kept = candidate.activation_bytes(side.compute, batch_size)
+        planned = candidate.plan(spec.to_torchrec(), batch_size, kept)
+    except RecdError as error:  # no plan fits, or it needs several nodes
+        return ScalingPoint(spec.world_size, batch_size, problem=str(error))
+    costs, compute = _costs(spec), side.compute
     report = report_side(
-        candidate,
-        candidate.plan(spec.to_torchrec(), batch_size, kept),
-        spec,
-        batch_size=batch_size,
-        compute=side.compute,
-        costs=_costs(spec),
+        candidate, planned, spec, batch_size=batch_size, compute=compute, costs=costs
     )
     memory = int(report.memory_by_rank.max())
     return ScalingPoint(spec.world_size, batch_size, report.seconds, memory)
 
 
 def _costs(spec: TopologySpec) -> StageCosts:
-    """Those that were measured, or lower bounds and what a collective is taken to take."""
+    """Measured costs, or lower bounds and the assumed seconds of a collective."""
     costs = spec.costs or spec.least_costs
     if costs.all_to_all.collectives:
         return costs
-    # Where a rank has little left to do, that is most of a step.
+    # Most of a step, if a rank has little left to do.
     waiting = {"collectives": collective_seconds(spec.device)}
     return costs.model_copy(update={"all_to_all": costs.all_to_all.model_copy(update=waiting)})
 
 
 def render(report: ScalingReport) -> RenderableType:
-    """The topology, and milliseconds of a step of every side, by ranks."""
+    """Return the topology, and milliseconds of a step of every side by ranks."""
     measured = "costs measured" if report.spec.costs else "least times, and a wait a collective"
     return Group(
         topology_line(report.topology, report.spec),
@@ -227,7 +213,7 @@ def render(report: ScalingReport) -> RenderableType:
 
 
 def _problems(report: ScalingReport) -> Iterator[Text]:
-    """Why a side has no plan, the first time that it has none."""
+    """Why a side has no plan, where it first has none."""
     for kind, sides in report.points.items():
         for name, points in sides.items():
             for point in points:
@@ -246,10 +232,8 @@ def _words(report: ScalingReport, kind: Scaling) -> str:
 
 
 def _table(report: ScalingReport, kind: Scaling) -> Table:
-    table = Table(title=_words(report, kind), title_justify="left", box=SIMPLE_HEAD)
     sides = report.points[kind]
-    for heading in ("ranks", "rows a rank", *sides):
-        table.add_column(heading, justify="right", overflow="fold")
+    table = text_table(_words(report, kind), [], ["ranks", "rows a rank", *sides])
     for points in zip(*sides.values(), strict=True):
         times = (point.milliseconds for point in points)
         table.add_row(

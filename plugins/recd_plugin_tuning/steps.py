@@ -39,6 +39,7 @@ from recd_plugins.api import (
     silence_upstream,
     smallest_batch,
     steps_in_turns,
+    text_table,
     with_plugins,
     wrapped_dataset,
 )
@@ -46,10 +47,9 @@ from recd_plugins.api import (
 SIDES: tuple[Variant, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.
 MEANINGFUL_SHARE = 0.03
-
-# Steps of one batch size in a round.
+# Steps of one batch size in a round, before and in the measurement.
 _LEAD, _MEASURED = 1, 4
-# Below this a stage is lost in the noise, and how far it is off counts no more.
+# Shorter stages are lost in the noise.
 _LEAST_SECONDS = 1e-4
 _COMMUNICATION: tuple[Stage, ...] = ("all_to_all", "all_reduce")
 
@@ -80,23 +80,26 @@ class CalibrationPoint:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Costs of this machine, and the points that they were fitted to and compared with."""
+    """Costs of this machine, and the measured points."""
 
     costs: StageCosts
     points: Sequence[CalibrationPoint]
 
     @property
     def worst_factor(self) -> float:
-        """How far a predicted stage is from the measured one at most: 1 is exact.
+        """Largest factor between predicted and measured stages: 1 is exact.
 
         Over points that the costs were not fitted to, and stages that took a meaningful share.
         """
-        return max(
-            max(predicted / measured, measured / predicted) if predicted else float("inf")
-            for point in self.points
-            if not point.fitted
-            for _, measured, predicted in self._meaningful(point)
-        )
+        factors = [1.0]
+        for point in self.points:
+            measured, predicted = point.measured, predict_stages(point.works, self.costs)
+            for stage in () if point.fitted else STAGES:
+                seconds, expected = getattr(measured, stage), getattr(predicted, stage)
+                if seconds >= MEANINGFUL_SHARE * measured.total:
+                    ratio = expected / seconds
+                    factors.append(max(ratio, 1 / ratio) if ratio else float("inf"))
+        return max(factors)
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -117,34 +120,23 @@ class Calibration:
         }
 
     def table(self) -> TextTable:
-        """Predicted next to measured, of the points that the costs were not fitted to."""
-        table = TextTable(title="milliseconds of a step: predicted / measured")
-        table.add_column("stage")
-        shown = [point for point in self.points if not point.fitted]
-        for point in shown:
-            table.add_column(
-                f"{point.side}, batch {point.batch_size}", justify="right", overflow="fold"
-            )
-        for stage in STAGES:
-            table.add_row(stage.replace("_", "-"), *(self._cell(point, stage) for point in shown))
-        table.caption = (
+        """Return predicted next to measured stages, of points that were not fitted to."""
+        points = [point for point in self.points if not point.fitted]
+        caption = (
             f"stages of at least {MEANINGFUL_SHARE:.0%} of a step agree within a factor of "
             f"{self.worst_factor:.2f}; costs were fitted to other batch sizes"
         )
+        headings = [f"{point.side}, batch {point.batch_size}" for point in points]
+        title = "milliseconds of a step: predicted / measured"
+        table = text_table(title, ["stage"], headings, caption=caption)
+        for stage in STAGES:
+            cells = (
+                f"{getattr(predict_stages(point.works, self.costs), stage) * 1e3:.1f} / "
+                f"{getattr(point.measured, stage) * 1e3:.1f}"
+                for point in points
+            )
+            table.add_row(stage.replace("_", "-"), *cells)
         return table
-
-    def _cell(self, point: CalibrationPoint, stage: Stage) -> str:
-        predicted = getattr(predict_stages(point.works, self.costs), stage)
-        return f"{predicted * 1e3:.1f} / {getattr(point.measured, stage) * 1e3:.1f}"
-
-    def _meaningful(self, point: CalibrationPoint) -> list[tuple[Stage, float, float]]:
-        measured = point.measured.as_dict()
-        predicted = predict_stages(point.works, self.costs).as_dict()
-        return [
-            (stage, measured[stage], predicted[stage])
-            for stage in STAGES
-            if measured[stage] >= MEANINGFUL_SHARE * point.measured.total
-        ]
 
 
 def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int = 6) -> Calibration:
@@ -153,7 +145,7 @@ def calibrate(registry: RunConfig, job: Job, spec: TopologySpec, *, rounds: int 
     Args:
         registry: its ``training.ranks`` ranks are started.
         job: the registry file with overrides, and the device.
-        spec: the ranks; its bounds are the costs of work that no step does.
+        spec: the ranks; its lower bounds are the costs of work that no step does.
         rounds: in each, every side and batch size is profiled.
     """
     ranks = registry.training.ranks
@@ -186,7 +178,7 @@ def works_of(
     ranks: int,
     device_type: str,
 ) -> list[StepCost]:
-    """The work of each rank in a step of one side, whose ranks are of one node."""
+    """Return the work of each rank in a step of one side, on one node."""
     return estimate_step_cost(
         candidate.tables,
         plan,
@@ -201,40 +193,33 @@ def works_of(
 
 
 def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:
-    """The costs, none negative, whose relative errors at ``points`` have the least squares.
+    """Fit non-negative costs by least squares of relative errors.
 
     Args:
         points: measured ones.
-        costs: kept for work of which there was none.
+        costs: kept for work that no point does.
     """
     fitted: dict[str, Any] = {}
     for stage in STAGES:
         before = getattr(costs, stage)
         names = list(type(before).model_fields)
-        rows, seconds = [], []
-        for point in points:
-            for work, measured in _equations(point, stage):
-                rows.append([getattr(work, name) for name in names])
-                seconds.append(measured)
-        found = fit_costs(np.array(rows), np.array(seconds), least=_LEAST_SECONDS)
-        done = [any(row[column] for row in rows) for column in range(len(names))]
-        fitted[stage] = before.model_copy(
-            update={
-                name: float(value)
-                for name, value, was_done in zip(names, found, done, strict=True)
-                if was_done
-            }
-        )
+        equations = [each for point in points for each in _equations(point, stage)]
+        work = np.array([[getattr(each, name) for name in names] for each, _ in equations])
+        seconds = np.array([seconds for _, seconds in equations])
+        found = fit_costs(work, seconds, least=_LEAST_SECONDS).tolist()
+        done = zip(names, found, work.T, strict=True)
+        update = {name: value for name, value, column in done if column.any()}
+        fitted[stage] = before.model_copy(update=update)
     return costs.model_copy(update=fitted)
 
 
 def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[StepCost, float]]:
-    """StepCost and the seconds that it took."""
+    """Work and its seconds."""
     seconds = [getattr(times, stage) for times in point.ranks]
     if stage not in _COMMUNICATION:
         return list(zip(point.works, seconds, strict=True))
-    # All ranks do it together. What one waits because it has less work is predicted from the work;
-    # what all wait, now one and now another, is part of the cost.
+    # All ranks do it together. Waiting of a rank with less work is predicted from the work; waiting
+    # of all, now one and now another, is part of the cost.
     busiest = max(point.works, key=lambda work: work.bytes_in_node + work.bytes_across_nodes)
     across = fmean(work.bytes_across_nodes for work in point.works)
     own = [times.lookup + times.gemm + times.other for times in point.ranks]
@@ -244,10 +229,7 @@ def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[StepCost, fl
 
 
 def batch_sizes(batch_size: int, together: int) -> tuple[int, int, int]:
-    """Two to fit and between them one to predict: the largest is the registry's own.
-
-    All are multiples of the rows that wrappers of the dataset hand out together.
-    """
+    """Return two sizes to fit and between them one to predict, multiples of ``together``."""
     count = batch_size // together
     small, middle, large = max(1, count // 4), max(2, count // 2), max(3, count)
     return together * small, together * middle, together * large
@@ -258,19 +240,16 @@ def _profile_sides(
 ) -> dict[Variant, tuple[dict[int, StageTimes], ShardingPlan]]:
     """Stage times of this rank by batch size, and the plan, of each side."""
     silence_upstream()
-    return {side: _profile_side(rank, world_size, job, side, sizes, rounds) for side in SIDES}
-
-
-def _profile_side(
-    rank: int, world_size: int, job: Job, side: Variant, sizes: Sequence[int], rounds: int
-) -> tuple[dict[int, StageTimes], ShardingPlan]:
-    registry = job.load().with_training({"batch_size": max(sizes)})
-    device = device_of_rank(job.device)
-    parts = assemble(registry, side, device)
-    profiles = {size: StepProfile(device, warmup=0) for size in sizes}
-    for size, step in steps_in_turns(
-        parts, rank, world_size, device, sizes, rounds=rounds, lead=_LEAD, measured=_MEASURED
-    ):
-        with profiles[size].step():
-            step()
-    return {size: profiles[size].stages() for size in sizes}, parts.dmp.plan
+    found: dict[Variant, tuple[dict[int, StageTimes], ShardingPlan]] = {}
+    for side in SIDES:
+        registry = job.load().with_training({"batch_size": max(sizes)})
+        device = device_of_rank(job.device)
+        parts = assemble(registry, side, device)
+        profiles = {size: StepProfile(device, warmup=0) for size in sizes}
+        for size, step in steps_in_turns(
+            parts, rank, world_size, device, sizes, rounds=rounds, lead=_LEAD, measured=_MEASURED
+        ):
+            with profiles[size].step():
+                step()
+        found[side] = {size: profiles[size].stages() for size in sizes}, parts.dmp.plan
+    return found

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from recd_plugin_flexshard.runtime import tier_groups
-from recd_plugin_tuning.cluster import node_groups
+from recd_plugin_tuning.collectives import node_groups
 from recd_plugins.runtime.launch import launch
 from recd_plugins.sharding.overlap import DeferredAllReduce
 

@@ -194,18 +194,6 @@ def test_what_was_measured_is_taken_over_where_it_is_true(own: Path) -> None:
         assert rate.bytes_per_second == pytest.approx(getattr(bound, name).bytes_per_second / 2)
 
 
-def test_collectives_are_no_faster_than_links(own: Path) -> None:
-    bounds = CollectiveRates.of_topology(read_topology(own))
-    fast = CollectiveRate(bytes_per_second=1e12, seconds=1e-3)
-    rates = CollectiveRates(a2a_global=fast, a2a_intra=fast, ar_global=fast, ar_cross=fast)
-    bounded = rates.within(bounds)
-    assert bounded.ar_cross.bytes_per_second == pytest.approx(1e9)
-    assert bounded.ar_cross.seconds == 1e-3
-    assert bounded.a2a_global.bytes_per_second == bounds.a2a_global.bytes_per_second
-    assert bounded.a2a_intra == fast  # memory is no limited link
-    assert bounds.within(rates) == bounds
-
-
 def test_keys_of_dropped_cost_terms_are_ignored(own: Path) -> None:
     old = "costs: {lookup: {tables_looked_up: 1.0e-9, lookups: 2.0e-6}}\n"
     own.write_text(OWN + old, encoding="utf-8")

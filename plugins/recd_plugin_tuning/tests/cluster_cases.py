@@ -19,7 +19,7 @@ from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.training.session import topology_at_start
 
 WAITED = 0.06
-TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0, partners=1)
+TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0)
 
 
 def measured(rank: int, world_size: int, *_: object) -> MeasuredCluster:

@@ -16,8 +16,9 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from tests import forked
 
-from recd_plugin_tuning.cluster import NAMES, MeasuredCluster, fit_rate
+from recd_plugin_tuning.cluster import MeasuredCluster
 from recd_plugin_tuning.cluster_report import plot, render
+from recd_plugin_tuning.collectives import NAMES, fit_rate
 from recd_plugin_tuning.rank_work import QUICK, MiddleHalf, goes_on
 from recd_plugin_tuning.tests import cluster_cases
 from recd_plugins import api
@@ -62,14 +63,13 @@ def test_latency_and_bandwidth_are_found_again() -> None:
 def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     spec = measured.spec
     assert (spec.nodes, spec.ranks_per_node, spec.device) == (2, 1, "cpu")
-    assert [(link.source, link.target) for link in measured.between] == [(1, 0), (0, 1)]
-    assert not measured.inside
     costs, rates = spec.costs, spec.collectives
     assert costs is not None
     assert rates is not None
     # Half of what a rank puts in goes to the other one.
-    sent = max(2 / rates.a2a_global.bytes_per_second, 1 / spec.inter_node_bandwidth)
+    sent = 2 / rates.a2a_global.bytes_per_second
     assert costs.all_to_all.bytes_across_nodes == pytest.approx(sent)
+    assert spec.inter_node_bandwidth == pytest.approx(1 / sent)
     # In a step of a sharded module, which has sizes to send and Python to run.
     assert costs.all_to_all.collectives == measured.collective > 0
     assert 0 <= costs.hidden <= 1
@@ -98,7 +98,7 @@ def test_the_command_writes_what_training_takes(
     files = ["--json", "all.json", "--plot", "cluster.svg"]
     result = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--ranks", "2", *files)
     assert result.exit_code == 0, result.output
-    for words in ("between nodes", "all-reduce", "matrix products", "GFLOP/s"):
+    for words in ("all-reduce", "matrix products", "GFLOP/s"):
         assert words in result.output
     assert (tmp_path / "cluster.svg").read_text().startswith("<?xml")
     report = json.loads((tmp_path / "all.json").read_text())
@@ -119,7 +119,7 @@ def test_a_collective_that_sends_nothing_is_not_shown(
     tmp_path: Path, measured: MeasuredCluster
 ) -> None:
     assert measured.sweeps["a2a_intra"], "a rank that is alone in its node"
-    one_rank = replace(measured, between=[], inside=[])
+    one_rank = replace(measured, machine=measured.machine.model_copy(update={"nodes": 1}))
     for found, shown in ((measured, {"a2a_global", "ar_global", "ar_cross"}), (one_rank, set())):
         path = tmp_path / f"{len(shown)}.svg"
         plot(found, path)

@@ -156,7 +156,6 @@ class StageCosts(_Rates):
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_BETWEEN_NODES = ("a2a_global", "ar_global", "ar_cross")
 
 
 class CollectiveRate(BaseModel):
@@ -216,19 +215,6 @@ class CollectiveRates(BaseModel):
             ar_global=rate(2 * (ranks - 1) / ranks, 2 * (nodes - 1) / world),
             ar_cross=rate(0, 2 * (nodes - 1) / nodes or 1),
         )
-
-    def within(self, bounds: CollectiveRates) -> Self:
-        """Return rates of which none between nodes is faster than its bound.
-
-        Rate limiters let a burst through, and short measurements may see only that.
-        """
-
-        def least(name: str) -> CollectiveRate:
-            rate, bound = getattr(self, name), getattr(bounds, name)
-            fastest = min(rate.bytes_per_second, bound.bytes_per_second)
-            return CollectiveRate(bytes_per_second=fastest, seconds=rate.seconds)
-
-        return self.model_copy(update={name: least(name) for name in _BETWEEN_NODES})
 
 
 #: A stage of a training step (RecD, figure 8).

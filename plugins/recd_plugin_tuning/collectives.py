@@ -1,0 +1,187 @@
+"""Measure collectives of the ranks of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from recd_plugin_tuning.rank_work import Effort, MiddleHalf, goes_on, rounds
+from recd_plugins.api import CollectiveRate, CollectiveRates, new_group, ranks_of_each_node
+
+
+@dataclass(frozen=True)
+class NodeGroups:
+    """The ranks of a cluster, and process groups of this rank.
+
+    Attributes:
+        rank: this rank.
+        nodes: number of nodes.
+        ranks_per_node: ranks of each.
+        everyone: all ranks.
+        node: the ranks of this node.
+        across: the ranks with this rank's place in their nodes.
+    """
+
+    rank: int
+    nodes: int
+    ranks_per_node: int
+    everyone: dist.ProcessGroup
+    node: dist.ProcessGroup
+    across: dist.ProcessGroup
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+@contextmanager
+def node_groups() -> Iterator[NodeGroups]:
+    """Make the process groups of nodes for a context. Collective."""
+    per_node, world_size, rank = ranks_of_each_node(), dist.get_world_size(), dist.get_rank()
+    everyone = list(range(world_size))
+    nodes = [everyone[first : first + per_node] for first in everyone[::per_node]]
+    # Every rank makes every group, its own or not.
+    whole = new_group(everyone)
+    inside = [new_group(ranks) for ranks in nodes][rank // per_node]
+    across = [new_group(everyone[place::per_node]) for place in range(per_node)][rank % per_node]
+    yield NodeGroups(rank, len(nodes), per_node, whole, inside, across)
+    # Their threads cost. Not after an error, when nobody answers.
+    for group in (whole, inside, across):
+        dist.destroy_process_group(group)
+
+
+#: The collectives of ``CollectiveRates`` in words.
+NAMES = {
+    "a2a_global": "all-to-all, all ranks",
+    "a2a_intra": "all-to-all, in a node",
+    "ar_global": "all-reduce, all ranks",
+    "ar_cross": "all-reduce, across nodes",
+}
+# The bandwidth is fitted to so many of the largest sizes: latency decides smaller ones.
+_LARGEST = 3
+# Rows and columns of matrix products beside a collective, and how many are timed alone.
+_PRODUCT, _PRODUCTS = 256, 8
+
+#: Seconds by bytes that a rank puts in, of each collective.
+Sweeps = Mapping[str, Mapping[int, MiddleHalf]]
+_Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
+
+
+def sweep(
+    groups: NodeGroups, device: torch.device, effort: Effort, say: Callable[[str], None]
+) -> dict[str, dict[int, MiddleHalf]]:
+    """Time each collective by size until the slowest rank is done. Collective.
+
+    All groups of a kind run at once, as in training.
+    """
+    kinds: dict[str, tuple[_Collective, dist.ProcessGroup]] = {
+        "a2a_global": (_all_to_all, groups.everyone),
+        "a2a_intra": (_all_to_all, groups.node),
+        "ar_global": (_all_reduce, groups.everyone),
+        "ar_cross": (_all_reduce, groups.across),
+    }
+    found: dict[str, dict[int, MiddleHalf]] = {}
+    for name, (collective, group) in kinds.items():
+        say(NAMES[name])
+        collective(_values(effort.sizes[0], group, device), group).wait()  # connects the ranks
+        of_kind = found[name] = dict[int, MiddleHalf]()
+        for size in effort.sizes:
+            last = max(of_kind, default=0)
+            if last and not goes_on(size, last, of_kind[last].median, effort):
+                break
+            values = _values(size, group, device)
+            run = _waiting(collective, values, group)
+            of_kind[size] = MiddleHalf.of(rounds(run, device, effort)[1])
+    return found
+
+
+def _waiting(
+    collective: _Collective, values: torch.Tensor, group: dist.ProcessGroup
+) -> Callable[[], object]:
+    return lambda: collective(values, group).wait()
+
+
+def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort) -> float:
+    """Return the share of an all-reduce that computing beside it for as long hides. Collective.
+
+    0 if the all-reduce takes processors, so that ranks compute slower.
+    """
+    sizes = sweeps["ar_global"]
+    short = [size for size, spread in sizes.items() if spread.median <= effort.seconds]
+    values = _values(max(short, default=min(sizes)), groups.everyone, device)
+    matrix = torch.ones(_PRODUCT, _PRODUCT, device=device)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            matrix @ matrix
+
+    def beside(times: int) -> None:
+        work = _all_reduce(values, groups.everyone)
+        compute(times)
+        work.wait()
+
+    def seconds(run: Callable[[], object]) -> float:
+        return MiddleHalf.of(rounds(run, device, effort)[1]).low
+
+    some = seconds(lambda: compute(_PRODUCTS))
+    reduced = seconds(_waiting(_all_reduce, values, groups.everyone))
+    times = max(1, round(_PRODUCTS * reduced / some))
+    computed, both = seconds(lambda: compute(times)), seconds(lambda: beside(times))
+    return min(1.0, max(0.0, (reduced + computed - both) / min(reduced, computed)))
+
+
+def fit_rates(sweeps: Sweeps) -> CollectiveRates:
+    """Return latency and bandwidth of each collective, by the faster rounds.
+
+    gloo's all-reduce polls: ranks that share cores and come at the same moment, as they do here and
+    seldom in a step, slow one another down.
+    """
+    return CollectiveRates(
+        **{
+            name: fit_rate({size: spread.low for size, spread in sizes.items()})
+            for name, sizes in sweeps.items()
+        }
+    )
+
+
+def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
+    """Fit latency and bandwidth to seconds by bytes.
+
+    The bandwidth is the median slope between the largest sizes, as limited links let some bytes
+    through at once; the latency is that of the fastest size.
+    """
+    sizes = sorted(seconds)
+    slopes = [
+        (seconds[large] - seconds[small]) / (large - small)
+        for small, large in combinations(sizes[-_LARGEST:], 2)
+    ]
+    per_byte, fastest = median(slopes) if slopes else 0.0, min(seconds.values())
+    if per_byte <= 0:
+        # Larger sizes take no longer: the bandwidth is at least that of the largest.
+        return CollectiveRate(bytes_per_second=sizes[-1] / seconds[sizes[-1]], seconds=fastest)
+    latency = max(0.0, fastest - sizes[0] * per_byte)
+    return CollectiveRate(bytes_per_second=1 / per_byte, seconds=latency)
+
+
+def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+    ranks = dist.get_world_size(group)
+    return torch.zeros(max(1, size // 4 // ranks) * ranks, device=device)
+
+
+def _all_to_all(values: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    work = dist.all_to_all_single(torch.empty_like(values), values, group=group, async_op=True)
+    assert work is not None
+    return work
+
+
+def _all_reduce(values: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    work = dist.all_reduce(values, group=group, async_op=True)
+    assert work is not None
+    return work
