@@ -180,7 +180,6 @@ def test_a_run_says_that_rounds_at_its_start_lie_far_apart(measured: MeasuredClu
     [
         (["--ranks", "3", "--ranks-per-node", "2"], {}, "3 ranks do not fill nodes of 2 each"),
         (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: cannot be written"),
-        (["--plot", "links.txt"], {}, "--plot links.txt ends in none of .png"),
         (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says which ranks there are"),
         (["--ranks-per-node", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "and --ranks-per-node"),
         (["--device", "cuda"], {}, "--device cuda: "),

@@ -136,7 +136,6 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
         ([*ZIPF, "-o", "p", "--scale", "3"], "--scale is for exponential and half-normal"),
         ([*ZIPF, "-o", "p", "--in-order", "--seed=1"], "--in-order leaves them; take one of them"),
         ([*ZIPF, "-o", "p", "--shift", "3"], "--shift is for zipf-mandelbrot"),
-        ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of"),
         ([*ZIPF, "-o", "p", "--cap", "0.01"], "lower the length, or raise the cap"),
         (["distribution", "half-normal", *ZIPF[2:], "-o", "p"], "half-normal needs --scale"),
         (
