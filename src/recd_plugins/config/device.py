@@ -1,4 +1,4 @@
-"""Where a run trains: ``training.device`` against what the machine has."""
+"""Choice of the device: ``training.device`` and the machine."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from recd_plugins.runtime.versions import fbgemm_has_cuda
 
 
 def choose_device(registry: RunConfig) -> str:
-    """``cpu`` or ``cuda``, once everything that the registry asks of the machine is there.
-
-    Where ``auto`` comes to the CPU, rank 0 says why on standard error.
+    """Return ``cpu`` or ``cuda``; rank 0 prints why ``auto`` takes the CPU.
 
     Raises:
         SetupError: ``cuda`` is asked for, and something that it needs is missing.
@@ -41,17 +39,16 @@ def choose_device(registry: RunConfig) -> str:
 
 @cache
 def _say_once(path: Path, words: str) -> None:  # noqa: ARG001
-    """Of a registry, however often its device is chosen."""
     print(words, file=sys.stderr)
 
 
 def device_of_rank(kind: str) -> torch.device:
-    """This rank's: what made it a rank of ``launch`` or of torchrun has chosen its CUDA device."""
+    """Return this rank's device; its launcher has set the current CUDA device."""
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def lack_for_cuda(ranks: int) -> str:
-    """What keeps so many ranks of this machine from CUDA, and what helps; empty for nothing."""
+    """Return why so many ranks of this machine cannot use CUDA; empty if they can."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     if not fbgemm_has_cuda():

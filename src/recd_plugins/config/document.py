@@ -1,4 +1,4 @@
-"""A YAML file as plain data that remembers the line of everything in it, and values set over it."""
+"""A YAML file as plain data with the line of every value, and settings that override values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recd_plugins.runtime.errors import Problem, RegistryError
 
 Location = tuple[str | int, ...]
 
-#: Values of a file, those that aliases repeat counted each time: a few lines may hold billions.
+#: Most values of a file, with aliases expanded: a few lines could hold billions.
 MOST_VALUES = 50_000
 
 _STANDARD = "tag:yaml.org,2002:"
@@ -26,7 +26,7 @@ _TAGS = {
     for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value")
 }
 
-# Suffixes of tables, which people pass in place of a registry file; text may be compressed.
+# Suffixes of tables, to recognise one that is given in place of a registry file.
 _TABLES = (
     *(".parquet", ".pq", ".parq", ".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".json"),
     *(".arrow", ".arrows", ".feather", ".ipc", ".duckdb", ".ddb", ".lance"),
@@ -41,8 +41,7 @@ _KEY = re.compile(rf"{_NAME}(\[\d+\])*(\.{_NAME}(\[\d+\])*)*")
 class Document:
     """A YAML mapping as dicts, lists and scalars, with the 1-based line of every key and item.
 
-    ``given`` has what was said elsewhere than in the file, as it was written there; ``text`` is the
-    file.
+    ``given`` has the settings by location, ``text`` is the file.
     """
 
     path: str
@@ -52,7 +51,7 @@ class Document:
     text: str = field(default="", repr=False)
 
     def problem(self, location: Location, message: str) -> Problem:
-        """``message`` about ``location`` or, where that is not in the file, what encloses it."""
+        """Return a problem at ``location``, with the line of the closest enclosing value."""
         inner = location
         while inner and inner not in self.lines and inner not in self.given:
             inner = inner[:-1]
@@ -64,7 +63,7 @@ class Document:
 
 
 def render(location: Location) -> str:
-    """A location as users write it: ``sharding[0].options.tiers``."""
+    """Return a location as in ``sharding[0].options.tiers``."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -72,7 +71,7 @@ def render(location: Location) -> str:
 
 
 def names_table(name: str) -> bool:
-    """Whether a name is that of a table, which `recd init` makes a registry of, or a URL."""
+    """Return whether a name is a URL or ends like a table."""
     plain = name.lower().rstrip("/")
     for suffix in _COMPRESSED:
         plain = plain.removesuffix(suffix)
@@ -89,12 +88,11 @@ def read_yaml(
 
     Args:
         path: of the file.
-        first: what such a file starts with, in words.
-        text: what it held when it was read before, in place of what it holds now.
+        first: the first lines of such a file, for messages.
+        text: earlier content of the file, to use in place of the present one.
 
     Raises:
-        RegistryError: the file cannot be read, is no YAML, is too large, or has a key twice or a
-            tag.
+        RegistryError: the file cannot be read, is no YAML, too large, or has a tag or a key twice.
     """
     name = str(path)
     if names_table(name):
@@ -121,7 +119,7 @@ def _error(path: str, line: int, message: str) -> RegistryError:
 
 @dataclass
 class _Reading:
-    """Makes plain values of nodes, and keeps the lines and what is wrong."""
+    """Makes plain values of nodes, and collects lines and problems."""
 
     path: str
     yaml: YAML = field(default_factory=lambda: YAML(typ="safe", pure=True))
@@ -198,20 +196,19 @@ class _Reading:
 
 
 def short_repr(value: object) -> str:
-    """``repr``, of which at most the start and its length are shown."""
+    """Return ``repr``, or its start and length."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
 
 
 def with_settings(document: Document, settings: Sequence[str]) -> Document:
-    """The document with ``settings``, each ``KEY=VALUE``, in place of what it says.
+    """Override values of a document by settings ``KEY=VALUE``.
 
-    KEY is as messages name it, ``sharding[0].options.tiers``; keys that the document lacks are
-    added, items of lists are not. VALUE is YAML. What is wrong with it later names the setting in
-    place of a line.
+    KEY is a location such as ``sharding[0].options.tiers``; missing keys are added, items of lists
+    are not. VALUE is YAML. Later problems name the setting in place of a line.
 
     Raises:
-        RegistryError: everything that is wrong with the settings themselves.
+        RegistryError: all problems of the settings themselves.
     """
     data = deepcopy(document.data)
     given: dict[Location, str] = {}
@@ -239,7 +236,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
             problems.append(Problem(setting, 0, "", wrong))
     if problems:
         raise RegistryError(problems)
-    # What stood below a setting is gone, and with it the lines that told of it.
+    # Values below a setting are gone.
     lines = {
         at: line
         for at, line in document.lines.items()
@@ -249,7 +246,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
 
 
 def _set(data: Any, location: Location, value: Any) -> str:
-    """Put ``value`` there; else what is wrong, and nothing is changed."""
+    """Set a value, or return what is wrong."""
     for depth, part in enumerate(location):
         where = render(location[:depth])
         if isinstance(part, int):

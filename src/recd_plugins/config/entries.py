@@ -23,9 +23,9 @@ class Entry(Generic[P]):
     """An entry of a list section.
 
     Attributes:
-        plugin: the plugin, made with the entry's options.
+        plugin: made with the entry's options.
         patterns: names or globs of features or tables.
-        field: where it stands in the file, as ``sharding[0]``.
+        field: of the file, such as ``sharding[0]``.
         line: 1-based line in the file.
     """
 
@@ -36,11 +36,11 @@ class Entry(Generic[P]):
 
     @property
     def yields(self) -> bool:
-        """Whether others have what they name too, but for names that it spells out itself."""
+        """Whether it leaves tables to other entries, except those that it names without a glob."""
         return isinstance(self.plugin, Chooser)
 
     def matches(self, name: str) -> bool:
-        """Whether a pattern matches ``name``; case counts."""
+        """Return whether a pattern matches ``name``, with case."""
         return name in self._names or any(fnmatchcase(name, pattern) for pattern in self._globs)
 
     @cached_property
@@ -54,11 +54,7 @@ class Entry(Generic[P]):
 
 @contextmanager
 def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
-    """A context in which a plugin works for its entry: what it refuses names the entry's line.
-
-    Raises:
-        RegistryError: a RecdError was raised; a PluginError, which names the plugin, stays one.
-    """
+    """Turn RecdErrors of the context, except PluginErrors, into RegistryErrors with its line."""
     try:
         yield
     except (PluginError, RegistryError):
@@ -68,7 +64,7 @@ def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
 
 
 def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
-    """Which of ``entries``, of one kind, is for which of ``names``: ``RunConfig.claim``."""
+    """Match the entries of one kind to names; see ``RunConfig.claim``."""
     names = dict.fromkeys(names)
     what = kind.claimed
     if what is None:
@@ -125,10 +121,7 @@ def is_glob(pattern: str) -> bool:
 
 
 def matched(pattern: str, names: Collection[str]) -> list[str]:
-    """Return the names that match a pattern, in their order; case counts.
-
-    In a set or dict of ``names`` a pattern that is a name is looked up: a file may list thousands.
-    """
+    """Return the names that match a pattern, in order and with case."""
     if not is_glob(pattern):
         return [pattern] if pattern in names else []
     return [name for name in names if fnmatchcase(name, pattern)]
@@ -138,12 +131,12 @@ T = TypeVar("T")
 
 
 class CheckedPart(TableStrategy):
-    """The part of an entry. Errors name the entry; tables of other entries are left alone.
+    """The part of an entry for its own tables; errors name the entry.
 
     Args:
         path: of the registry file.
-        entry: whose part it is.
-        part: that its plugin made.
+        entry: of the part.
+        part: made by its plugin.
     """
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TableStrategy) -> None:
@@ -155,21 +148,17 @@ class CheckedPart(TableStrategy):
 
     @property
     def place(self) -> str:
-        """The plugin and where its entry stands, for errors that are of several entries."""
+        """Plugin and place of the entry, for errors of several entries."""
         return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
 
     def claims(self, table: str) -> bool:
-        """Whether the entry's tables have this one among them."""
+        """Return whether a table is one of the entry's."""
         if table not in self._claimed:
             self._claimed[table] = self.entry.matches(table)
         return self._claimed[table]
 
     def call_plugin(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the part; an iterator comes back as a tuple.
-
-        Raises:
-            RegistryError: it raised a RecdError; names the entry's line.
-        """
+        """Call a method of the part as in ``at_entry``; an iterator becomes a tuple."""
         with (
             at_entry(self.path, self.entry),
             plugin_call(self.entry.plugin, method, type(self.part)),
@@ -179,7 +168,7 @@ class CheckedPart(TableStrategy):
 
 
 def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[CheckedPart]]:
-    """Parts that work together, in the order of the file."""
+    """Group parts by class, in the order of the file."""
     found: dict[type[TableStrategy], list[CheckedPart]] = {}
     for part in parts:
         found.setdefault(type(part.part), []).append(part)
@@ -187,17 +176,17 @@ def by_class(parts: Iterable[CheckedPart]) -> dict[type[TableStrategy], list[Che
 
 
 def call_class(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> Any:
-    """Call a class method for all ``parts`` of the class."""
+    """Call a class method for all ``parts`` of one class."""
     return parts[0].call_plugin(method, [each.part for each in parts], *arguments)
 
 
 def one_answer(
     parts: Iterable[TableStrategy], table: str, what: str, ask: Callable[[TableStrategy], T | None]
 ) -> T | None:
-    """The answer of the one part that has one for a table; None where none has.
+    """Return the answer of the only part that has one for a table, or None.
 
     Raises:
-        PluginError: two have an answer; names their entries.
+        PluginError: two parts have an answer; names their entries.
     """
     said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
     if len(said) > 1:

@@ -1,4 +1,4 @@
-"""Reads and checks a registry file, and makes its plugins."""
+"""Reads and validates a registry file, and makes its plugins."""
 
 from __future__ import annotations
 
@@ -60,20 +60,19 @@ def load_registry(
     needs_data: bool = True,
     text: str | None = None,
 ) -> RunConfig:
-    """Read a registry file, find its plugins and check all of it. Reads no data.
+    """Read a registry file, find its plugins and validate it, without reading data.
 
     Args:
         path: the file.
         plugins_dir: a folder of plugin files besides the installed ones.
-        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
-            place of that entry's.
-        settings: values in place of the file's, each as ``training.learning_rate=0.05``.
-        needs_data: without it the file may leave out both of the sections ``dataset`` and
-            ``converter``, unless another section is about their rows.
-        text: what the file held when it was read before, in place of what it holds now.
+        sharding: name of a plugin that replaces that of the first enabled sharding entry.
+        settings: values in place of the file's, such as ``training.learning_rate=0.05``.
+        needs_data: whether ``dataset`` and ``converter`` are required even if no section is about
+            their rows.
+        text: earlier content of the file, to use in place of the present one.
 
     Raises:
-        RegistryError: everything that is wrong with the file, with lines.
+        RegistryError: all problems of the file, with lines.
         PluginError: an installed plugin does not load.
     """
     path = Path(path)
@@ -81,7 +80,6 @@ def load_registry(
     manager = PluginManager(plugins_dir)
     if sharding is not None:
         document = with_sharding(document, sharding, chooses=is_chooser(manager, sharding))
-    # What is there of these is made of the dataset's rows alone, and would be ignored without it.
     of_data = {"dataset", "converter", "preprocessing", "ingestion"}
     needs_data = needs_data or not of_data.isdisjoint(document.data)
     found = resolve(document, manager, needs_data=needs_data)
@@ -122,7 +120,7 @@ def load_registry(
     return RunConfig(
         path=path,
         document=document,
-        # Without sections of kinds: it travels to readers, who know this class alone.
+        # Without sections of kinds, as readers unpickle it.
         spec=RegistrySpec(version=spec.version, model=model, training=spec.training),
         dataset=data.get("dataset", NoDataset()),
         converter=data.get("converter", NoConverter()),
@@ -140,7 +138,7 @@ def load_registry(
 
 
 def registry_without_file() -> RunConfig:
-    """A registry without data and without entries, of a trainer that brings all it needs."""
+    """Return a registry without data and entries, for a trainer that brings its own."""
     return RunConfig(
         path=Path("wrap()"),
         spec=RegistrySpec(version=1),
@@ -154,10 +152,7 @@ def registry_without_file() -> RunConfig:
 
 
 def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
-    """Return the shardings that a chooser may choose; of equal ones it takes the first.
-
-    Those that leave modules as they are come first.
-    """
+    """Return the shardings to choose from; first those that rewrite no modules."""
     offering = [cls for cls in classes if not issubclass(cls, Chooser)]
     return tuple(sorted(offering, key=lambda c: (c.rewrite is not Sharding.rewrite, c.name)))
 
@@ -169,20 +164,18 @@ def _patterns(spec: PluginSpec) -> tuple[str, ...]:
 
 
 def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
-    """The document with the plugin ``name`` in place of its first ``sharding`` entry.
+    """Put the plugin ``name`` in place of the first enabled ``sharding`` entry.
 
-    An entry of that plugin for the same ``tables``, enabled or not, says its options; without one
-    they are the plugin's defaults. A chooser stands in a file once: one that is there already takes
-    the first entry's tables besides its own.
+    Options come from an entry of that plugin for the same ``tables``, enabled or not, or are the
+    defaults. A chooser that is in the file already takes the first entry's tables too.
 
     Args:
         document: of a registry file.
         name: of the plugin.
-        chooses: whether it is a chooser, which takes all tables that are left.
+        chooses: whether it is a chooser, which takes all remaining tables.
 
     Raises:
-        RegistryError: no entry is enabled, so that no tables are named; or the first one takes what
-            others leave, as a chooser alone can.
+        RegistryError: no entry is enabled, or only a chooser can take its tables.
     """
     entries = document.data.get("sharding")
     entries = list(entries) if isinstance(entries, list) else []
@@ -237,7 +230,7 @@ def _is(entry: Any, name: str, tables: Any) -> bool:
 
 
 def _with_tables(entry: dict[str, Any], tables: Any) -> dict[str, Any]:
-    """A chooser's entry that takes these too; without tables it takes all that others leave."""
+    """Add tables to a chooser's entry; one without tables takes all that others leave."""
     own = entry.get("tables")
     if tables is None:
         return {key: value for key, value in entry.items() if key != "tables"}
@@ -252,7 +245,7 @@ def _in_any_order(tables: Any) -> Any:
 
 @dataclass(frozen=True)
 class ResolvedEntry:
-    """One entry of a document, enabled or not, with the plugin it names."""
+    """An entry of a document, enabled or not, with its plugin."""
 
     location: Location
     plugin: Plugin
@@ -260,14 +253,7 @@ class ResolvedEntry:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A document that is as it should be.
-
-    Attributes:
-        kinds: that its sections may be of, by name.
-        spec: the document.
-        entries: by kind, in the order of the file.
-        wrappers: of the dataset.
-    """
+    """A valid document: kinds by name, its spec, entries by kind in file order, and wrappers."""
 
     kinds: Mapping[str, Kind]
     spec: RegistrySpec
@@ -276,16 +262,11 @@ class Resolved:
 
 
 def resolve(document: Document, manager: PluginManager, *, needs_data: bool = True) -> Resolved:
-    """Validate everything, then make the plugin of every entry.
-
-    Args:
-        document: of a registry file.
-        manager: of the plugins that it may name.
-        needs_data: whether the sections ``dataset`` and ``converter`` have to be there.
+    """Validate a document and make the plugin of every entry.
 
     Raises:
-        RegistryError: everything that is wrong, in the order of lines.
-        PluginError: what the document names cannot be used.
+        RegistryError: all problems, in the order of lines.
+        PluginError: a plugin of the document cannot be used.
     """
     problems: list[Problem] = []
     kinds = manager.kinds_for(document.data)
@@ -316,20 +297,13 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
 
 
 def is_chooser(manager: PluginManager, name: str) -> bool:
-    """Whether the sharding of that name chooses others.
-
-    Raises:
-        PluginError: what has such names cannot be used.
-    """
+    """Return whether the sharding of that name is a chooser."""
     found = manager.find("sharding", name)
     return found is not None and issubclass(found.cls, Chooser)
 
 
 def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, Any]:
-    """The document with tables for choosers: all, which they leave to others that name them.
-
-    So that one is not asked for tables which is not installed, it has them too.
-    """
+    """Give choosers, and shardings that are not installed, ``tables: ["*"]``."""
 
     def written(entry: Any) -> Any:
         name = entry.get("use") if isinstance(entry, dict) else None
@@ -337,7 +311,7 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
             return entry
         try:
             has_all = manager.find("sharding", name) is None or is_chooser(manager, name)
-        except PluginError:  # which is told with the line of the entry
+        except PluginError:  # reported with the line of the entry
             has_all = True
         return {"tables": ["*"], **entry} if has_all else entry
 
@@ -348,7 +322,7 @@ def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, 
 def _unloaded(
     document: Document, model: type[RegistrySpec], manager: PluginManager
 ) -> Iterator[Problem]:
-    """Where a section is unknown: the packages that may have its kind and could not be loaded."""
+    """Name packages that could not be loaded if a section is unknown."""
     unknown = [name for name in document.data if name not in model.model_fields]
     if unknown and (broken := manager.broken):
         reasons = "; ".join(each.reason for each in broken)
@@ -358,7 +332,7 @@ def _unloaded(
 def _entries(
     document: Document, kinds: Iterable[Kind]
 ) -> Iterator[tuple[Kind, Location, dict[str, Any]]]:
-    """Every entry that names a plugin, whatever else is wrong with it."""
+    """Yield every entry that names a plugin, even if its other fields are wrong."""
     for kind in kinds:
         yield from ((kind, *each) for each in _in_section((kind.section,), document.data))
         dataset = document.data.get("dataset")
@@ -386,21 +360,21 @@ def _plugin(
 ) -> Plugin:
     name = entry["use"]
     try:
-        registered = _found(manager, kind, location, name)
+        registered = manager.find(kind.name, name)
     except PluginError as error:  # of its package
         raise RegistryError([document.problem((*location, "use"), str(error))]) from error
-    if registered is None:
+    if registered is None or not _belongs(registered, location):
         message = _unknown_plugin(manager, kind, location, name)
         raise RegistryError([document.problem((*location, "use"), message)])
     options = entry.get("options", {})
     if not isinstance(options, dict):
-        options = {}  # the schema has told of it already
+        options = {}  # the schema reports it
     cls = registered.cls
     inside = (*location, "options")
     at = document.problem(location, "")
     stands_at = (at.path, at.line, at.field)
     unmade = Plugin(PluginOptions()).placed(stands_at)
-    unmade.name = name  # type: ignore[misc]  # what a note calls it
+    unmade.name = name  # type: ignore[misc]  # for notes
     try:
         with plugin_call(unmade, "making it", cls), redirect_stdout(sys.stderr):
             made = cls(cls.Options.model_validate(options))
@@ -411,12 +385,6 @@ def _plugin(
     except (RecdError, ValueError) as error:
         raise RegistryError([document.problem(inside, str(error))]) from error
     return made.placed(stands_at)
-
-
-def _found(manager: PluginManager, kind: Kind, location: Location, name: str) -> Registered | None:
-    """The plugin of that name that may stand at ``location``: of datasets, wrappers or others."""
-    found = manager.find(kind.name, name)
-    return found if found is not None and _belongs(found, location) else None
 
 
 def _belongs(found: Registered, location: Location) -> bool:
@@ -454,32 +422,32 @@ def schema_problems(
     what: str,
     error: ValidationError,
 ) -> list[Problem]:
-    """What pydantic found wrong, in the words of this project and with lines.
+    """Return pydantic's errors as problems with lines.
 
     Args:
-        document: what was validated.
-        base: where in it the validated part stands.
-        model: the model of that part.
-        what: what its keys are, in words, as ``key`` or ``option of acme.hash``.
+        document: that was validated.
+        base: location of the validated part.
+        model: of that part.
+        what: words for its keys, such as ``key`` or ``option of acme.hash``.
         error: pydantic's.
     """
     data: Any = document.data
     for part in base:
         data = data.get(part, {}) if isinstance(data, dict) else data[part]
     found: dict[tuple[Location, str], Problem] = {}
-    meant: set[Location] = set()  # keys that are there, misspelt
+    meant: set[Location] = set()  # of misspelt keys
     for details in error.errors(include_url=False):
         if (
             details["type"] == "too_short"
             and len(details["input"]) > details["ctx"]["actual_length"]
         ):
-            continue  # short only of the items that are wrong, which have problems of their own
+            continue  # without the wrong items, which have problems of their own
         inside = _inside(data, details)
         location = (*base, *inside)
-        problem = document.problem(location, in_words(details, inside, model, what))
+        problem = document.problem(location, _describe(details, inside, model, what))
         found[(location, details["type"])] = problem
         if details["type"] == "extra_forbidden":
-            meant.add((*location[:-1], closest(str(inside[-1]), _known_keys(model, inside[:-1]))))
+            meant.add((*location[:-1], closest(str(inside[-1]), list(_fields(model, inside[:-1])))))
     return [
         problem
         for (location, kind), problem in found.items()
@@ -488,7 +456,7 @@ def schema_problems(
 
 
 def _inside(data: Any, details: ErrorDetails) -> Location:
-    """The part of pydantic's location that is in the file: it also names members of unions."""
+    """Return pydantic's location without members of unions."""
     location: list[str | int] = []
     for part in details["loc"]:
         if isinstance(data, dict) and part in data:
@@ -503,13 +471,13 @@ def _inside(data: Any, details: ErrorDetails) -> Location:
     return tuple(location)
 
 
-def in_words(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
-    """Describe one error of pydantic at ``inside`` of ``model``; see ``schema_problems``."""
+def _describe(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
+    """Describe one error of pydantic; see ``schema_problems``."""
     kind, got = details["type"], details["input"]
     if kind == "missing":
         return f"is missing; this {what} is required"
     if kind == "extra_forbidden":
-        known, word = _known_keys(model, inside[:-1]), str(inside[-1])
+        known, word = list(_fields(model, inside[:-1])), str(inside[-1])
         if word.partition(" ")[0] in known:
             return f"unknown {what}; is a colon missing after {word.partition(' ')[0]}?"
         listed = f"; known: {', '.join(known)}" if known else "; none is known here"
@@ -532,12 +500,8 @@ def in_words(details: ErrorDetails, inside: Location, model: type[BaseModel], wh
     return f"{message}, got {short_repr(got)}{suggestion}"
 
 
-def _known_keys(model: type[BaseModel] | None, location: Location) -> list[str]:
-    return list(_fields(model, location))
-
-
 def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, FieldInfo]:
-    """The fields of the model that stands at ``location`` inside ``model``."""
+    """Return the fields of the model at ``location`` inside ``model``."""
     for part in location:
         if isinstance(part, str) and model is not None and part in model.model_fields:
             model = _model_in(model.model_fields[part].annotation)
@@ -545,7 +509,7 @@ def _fields(model: type[BaseModel] | None, location: Location) -> Mapping[str, F
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The first model in ``list[Model]``, ``dict[str, Model]``, ``Model | None`` and so on."""
+    """Return the first model in ``list[Model]``, ``dict[str, Model]``, ``Model | None``..."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     found = (_model_in(argument) for argument in typing.get_args(annotation))

@@ -1,4 +1,4 @@
-"""Finds plugins: in installed packages, loaded where their names are asked for, and in files."""
+"""Finds plugins in installed packages, loaded when their names are asked for, and in files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 from pydantic import BaseModel
 
-from recd_plugins.config import built_in_kinds, hookspecs
-from recd_plugins.config.built_in_kinds import KINDS, OTHER_SECTIONS, OWN_SECTIONS
+from recd_plugins.config import hookspecs
+from recd_plugins.config.built_in_kinds import BY_NAME, KINDS, OTHER_SECTIONS, OWN_SECTIONS
 from recd_plugins.interfaces import Kind, Plugin
 from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.plugin_modules import (
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import click
 
 API_VERSION = 5
-"""The version of the API: goes up by one where plugins may need what older ones lack."""
+"""Version of the API; goes up if plugins may need what older versions lack."""
 
-#: The kind of the hooks that are for one kind each; ``register_plugins`` is for all.
+#: Hooks for plugins of one kind; ``register_plugins`` takes all kinds.
 HOOKS = {
     "register_datasets": "dataset",
     "register_converters": "converter",
@@ -46,7 +46,7 @@ HOOKS = {
     "register_shardings": "sharding",
     "register_caches": "cache",
 }
-#: Hooks whose answers are no parts of a registry file, and what they add in words.
+#: Other hooks, and what they add, in words.
 BESIDES = {
     "register_kinds": "kinds",
     "register_commands": "commands",
@@ -57,17 +57,17 @@ BESIDES = {
     "register_reports": "reports of recd run",
 }
 
-#: What kinds and plugins of recd-plugins itself come from.
+#: Origin of the kinds of recd-plugins itself.
 OWN = "recd-plugins"
 
-# ``wrapper`` is what the schema calls wrappers of the dataset, which stand under ``wrap``.
-_TAKEN = OWN_SECTIONS | OTHER_SECTIONS | {kind.name for kind in KINDS} | {"wrap", "wrapper"}
+# Wrappers of the dataset stand under ``wrap``, and are ``wrapper`` in the schema.
+_RESERVED = OTHER_SECTIONS | {"wrap", "wrapper"}
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 
 @dataclass(frozen=True)
 class Registered:
-    """A plugin class and where it came from: ``"distribution version"`` or the path of a file."""
+    """A plugin class and its origin: ``"distribution version"`` or the path of a file."""
 
     cls: type[Plugin]
     origin: str
@@ -75,28 +75,21 @@ class Registered:
 
 @dataclass(frozen=True)
 class Broken:
-    """An installed package whose plugins cannot be used, or a name that two have, and why.
-
-    Attributes:
-        name: of the package, or of the plugins.
-        reason: a message that names what brought it.
-    """
+    """An installed package that cannot be used, by name, and a message with the reason."""
 
     name: str
     reason: str
 
 
 class PluginManager:
-    """Every plugin that is installed or lies in ``plugins_dir``.
+    """All plugins that are installed or in ``plugins_dir``.
 
-    An installed package is imported when a name is asked for that starts with its own, or that no
-    other has. One that is broken is listed in ``broken`` and stops only what needs it; a file of
-    ``plugins_dir`` that is broken is an error.
-
-    With ``RECD_TRACE_PLUGINS=1`` hook calls are written to stderr.
+    A package is imported when a name with its prefix is asked for, or a name of no package. Broken
+    packages are listed in ``broken`` and stop only their users; a broken file is an error.
+    ``RECD_TRACE_PLUGINS=1`` writes hook calls to stderr.
 
     Raises:
-        PluginError: a file fails to import or is no plugin, or what is to be left out is unknown.
+        PluginError: a file fails to import or is no plugin, or an unknown package is left out.
     """
 
     def __init__(self, plugins_dir: str | Path | None = None) -> None:
@@ -104,32 +97,30 @@ class PluginManager:
         self._waiting = list(self._packages)
         self._owners = {package.name: package.origin for package in self._packages}
         self._broken: list[Broken] = []
-        # One of pluggy's for each module: what a hook returns can be traced back to it.
         self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
-        self._kinds: dict[Kind, str] = {}
-        self._found: dict[str, dict[str, list[Registered]]] = {}
-        self._register_kinds(built_in_kinds, OWN)
+        self._kinds = dict.fromkeys(KINDS, OWN)
+        self._found: dict[str, dict[str, Registered]] = {}
         files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
         self._files = [origin for _, origin in files]
         hooks = [self._register_kinds(module, origin) for module, origin in files]
-        # Then plugins, which may be of kinds of one another's files.
+        # Plugins may be of kinds of other files.
         for (module, origin), of_file in zip(files, hooks, strict=True):
             self._register_plugins(module, of_file, origin, None)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Where plugins can come from, each place once: installed ones first, then files."""
+        """Origins of plugins: installed packages, then files."""
         installed = [package.origin for package in self._packages]
         return tuple(dict.fromkeys([*installed, *self._files]))
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Kinds by name, of everything that is installed; without those that clash."""
+        """Kinds by name; imports all packages."""
         self._load()
-        return self._usable_kinds()
+        return {kind.name: kind for kind in self._kinds}
 
     def besides(self) -> dict[str, list[str]]:
-        """What each of ``origins`` adds that is no part of a registry file, in words."""
+        """Return what each origin adds besides plugins, in words."""
         found: dict[str, list[str]] = {origin: [] for origin in self.origins}
         for hooks, origin, _ in self._installed_first():
             for hook, words in BESIDES.items():
@@ -138,124 +129,84 @@ class PluginManager:
         return found
 
     def origin_of(self, kind: Kind) -> str:
-        """Which of ``origins`` a kind came from; of those of recd-plugins itself, that."""
+        """Return the origin of a kind, ``OWN`` for those of recd-plugins."""
         return self._kinds[kind]
 
     def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
-        """Kinds by name, for a file with these sections.
-
-        Installed packages are imported where a section is of no kind of recd-plugins itself.
-
-        Raises:
-            PluginError: two kinds have such a section.
-        """
+        """Return kinds by name for a file with ``sections``; imports packages only if needed."""
         if not (OWN_SECTIONS | OTHER_SECTIONS).issuperset(sections):
             self._load()
-            for kind, error in self._kind_clashes():
-                if kind.section in sections:
-                    raise error
-        return self._usable_kinds()
+        return {kind.name: kind for kind in self._kinds}
 
     @property
     def broken(self) -> tuple[Broken, ...]:
-        """What is installed and cannot be used; imports all of it."""
+        """Packages that cannot be used; imports all packages."""
         self._load()
-        clashes = (
-            Broken(name, str(_clash(kind, name, found)))
-            for kind, by_name in self._found.items()
-            for name, found in by_name.items()
-            if len(found) > 1
-        )
-        kinds = (Broken(kind.name, str(error)) for kind, error in self._kind_clashes())
-        return (*self._broken, *kinds, *clashes)
+        return tuple(self._broken)
 
     @property
     def plugins(self) -> dict[str, dict[str, Registered]]:
-        """Plugin classes by kind and name, without what is broken.
-
-        Raises:
-            PluginError: two plugins have one kind and name, and one of them is of a file.
-        """
+        """Plugin classes by kind and name; imports all packages."""
         self._load()
-        for kind, by_name in self._found.items():
-            for name, found in by_name.items():
-                if len(found) > 1 and any(each.origin in self._files for each in found):
-                    raise _clash(kind, name, found)
-        return {
-            kind: {
-                name: found[0]
-                for name, found in self._found.get(kind, {}).items()
-                if len(found) == 1
-            }
-            for kind in self._usable_kinds()
-        }
+        return {kind.name: dict(self._found.get(kind.name, {})) for kind in self._kinds}
 
     def find(self, kind: str, name: str) -> Registered | None:
-        """The plugin of that kind and name, None where there is none.
+        """Return the plugin of a kind and name, or None.
 
         Raises:
-            PluginError: the package that has such names is broken, or two plugins have the name.
+            PluginError: the package with names of this prefix is broken.
         """
         prefix = name.partition(".")[0]
-        # A name that is no package's own may be of several: all are looked at, in whatever order.
         self._load(prefix if prefix in self._owners else None)
         found = self._found.get(kind, {}).get(name)
         if found is None:
             for broken in self._broken:
                 if broken.name == prefix:
                     raise PluginError(broken.reason)
-            return None
-        if len(found) > 1:
-            raise _clash(kind, name, found)
-        return found[0]
+        return found
 
     def register_commands(self, cli: click.Group) -> None:
-        """Let every plugin add its commands to ``cli``.
-
-        Raises:
-            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
-        """
+        """Let every package add its commands to ``cli``; PluginError if a file fails."""
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
-                _call_hook(hooks, "register_commands", origin, cli=cli)
+                _returned(hooks, "register_commands", origin, cli=cli)
 
     def register_topology_sections(self) -> dict[str, type[BaseModel]]:
-        """What installed packages have in topology files, by name; the first of two has one."""
-        self._load()
+        """Return sections of topology files by name, from installed packages."""
         sections: dict[str, type[BaseModel]] = {}
-        for hooks, origin, package in self._modules.values():
-            with self._tolerated(package):
-                for of_module in _call_hook(hooks, "register_topology_sections", origin):
-                    if taken := sections.keys() & of_module:
-                        raise PluginError(
-                            f"{origin}: section {min(taken)} of topology files is another "
-                            "package's; rename it, or leave one package out (--without NAME)"
-                        )
-                    sections.update(of_module)
+
+        def add(section: tuple[str, type[BaseModel]], where: str) -> None:
+            if section[0] in sections:
+                raise PluginError(
+                    f"{where}: section {section[0]} of topology files is another package's; rename "
+                    "it, or leave one package out (--without NAME)"
+                )
+            sections[section[0]] = section[1]
+
+        self.hand("register_topology_sections", add)
         return sections
 
     def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have each of what the packages return by a hook, and the words that name one.
+        """Call ``add`` with each item of a hook's lists or mappings, and the words that name it.
 
         Args:
-            hook: whose answers are lists of no plugins.
-            add: refuses what is unusable by a PluginError.
+            hook: not for plugins.
+            add: raises PluginError for unusable items.
 
         Raises:
-            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
+            PluginError: a file failed; failed packages are in ``broken``.
         """
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
-                for each in _listed(hooks, hook, origin):
+                for each in _returned(hooks, hook, origin):
                     add(each, f"{origin}: {hook}")
 
     def _installed_first(self) -> list[tuple[pluggy.PluginManager, str, Package | None]]:
-        """Every module: of what is there already, a file is told."""
         self._load()
         return sorted(self._modules.values(), key=lambda module: module[2] is None)
 
     def _load(self, name: str | None = None) -> None:
-        """Import the installed packages of that name, or all, that were not imported yet."""
+        """Import the package of that name, or all."""
         now = [package for package in self._waiting if name in (None, package.name)]
         self._waiting = [package for package in self._waiting if package not in now]
         loaded = []
@@ -276,42 +227,33 @@ class PluginManager:
                 raise
             self._broken.append(Broken(package.name, str(error)))
 
-    def _usable_kinds(self) -> dict[str, Kind]:
-        return {kind.name: kind for kind in self._kinds if not self._like(kind)}
-
-    def _like(self, kind: Kind) -> list[Kind]:
-        """Other kinds with its name or section."""
-        return [
-            other
-            for other in self._kinds
-            if other != kind and (other.name == kind.name or other.section == kind.section)
-        ]
-
-    def _kind_clashes(self) -> Iterator[tuple[Kind, PluginError]]:
-        for kind, origin in self._kinds.items():
-            for other in self._like(kind)[:1]:
-                yield (
-                    kind,
-                    PluginError(
-                        f"two kinds of plugins have the name or section of the other: {kind.name} "
-                        f"(section {kind.section}) of {origin} and {other.name} (section "
-                        f"{other.section}) of {self._kinds[other]}; leave one out "
-                        "(--without NAME)"
-                    ),
-                )
-
     def _register_kinds(self, module: ModuleType, origin: str) -> pluggy.PluginManager:
-        """Take the kinds of a module; returns its hooks."""
+        """Add the kinds of a module; return its hooks."""
         if (needed := getattr(module, "REQUIRES_API", API_VERSION)) > API_VERSION:
             raise PluginError(
                 f"{origin} needs version {needed} of recd_plugins.api, and recd-plugins "
                 f"{__version__} has {API_VERSION}: upgrade it (pip install --upgrade recd-plugins)"
             )
         hooks = _hooks_of(module, origin)
-        for kind in _listed(hooks, "register_kinds", origin):
-            _check_kind(kind, origin)
-            self._kinds.setdefault(kind, origin)
+        for kind in _returned(hooks, "register_kinds", origin):
+            if kind not in self._kinds:
+                self._check_kind(kind, origin)
+                self._kinds[kind] = origin
         return hooks
+
+    def _check_kind(self, kind: Kind, origin: str) -> None:
+        owners = {
+            word: owner
+            for known, owner in self._kinds.items()
+            for word in (known.name, known.section)
+        }
+        for word in (kind.name, kind.section):
+            own = word in _RESERVED or hasattr(BaseModel, word)  # a section is a field of a model
+            if owner := owners.get(word, OWN if own else ""):
+                raise PluginError(
+                    f"{origin}: kind {kind.name!r}: {word} is a kind or section of {owner}; take "
+                    "another name or section, or leave one package out (--without NAME)"
+                )
 
     def _register_plugins(
         self, module: ModuleType, hooks: pluggy.PluginManager, origin: str, package: Package | None
@@ -321,17 +263,23 @@ class PluginManager:
         found = list(self._classes(hooks, origin, package))
         self._modules[module] = hooks, origin, package
         for kind, cls in found:
-            by_name = self._found.setdefault(kind.name, {})
-            by_name.setdefault(cls.name, []).append(Registered(cls, origin))
+            other = self._found.setdefault(kind.name, {}).setdefault(
+                cls.name, Registered(cls, origin)
+            )
+            if other.cls is not cls:
+                raise PluginError(
+                    f"two {kind.name} plugins are named {cls.name}: {qualified(other.cls)} from "
+                    f"{other.origin} and {qualified(cls)} from {origin}; rename or remove one"
+                )
 
     def _classes(
         self, hooks: pluggy.PluginManager, origin: str, package: Package | None
     ) -> Iterator[tuple[Kind, type[Plugin]]]:
-        """The plugin classes that a module registers, and their kinds."""
+        """Yield the plugin classes of a module with their kinds."""
         for hook in (*HOOKS, "register_plugins"):
-            for cls in _listed(hooks, hook, origin):
+            for cls in _returned(hooks, hook, origin):
                 where, name = f"{origin}: {hook}", HOOKS.get(hook)
-                kind = built_in_kinds.BY_NAME[name] if name else self._kind_of(cls, where)
+                kind = BY_NAME[name] if name else self._kind_of(cls, where)
                 if not issubclass(cls, kind.interface):
                     raise PluginError(
                         f"{where} returned {qualified(cls)}, which is no subclass of "
@@ -341,22 +289,20 @@ class PluginManager:
                 yield kind, cls
 
     def _kind_of(self, cls: Any, where: str) -> Kind:
-        """The kind of a class; of one that is not known yet, installed packages are imported."""
+        """Return the kind of a class; imports all packages if it is unknown."""
         name = getattr(cls, "kind", None)
-        shown = qualified(cls) if isinstance(cls, type) else repr(cls)
         if name not in {kind.name for kind in self._kinds}:
             self._load()
-        named = [kind for kind in self._kinds if kind.name == name]
-        fitting = [kind for kind in named if issubclass(cls, kind.interface)]
-        if not named:
+        known = {kind.name: kind for kind in self._kinds}
+        if name not in known:
+            shown = qualified(cls) if isinstance(cls, type) else repr(cls)
             raise PluginError(
                 f"{where}: {shown} is of kind {name}, which no package registers that is there "
-                f"(the kinds: {', '.join(self._usable_kinds())}); install the one that does"
+                f"(the kinds: {', '.join(known)}); install the one that does"
             )
-        return (fitting or named)[0]
+        return known[name]
 
     def _check_name(self, cls: type[Plugin], where: str, package: Package | None) -> None:
-        """Refuse a name that is no name, or another package's."""
         name = getattr(cls, "name", "")
         prefix, dot, _ = name.partition(".")
         own = package.name if package else None
@@ -374,10 +320,10 @@ class PluginManager:
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
-    """Make a plugin of an installed package with these options, without a registry.
+    """Make a plugin of an installed package.
 
     Raises:
-        PluginError: no package has it, or the one that has it is broken.
+        PluginError: no package has it, or its package is broken.
     """
     found = installed_class(kind, name)
     return found(found.Options.model_validate(options or {}))
@@ -387,7 +333,7 @@ def installed_class(kind: str, name: str) -> type[Plugin]:
     """Return the class of a plugin of an installed package.
 
     Raises:
-        PluginError: no package has it, or the one that has it is broken.
+        PluginError: no package has it, or its package is broken.
     """
     manager = PluginManager()
     found = manager.find(kind, name)
@@ -399,25 +345,8 @@ def installed_class(kind: str, name: str) -> type[Plugin]:
     return found.cls
 
 
-def _check_kind(kind: Kind, origin: str) -> None:
-    """Refuse a kind of a third party that takes a word of recd-plugins, or breaks every file."""
-    if kind in KINDS:
-        return
-    for word in (kind.name, kind.section):
-        if word in _TAKEN or hasattr(BaseModel, word):  # a section is a field of a model
-            raise PluginError(
-                f"{origin}: kind {kind.name!r}: {word} is recd-plugins' own; take another name or "
-                "section"
-            )
-    if kind.claims == "one":
-        raise PluginError(
-            f"{origin}: kind {kind.name!r} claims one plugin, without which no registry file would "
-            "be valid while it is installed; let it claim an 'optional one'"
-        )
-
-
 def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
-    """The hooks that a module implements, which are pluggy's own manager of it."""
+    """Return a pluggy manager of one module, which tells whose answer is whose."""
     hooks = pluggy.PluginManager(GROUP)
     hooks.add_hookspecs(hookspecs)
     if os.environ.get("RECD_TRACE_PLUGINS") == "1":
@@ -437,33 +366,17 @@ def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
     return hooks
 
 
-def _call_hook(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
-    """What a hook of a module returned, once for each implementation."""
+def _returned(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
+    """Return the items of all lists, or of all mappings, that a hook returned."""
     try:
-        with redirect_stdout(sys.stderr):  # a command's own output may be read by a program
-            returned: list[Any] = getattr(hooks.hook, hook)(**arguments)
+        with redirect_stdout(sys.stderr):  # a program may read the command's own output
+            answers = [each for each in getattr(hooks.hook, hook)(**arguments) if each is not None]
+            return [
+                item
+                for each in answers
+                for item in (each.items() if isinstance(each, Mapping) else each)
+            ]
     except PluginError as error:
         raise PluginError(f"{origin}: {hook}: {error}") from error
     except Exception as error:
         raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
-    return returned
-
-
-def _listed(hooks: pluggy.PluginManager, hook: str, origin: str) -> list[Any]:
-    """The items of the lists that a hook of a module returned."""
-    returned = _call_hook(hooks, hook, origin)
-    try:
-        return [each for answer in returned for each in answer]
-    except Exception as error:  # of no list, or of a generator
-        raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
-
-
-def _clash(kind: str, name: str, found: list[Registered]) -> PluginError:
-    first, second = found[:2]
-    files = [each.origin for each in (first, second) if each.origin.endswith(".py")]
-    remedy = f"remove {files[-1]}, or rename its plugin" if files else "rename one, or leave one"
-    return PluginError(
-        f"two {kind} plugins are named {name}: {qualified(first.cls)} from {first.origin} and "
-        f"{qualified(second.cls)} from {second.origin}; {remedy}"
-        + ("" if files else " out (--without NAME)")
-    )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pydantic import ValidationError
 
@@ -38,7 +38,7 @@ from recd_plugins.runtime.text import did_you_mean
 if TYPE_CHECKING:
     from recd_plugins.interfaces.rows import FeatureSchema
 
-#: Kinds that a registry has an attribute for, of the same name.
+#: Kinds with an attribute of the same name in a RunConfig.
 TYPED_KINDS = frozenset(
     {"dataset", "converter", "preprocessing", "ingestion", "pooling", "sharding", "cache"}
 )
@@ -46,19 +46,19 @@ TYPED_KINDS = frozenset(
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A parsed registry file, with its plugins made. Entries that are not enabled are left out.
+    """A parsed registry file with its plugins, without disabled entries.
 
-    Relative paths in options are relative to the current directory.
+    Paths in options are relative to the current directory.
 
     Attributes:
         dataset: without its wrappers.
-        wrappers: of the dataset; each stands around those before it. Their patterns are empty.
-        ingestion: who makes batches, None for the ranks; its patterns are empty.
-        kinds: that sections of the file may be of, by name.
-        further: entries of the kinds that have no attribute here, by kind.
-        offering: shardings that a chooser may choose among; none without one.
-        unloaded: why packages could not be loaded, which may have more; none without a chooser.
-        document: the file as plain data with lines; None where there is none.
+        wrappers: of the dataset, innermost first, without patterns.
+        ingestion: makes batches, without patterns; None for the ranks themselves.
+        kinds: of the sections that the file may have, by name.
+        further: entries of the kinds without an attribute here, by kind.
+        offering: shardings that a chooser may choose; empty without a chooser.
+        unloaded: why packages could not be loaded; empty without a chooser.
+        document: the file as plain data with lines, if there is one.
     """
 
     path: Path
@@ -79,22 +79,22 @@ class RunConfig:
 
     @property
     def text(self) -> str | None:
-        """The file as it was read; None where there is none."""
+        """Text of the file, if there is one."""
         return self.document.text if self.document else None
 
     def problem(self, location: Location, message: str) -> Problem:
-        """``message`` about a place of the file, with its line."""
+        """Return a problem of the file with its line."""
         document = self.document or Document(str(self.path), {}, {})
         return document.problem(location, message)
 
     @property
     def model(self) -> ModelSpec | None:
-        """Sizes of the built-in model, None where the file names none or a plugin."""
+        """The built-in model; None if the file has no model or a plugin."""
         return self.spec.model
 
     @property
     def has_model(self) -> bool:
-        """Whether the file has a section ``model``, for the built-in one or a plugin."""
+        """Whether the file has a section ``model``."""
         return self.model is not None or bool(self.entries("model"))
 
     @property
@@ -103,17 +103,17 @@ class RunConfig:
         return self.spec.training
 
     def wrap_dataset(self, lookups: Lookups) -> Dataset:
-        """``dataset`` in its wrappers, which ask ``lookups`` what samples look up."""
+        """Return ``dataset`` in its wrappers, which use ``lookups``."""
         dataset = self.dataset
         for entry in self.wrappers:
             dataset = entry.plugin.over(dataset, lookups)
         return dataset
 
     def with_training(self, overrides: Mapping[str, Any]) -> Self:
-        """The same with fields of the ``training`` section set.
+        """Return the config with fields of the ``training`` section replaced.
 
         Raises:
-            RegistryError: a value is not allowed, or not together with the others.
+            RegistryError: a value is not allowed, or not with the others.
         """
         try:
             training = TrainingSpec.model_validate(
@@ -136,28 +136,11 @@ class RunConfig:
             raise RegistryError([Problem(str(self.path), 0, "training.workers", wrong)])
         return replace(self, spec=spec)
 
-    @overload
-    def claim(
-        self, kind: Literal["preprocessing"], names: Iterable[str]
-    ) -> dict[str, tuple[Entry[Preprocessing], ...]]: ...
-    @overload
-    def claim(
-        self, kind: Literal["pooling"], names: Iterable[str]
-    ) -> dict[str, Entry[Pooling]]: ...
-    @overload
-    def claim(
-        self, kind: Literal["sharding"], names: Iterable[str]
-    ) -> dict[str, Entry[Sharding]]: ...
-    @overload
-    def claim(self, kind: Literal["cache"], names: Iterable[str]) -> dict[str, Entry[Cache]]: ...
-    @overload
-    def claim(self, kind: str, names: Iterable[str]) -> dict[str, Any]: ...
-
     def claim(self, kind: str, names: Iterable[str]) -> Any:
-        """Which entry is for which of ``names``; a name that no entry matches is left out.
+        """Return the entry of each of ``names`` that one matches.
 
-        Of a kind that claims several by feature, as preprocessing, a name has a tuple of entries,
-        in the order of the file; of the others one entry.
+        For a kind with several entries per feature, such as preprocessing, a tuple of entries in
+        the order of the file.
 
         Raises:
             RegistryError: a pattern matches no name, or two entries match one name.
@@ -167,11 +150,7 @@ class RunConfig:
         return claim(self.path, self._kind(kind), self.entries(kind), names)
 
     def entries(self, kind: str) -> tuple[Entry[Any], ...]:
-        """The entries of a kind that are enabled, in the order of the file.
-
-        Raises:
-            PluginError: there is no such kind.
-        """
+        """Return the enabled entries of a kind, in order; PluginError for an unknown kind."""
         if kind not in TYPED_KINDS:
             return self.further.get(self._kind(kind).name, ())
         own = getattr(self, kind)
@@ -180,7 +159,6 @@ class RunConfig:
         return own if isinstance(own, tuple) else () if own is None else (own,)
 
     def _kind(self, name: str) -> Kind:
-        """The kind of that name; one that the file has no section of is looked for."""
         kinds = self.kinds if name in self.kinds else PluginManager().kinds
         if name not in kinds:
             raise PluginError(
@@ -191,7 +169,7 @@ class RunConfig:
 
 
 def two_readers(ingestion: str, workers: int) -> str:
-    """What is wrong where the registry names an ingestion and workers too."""
+    """Return the message for a registry with an ingestion and workers."""
     return (
         f"{workers} workers would read what ingestion {ingestion} brings; "
         "leave workers out (its readers are set by its options), or leave out the section ingestion"
@@ -199,11 +177,7 @@ def two_readers(ingestion: str, workers: int) -> str:
 
 
 def check_dataset(config: RunConfig) -> None:
-    """Ask the dataset what is wrong with its options for its data.
-
-    Raises:
-        RegistryError: something is; names each line.
-    """
+    """Raise RegistryError for options of the dataset that do not suit its data."""
     with plugin_call(config.dataset, "mistakes"):
         mistakes = list(config.dataset.mistakes())
     if mistakes:
@@ -213,11 +187,7 @@ def check_dataset(config: RunConfig) -> None:
 
 
 def plugin_versions(config: RunConfig) -> dict[str, str]:
-    """Of each plugin: its distribution and version, or a digest of the file or folder it is of.
-
-    Raises:
-        PluginError: one is there that no file names, and what has such names is broken.
-    """
+    """Return the distribution and version of each plugin, or a digest of its file or folder."""
     sections = [config.wrappers, *map(config.entries, config.kinds)]
     plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
     manager = PluginManager()
@@ -247,7 +217,7 @@ def _version_of(file: Path) -> str:
 
 
 class NoDataset(Dataset):
-    """No dataset: whatever needs rows raises SetupError, which says what to do."""
+    """No dataset: using rows raises SetupError."""
 
     name = "none"
 
@@ -255,7 +225,6 @@ class NoDataset(Dataset):
         super().__init__(options or PluginOptions())
 
     def prepare(self) -> NoReturn:
-        """See ``Dataset.prepare``."""
         raise SetupError(
             "this needs rows (tiers and caches do, as they count how often ids occur), and the "
             "registry has no dataset: add the sections dataset and converter, with the data that "
@@ -263,11 +232,9 @@ class NoDataset(Dataset):
         )
 
     def schema(self) -> FeatureSchema:
-        """See ``Dataset.schema``."""
         self.prepare()
 
     def reader(self, **_: Any) -> Reader:
-        """See ``Dataset.reader``."""
         self.prepare()
 
 
@@ -280,5 +247,4 @@ class NoConverter(Converter):
         super().__init__(options or PluginOptions())
 
     def convert(self, *_: Any) -> NoReturn:
-        """See ``Converter.convert``."""
         raise AssertionError("without a dataset there is nothing to convert")
