@@ -89,17 +89,11 @@ def test_what_is_installed_later_is_found(site: Site) -> None:
     assert found == [{"acme.keep"}, {"acme.keep", "other.keep"}]
 
 
-def test_a_name_may_be_of_a_package_that_is_called_otherwise(site: Site) -> None:
-    site.install("acme", entry_point="things")
-    assert load_registry(site.registry("acme.keep")).preprocessing[0].plugin.name == "acme.keep"
-
-
 BROKEN = [
     (PLUGIN.replace('{name}.keep"', 'keep"'), "named 'keep'; name it package.part in lower case"),
     ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
     (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", f"needs version {API_VERSION + 1} of recd"),
     (PLUGIN.replace("{name}.keep", "recd.keep"), "names that start with recd. are those of recd-p"),
-    (PLUGIN.replace("[Keep]", "[1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
     (PLUGIN.replace("register_pre", "register_per"), "unknown hook 'register_perprocessing'"),
 ]
 
@@ -128,20 +122,6 @@ def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: 
     assert (hello.exit_code, hello.stdout) == (0, "hello\n")
 
 
-def test_two_packages_of_one_name_stop_only_who_uses_it(site: Site) -> None:
-    site.install("one", PLUGIN.replace("{name}.keep", "acme.keep"))
-    site.install("two", PLUGIN.replace("{name}.keep", "acme.keep"))
-    site.install("sound")
-    load_registry(site.registry("sound.keep"))
-    said = refused(site, "acme.keep")
-    assert "two preprocessing plugins are named acme.keep" in said
-    assert "one-plugins 1.0" in said
-    assert "two-plugins 1.0" in said
-    assert "--without" in said
-    assert "acme.keep cannot be used: two preprocessing plugins" in recd("plugins").stderr
-    assert "sound.keep" in PluginManager().plugins["preprocessing"]
-
-
 @pytest.mark.parametrize("name", ["acme", "acme-plugins"])
 def test_a_package_is_left_out(site: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     site.install("acme", "import no_such_module")
@@ -155,8 +135,13 @@ def test_a_package_is_left_out(site: Site, monkeypatch: pytest.MonkeyPatch, name
     assert "no preprocessing plugin is named sound.keep" in refused(site, "sound.keep")
 
 
-def test_the_api_imports_neither_torch_nor_numba() -> None:
-    code = "import sys, recd_plugins.api; print({'torch', 'torchrec', 'numba'} & {*sys.modules})"
+def test_the_api_and_plugins_import_neither_torch_nor_numba() -> None:
+    """``recd validate`` runs on machines without them."""
+    code = (
+        "import sys, recd_plugins.api; assert 'numba' not in sys.modules; "
+        "from recd_plugins.config.manager import PluginManager; PluginManager().plugins; "
+        "print({'torch', 'torchrec', 'fbgemm_gpu'} & {*sys.modules})"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -1,7 +1,5 @@
 """Finding plugins: installed, in a folder, broken, in conflict."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -86,22 +84,12 @@ def test_files_and_packages_of_a_folder(folder):
     found = PluginManager(folder).plugins["preprocessing"]
     assert found["acme.one"].origin == str(folder / "one.py")
     assert found["acme.two"].origin == str(folder / "two" / "__init__.py")
-
-
-def test_a_class_stays_the_same_when_its_folder_is_loaded_again(folder):
-    write(folder, "one.py", PLUGIN.format(name="acme.one"))
-    first, second = (PluginManager(folder).plugins["preprocessing"]["acme.one"] for _ in range(2))
-    assert first.cls is second.cls
-
-
-def test_two_plugins_of_one_name_are_both_named(folder):
-    write(folder, "one.py", PLUGIN.format(name="acme.same"))
-    write(folder, "two.py", PLUGIN.format(name="acme.same"))
-    one, two = folder / "one.py", folder / "two.py"
-    assert refused(folder) == (
-        f"two preprocessing plugins are named acme.same: Keep from {one} and Keep from {two}; "
-        f"remove {two}, or rename its plugin"
+    assert PluginManager(folder).plugins["preprocessing"]["acme.one"].cls is found["acme.one"].cls
+    write(folder, "three.py", PLUGIN.format(name="acme.one"))
+    same = (
+        "two preprocessing plugins are named acme.one: Keep from {}/one.py and Keep from {}/three"
     )
+    assert same.format(folder, folder) in refused(folder)
 
 
 def test_a_broken_import_names_the_file_and_the_reason(folder):
@@ -116,18 +104,15 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (("acme.one", "one"), "package.part"),
         (("acme.one", "Acme.One"), "package.part"),
         (('name = "acme.one"', ""), "Keep is named ''; name it package.part"),
         (("return [Keep]", "return [object]"), "no subclass of"),
         (("return [Keep]", "return [1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
         (("(Preprocessing):", "(Plugin):"), "returned Keep, which is no subclass of"),
-        (("return [Keep]", "return Keep"), "register_preprocessing failed: TypeError"),
         (("def register_preprocessing", "def register_preprocesing"), "register_preprocesing"),
         (("register_preprocessing()", "register_preprocessing(wrong)"), "wrong"),
         (("@hookimpl\n", ""), "implements no hook"),
         (("(Preprocessing)", "(Preprocessing"), "SyntaxError"),
-        (("return [Keep]", "yield 1 / 0"), "register_preprocessing failed: ZeroDivisionError"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -153,17 +138,6 @@ def test_what_hooks_and_plugins_print_is_none_either(folder, capsys):
     )
     load_registry(folder / "registry.yaml", plugins_dir=folder)
     assert tuple(capsys.readouterr()) == ("", "hook\nmade\n")
-
-
-def test_finding_plugins_imports_no_torch():
-    """Built-in plugins included: ``recd validate`` runs on machines without it."""
-    code = (
-        "import sys; from recd_plugins.config.manager import PluginManager; "
-        "PluginManager().plugins; "
-        "print(sorted({'torch', 'torchrec', 'fbgemm_gpu'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def hooks() -> list[str]:

@@ -20,12 +20,6 @@ class Data(Dataset):
     def schema(self): return FeatureSchema(("user", "item", "history"), (), "label")
     def reader(self, **arguments): ...
 
-class Columns(Data):
-    """Nothing to read, from some columns."""
-    name = "acme.columns"
-    class Options(PluginOptions):
-        columns: tuple[str, ...]
-
 class Plain(Converter):
     """Nothing to convert."""
     name = "acme.plain"
@@ -66,7 +60,7 @@ class Hot(Cache):
     def constraints(self, tables): return {}
 
 @hookimpl
-def register_datasets(): return [Data, Columns]
+def register_datasets(): return [Data]
 @hookimpl
 def register_converters(): return [Plain]
 @hookimpl

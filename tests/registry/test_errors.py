@@ -33,28 +33,17 @@ def problems(tmp_path, plugins_dir):
     ("text", "expected"),
     [
         ("", "r.yaml: is empty"),
-        ("# only a comment\n", "r.yaml: is empty"),
         ("- a\n- b\n", "r.yaml:1: must be a mapping"),
-        ("just text\n", "r.yaml:1: must be a mapping"),
-        (HEAD + "cache: [\n", "r.yaml:5: is not YAML"),
         (HEAD + "cache: a: b\n", "r.yaml:4: is not YAML: mapping values are not allowed here"),
-        (HEAD + "\tcache: []\n", "r.yaml:4: is not YAML"),
-        (HEAD + "---\nversion: 1\n", "r.yaml:4: is not YAML"),
         (HEAD + "cache: *nowhere\n", "r.yaml:4: is not YAML: found undefined alias"),
         (HEAD + "cache: &loop [*loop]\n", "cache[0]: contains itself"),
         (HEAD + "cache: " + "[" * 5000, "r.yaml: is not YAML"),
         (HEAD.encode() + b"# caf\xe9\n", "r.yaml: is not UTF-8"),
-        (HEAD + "cache: \x00\n", "r.yaml: is not YAML"),
         (HEAD + "version: 1\n", "r.yaml:4 version: stands here twice, first in line 1"),
-        (
-            HEAD + "training:\n  steps: 1\n  steps: 2\n",
-            "r.yaml:6 training.steps: stands here twice, first in line 5",
-        ),
         (
             HEAD + "cache: !!python/object/apply:os.system ['true']\n",
             "r.yaml:4 cache: tag tag:yaml.org,2002:python/object/apply:os.system is not allowed",
         ),
-        (HEAD + "cache: !mine []\n", "r.yaml:4 cache: tag !mine is not allowed"),
         (HEAD + "training: {<<: {steps: 1}}\n", "merge key << is not allowed"),
         (HEAD + "1: 2\n", "r.yaml:4: key that is no text is not allowed"),
         (
@@ -86,11 +75,6 @@ def test_a_missing_file(tmp_path):
             HEAD + "cache:\n",
             "r.yaml:4 cache: expected a list, got nothing; leave it out, or write a value",
         ),
-        (
-            HEAD + "training:\n",
-            "r.yaml:4 training: input should be a mapping, got nothing; leave it out, or write",
-        ),
-        (HEAD + "cache: {}\n", "r.yaml:4 cache: expected a list, got {}"),
         (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a mapping"),
         (
             HEAD + "training:\n  optimizer: adagrad\n",
@@ -105,26 +89,15 @@ def test_a_missing_file(tmp_path):
             HEAD + "training: {checkpoint: {every: 5}}\n",
             "r.yaml:4 training.checkpoint: every without path write no checkpoint",
         ),
-        (
-            HEAD + "training: {batch_size: 0}\n",
-            "r.yaml:4 training.batch_size: input should be greater than 0, got 0",
-        ),
         (HEAD + "training: {ranks: true}\n", "training.ranks: input should be a valid integer"),
-        (HEAD + "training: {ranks: 2.5}\n", "training.ranks: input should be a valid integer"),
         (
             HEAD + "training:\n  ranks: 4\n  ranks_per_node: 3\n",
             "r.yaml:6 training.ranks_per_node: 4 ranks do not fill nodes of 3 each",
         ),
         ("dataset: 5\n", "r.yaml:1 dataset: input should be a mapping, got 5"),
-        (HEAD + "training: {learning_rate: .nan}\n", "training.learning_rate"),
-        (HEAD + "training: {seed: 2020-01-01}\n", "training.seed"),
         (
             HEAD + "model: {tables: {t_a: {rows: 5}}}\n",
             "model.tables.t_a.rows: unknown key; known: num_embeddings",
-        ),
-        (
-            HEAD + "model: {tables: {t_a: {num_embeddings: -1}}}\n",
-            "r.yaml:4 model.tables.t_a.num_embeddings: input should be greater than 0, got -1",
         ),
         (
             HEAD + "model:\n  embedding_dim: 6\n",
@@ -137,10 +110,6 @@ def test_a_missing_file(tmp_path):
         (
             HEAD + "pooling: [{use: acme.max, features: user}]\n",
             "r.yaml:4 pooling[0].features: expected a list, as in [user]",
-        ),
-        (
-            "version: 1\ndataset: {use: acme.columns, options: {columns: user}}\n",
-            "r.yaml:2 dataset.options.columns: expected a list, as in [user]",
         ),
         (
             HEAD + "pooling:\n  - use: acme.max\n",
@@ -170,7 +139,6 @@ def test_a_wrong_shape(problems, text, expected):
         ),
         ("{use: acme.xyzzy, features: [a]}", "preprocessing plugins: acme.keep"),
         ("{use: other.thing, features: [a]}", "Install the distribution that has it"),
-        ("{use: other.thing, features: [a], enabled: false}", "no preprocessing plugin is named"),
         ("{use: 5, features: [a]}", "preprocessing[0].use: input should be a valid string, got 5"),
         (
             "{use: acme.keep, features: [a], options: {bukets: 5}}",
@@ -188,10 +156,6 @@ def test_a_wrong_shape(problems, text, expected):
         (
             "{use: acme.keep, features: [a], options: {buckets: 13}}",
             "r.yaml:5 preprocessing[0].options: 13 buckets bring bad luck; take 14",
-        ),
-        (
-            "{use: acme.keep, features: [a], options: [5]}",
-            "preprocessing[0].options: input should be a mapping, got [5]",
         ),
     ],
 )

@@ -1,8 +1,5 @@
 """What a registry file that is right gives."""
 
-import subprocess
-import sys
-
 import pytest
 
 import recd_plugins
@@ -46,29 +43,17 @@ def test_makes_the_plugins_with_their_options(load):
     assert [entry.plugin.options.buckets for entry in registry.preprocessing] == [5, 7]
     assert [entry.plugin.name for entry in registry.pooling] == ["acme.max"]
     assert registry.cache == ()
-
-
-def test_training_and_model_have_defaults(load):
-    registry = load()
-    assert registry.training.batch_size == 64
     assert registry.training.learning_rate == 1e-3
     assert registry.training.checkpoint.every == 5
     assert registry.training.optimizer == "rowwise_adagrad"
     assert registry.model is None
-    model = load(REGISTRY + "model: {tables: {t_item: {num_embeddings: 7}}}\n").model
-    assert model.tables["t_item"].num_embeddings == 7
-    assert model.embedding_dim == 16
 
 
-def test_preprocessing_of_one_feature_runs_in_order(load):
+def test_a_feature_has_entries_in_order_and_a_table_one_or_none(load):
     registry = load()
-    claims = registry.claim("preprocessing", ["user", "item", "history"])
     first, second = registry.preprocessing
+    claims = registry.claim("preprocessing", ["user", "item", "history"])
     assert claims == {"user": (first,), "item": (first, second), "history": (first, second)}
-
-
-def test_a_table_has_one_entry_and_may_have_none(load):
-    registry = load()
     names = ["t_user", "t_history", "t_other"]
     first, second = registry.sharding
     assert registry.claim("sharding", names) == {"t_user": first, "t_history": second}
@@ -86,18 +71,6 @@ def test_two_claims_and_dead_patterns_are_told_together(load):
     assert "nothing_like_it matches no table; the tables: t_user, t_history" in unlike
     assert "registry.yaml:13 sharding[1]: table t_history is claimed by" in twice
     assert "sharding[0] (line 12) and sharding[1] (line 13)" in twice
-
-
-def test_loading_imports_no_torch(tmp_path, plugins_dir):
-    path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY)
-    code = (
-        "import sys, recd_plugins; recd_plugins.load_registry(sys.argv[1], "
-        "plugins_dir=sys.argv[2]); print('torch' in sys.modules)"
-    )
-    command = [sys.executable, "-c", code, str(path), str(plugins_dir)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_a_plugin_that_cannot_be_made_is_named_with_its_line_of_code(load):

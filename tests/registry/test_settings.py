@@ -40,7 +40,7 @@ def test_values_of_any_section() -> None:
 
 
 @pytest.mark.parametrize(
-    "section", ["ingestion", "pipeline", "model", "training.checkpoint", "training.schedule"]
+    "section", ["ingestion", "model", "training.checkpoint", "training.schedule"]
 )
 def test_null_leaves_out_an_optional_section(tmp_path: Path, section: str) -> None:
     text = REGISTRY.read_text().replace(
@@ -58,22 +58,16 @@ def test_null_leaves_out_an_optional_section(tmp_path: Path, section: str) -> No
     ("setting", "message"),
     [
         ("training.learning_rate", "is no setting; write KEY=VALUE"),
-        ("=3", "is no setting; write KEY=VALUE"),
         ("training..seed=3", "is no setting; write KEY=VALUE"),
-        ('model.tables."t_*".num_embeddings=3', "is no setting; write KEY=VALUE"),
         ("training.lerning_rate=3", "unknown key; did you mean learning_rate?"),
-        ("training.learning_rate=fast", "input should be a valid number"),
         ("training.learning_rate=", "input should be a valid number, got nothing"),
         ("training.batch_size=[", "is not YAML"),
-        ("training.seed=1\nmodel: 3", "is not YAML"),
         ("training.checkpoint.path=!!python/name:os.system", "is not allowed; write plain values"),
         ("training[0]=3", "training is no list in the file; leave out [0]"),
         ("sharding.use=torchrec.row_wise", "sharding is a list; name an item, as sharding[0]"),
         ("sharding[1].use=torchrec.row_wise", "sharding has 1 in the file; [0] is"),
         ("model.embedding_dim.x=3", "model.embedding_dim is one value"),
         ("sharding[0].use=torchrec.rowwise", "did you mean torchrec.row_wise?"),
-        ("converter.options.group=auto", "unknown option of recd.ikjt; did you mean groups?"),
-        ("preprocessing[0].features=[3]", "input should be a valid string, got 3"),
     ],
 )
 def test_what_is_wrong_names_the_setting(setting: Any, message: str) -> None:

@@ -26,13 +26,9 @@ def shardings(
     return [entry for entry in changed if entry.get("enabled", True)]
 
 
-def test_without_an_entry_it_has_its_defaults(tmp_path: Path) -> None:
-    first, third = shardings(tmp_path, [FIRST, THIRD], "a.new")
-    assert first == {"use": "a.new", "tables": ["t_1", "t_2"], "options": {}}
-    assert third == THIRD
-
-
-def test_an_entry_for_the_same_tables_says_its_options(tmp_path: Path) -> None:
+def test_options_are_the_defaults_or_those_of_an_entry_for_the_same_tables(tmp_path: Path) -> None:
+    new = {"use": "a.new", "tables": ["t_1", "t_2"], "options": {}}
+    assert shardings(tmp_path, [FIRST, THIRD], "a.new") == [new, THIRD]
     found = shardings(tmp_path, [FIRST, OTHER, THIRD], "a.other")
     assert found == [{**OTHER, "enabled": True}, THIRD]
 
@@ -43,10 +39,6 @@ def test_no_entry_names_tables(tmp_path: Path, entries: list[dict[str, Any]]) ->
         shardings(tmp_path, entries, "a.other")
 
 
-def test_a_chooser_takes_what_is_left(tmp_path: Path) -> None:
-    assert shardings(tmp_path, [OTHER], "acme", chooses=True) == [{"use": "acme"}]
-
-
 def test_what_others_leave_is_for_choosers_alone(tmp_path: Path) -> None:
     rest: dict[str, Any] = {"use": "a.chooser"}
     for entries in ([rest, THIRD], [rest, OTHER, THIRD]):
@@ -55,6 +47,7 @@ def test_what_others_leave_is_for_choosers_alone(tmp_path: Path) -> None:
         ):
             shardings(tmp_path, entries, "a.new")
     assert shardings(tmp_path, [rest, THIRD], "a.other_chooser", chooses=True)
+    assert shardings(tmp_path, [OTHER], "acme", chooses=True) == [{"use": "acme"}]
     assert shardings(tmp_path, [rest, OTHER], "a.new") == [
         {"use": "a.new", "tables": ["*"], "options": {}}
     ]
