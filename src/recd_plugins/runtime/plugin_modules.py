@@ -1,4 +1,4 @@
-"""Modules that declare plugins: of installed packages, and of files in a folder."""
+"""Modules that declare plugins, of installed packages and of files in a folder."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from recd_plugins.runtime.errors import PluginError
 from recd_plugins.runtime.files import real_path
 
 GROUP = "recd_plugins"
-#: Names of packages that are left out, with commas between them; ``recd --without`` sets it.
-WITHOUT = "RECD_WITHOUT"
-#: Names of the only packages that are there, likewise; those that are not installed do no harm.
-ONLY = "RECD_ONLY"
+#: Environment variables with packages to leave out (``recd --without``), and to use alone.
+WITHOUT, ONLY = "RECD_WITHOUT", "RECD_ONLY"
 
-# Of modules of files: the name is the manager's own, and messages name the file.
+# Of modules of files.
 _PREFIX = "recd_plugins_dir_"
 _FOLDER_MODULE = re.compile(rf"{_PREFIX}[0-9a-f]{{12}}_")
 
 
 @dataclass(frozen=True)
 class Package:
-    """An installed package of plugins, by its entry point; not imported yet.
+    """An installed package of plugins, which is not imported yet.
 
     Attributes:
-        entry_point: its name is that of the package, and its plugins are named ``NAME.part``.
-        distribution: that brought it.
+        entry_point: has the package's name, with which names of its plugins start.
+        distribution: name of it.
         origin: ``"distribution version"``.
     """
 
@@ -45,15 +43,11 @@ class Package:
 
     @property
     def name(self) -> str:
-        """The entry point's."""
+        """Name of the entry point."""
         return self.entry_point.name
 
     def load(self) -> ModuleType:
-        """The module.
-
-        Raises:
-            PluginError: it does not import.
-        """
+        """Import the module; PluginError if that fails."""
         try:
             with redirect_stdout(sys.stderr):
                 module: ModuleType = self.entry_point.load()
@@ -66,12 +60,12 @@ class Package:
 
 
 def installed_packages() -> list[Package]:
-    """The packages under the entry-point group ``recd_plugins``, but those that are left out.
+    """Return the packages of the entry-point group ``recd_plugins`` that are not left out.
 
     ``RECD_WITHOUT`` and ``RECD_ONLY`` name packages or distributions.
 
     Raises:
-        PluginError: ``RECD_WITHOUT`` names none of them.
+        PluginError: ``RECD_WITHOUT`` names an unknown package.
     """
     found = _packages_in(tuple(map(_state_of, sys.path)))
     without, only = _named(WITHOUT), _named(ONLY)
@@ -91,12 +85,8 @@ def installed_packages() -> list[Package]:
 
 @lru_cache(maxsize=1)
 def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:  # noqa: ARG001
-    """All packages; looked for again where ``folders``, of ``sys.path``, are not what they were.
-
-    The entry points of every distribution are read, which takes as long as all else of a registry.
-    """
+    """Return all packages; cached until folders of ``sys.path`` change, as it is slow."""
     found = []
-    # By name: in which order distributions are found is up to the file system.
     for entry_point in sorted(importlib.metadata.entry_points(group=GROUP), key=str):
         distribution = entry_point.dist
         assert distribution is not None, "entry points of installed distributions have one"
@@ -106,7 +96,7 @@ def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:  # n
 
 
 def _state_of(folder: str) -> tuple[object, ...]:
-    """What changes where a distribution is installed or taken away: each has an entry."""
+    """Return values that change when a distribution is installed or removed."""
     try:
         stat = os.stat(folder or ".")
     except OSError:
@@ -119,9 +109,9 @@ def _named(variable: str) -> set[str]:
 
 
 def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
-    """Every file ``*.py`` and every package in ``folder`` whose name starts with no ``_`` or ``.``.
+    """Yield the files ``*.py`` and packages of ``folder``, except names with ``_`` or ``.`` first.
 
-    Each becomes a module under a name of its own, which hides no other module.
+    Each becomes a module with a unique name.
     """
     if not folder.is_dir():
         raise PluginError(f"plugins directory {folder} is not a directory")
@@ -135,13 +125,13 @@ def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
 
 def _module_name(file: Path, stem: str) -> str:
     digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
-    return f"{_PREFIX}{digest}_{stem.replace('.', '_')}"  # a dot would stand for a package
+    return f"{_PREFIX}{digest}_{stem.replace('.', '_')}"
 
 
 def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
-    """Name and file of each module that a plugin class came from by way of a folder of plugins.
+    """Return name and file of each plugin's module that came from a folder of plugins.
 
-    Such a module cannot be imported by its name: another process has to ``load_file`` it first.
+    Other processes must ``load_file`` such modules before they unpickle plugins.
     """
     names = {plugin.__module__.partition(".")[0] for plugin in plugins}
     return {
@@ -152,11 +142,7 @@ def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
 
 
 def load_file(name: str, file: Path) -> ModuleType:
-    """The module ``name`` of a folder of plugins, made from its file where it is not there yet.
-
-    Raises:
-        PluginError: the file failed to import.
-    """
+    """Return the module ``name``, imported from its file if needed; PluginError if that fails."""
     if name in sys.modules:
         return sys.modules[name]
     is_package = file.name == "__init__.py"
@@ -168,7 +154,7 @@ def load_file(name: str, file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with redirect_stdout(sys.stderr):  # a command's own output may be read by a program
+        with redirect_stdout(sys.stderr):  # a program may read the command's own output
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
@@ -180,15 +166,12 @@ def load_file(name: str, file: Path) -> ModuleType:
 
 
 def without_folder_prefix(text: str) -> str:
-    """``text`` without what names of modules of files begin with, which is in no file."""
+    """Return ``text`` without prefixes of modules of files."""
     return _FOLDER_MODULE.sub("", text)
 
 
 def qualified(cls: type) -> str:
-    """The class by its module; of a file, whose name stands next to it, the class alone.
-
-    An interface is by the module that plugins import it from.
-    """
+    """Return the class with its module: ``recd_plugins.api`` for interfaces, none for files."""
     if _FOLDER_MODULE.match(cls.__module__):
         return cls.__qualname__
     if cls.__module__.startswith("recd_plugins.interfaces."):

@@ -1,4 +1,4 @@
-"""Ranks that exchange what they know before they train, and refuse to differ."""
+"""Object collectives, and checks that ranks decided the same before they train."""
 
 from __future__ import annotations
 
@@ -35,14 +35,12 @@ class RanksDifferError(SetupError):
 
 @torch.compiler.disable
 def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """Gather a value of every rank at one step of the start, by rank. Collective.
-
-    Byte counters do not see it.
+    """Gather a value of every rank, by rank. Collective; byte counters do not see it.
 
     Args:
         step: what this rank is doing, for messages.
-        value: travels by pickle.
-        group: of the ranks; the default one without it.
+        value: is pickled.
+        group: of the ranks, by default all.
 
     Raises:
         SetupError: another rank is at another step.
@@ -69,7 +67,7 @@ def from_rank_0(value: T) -> T:
 
 
 def together(step: Callable[[], T]) -> list[T]:
-    """Return what ``step`` gives on each rank. Collective, also if it fails on one of them."""
+    """Return the results of ``step`` by rank, or raise its error of any rank. Collective."""
     outcome: T | Exception
     try:
         outcome = step()
@@ -84,10 +82,9 @@ def together(step: Callable[[], T]) -> list[T]:
 
 
 def ranks_of_each_node() -> int:
-    """Return the ranks a node, ``LOCAL_WORLD_SIZE`` or all. Collective.
+    """Return the ranks per node, ``LOCAL_WORLD_SIZE`` or all; SetupError if nodes differ.
 
-    Raises:
-        SetupError: nodes have different numbers of ranks.
+    Collective.
     """
     world_size = dist.get_world_size()
     mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
@@ -108,7 +105,7 @@ def crosses_links() -> bool:
 
 
 def check_started_alike(device: str, asked: Mapping[str, Any]) -> None:
-    """Refuse ranks of torchrun that were started differently. The first collective call."""
+    """Refuse ranks of torchrun that were started differently. Collective, and the first call."""
     ranks_of_each_node()
     decided = {"what training.device comes to": device, "options of the command": dict(asked)}
     check_agreement("starting", decided)
@@ -122,9 +119,8 @@ def check_agreement(
 
     Args:
         step: what this rank is doing, for messages.
-        decided: values by what they are. Of objects other than plain values, dataclasses and enums
-            the type alone counts.
-        group: of the ranks; the default one without it.
+        decided: plain values, dataclasses and enums by name; for other objects only types count.
+        group: of the ranks, by default all.
 
     Raises:
         SetupError: on all ranks: which decision differs, with the values of two ranks.
@@ -159,7 +155,7 @@ def check_agreement(
 
 @contextmanager
 def entries_named(entries: Callable[[], Mapping[str, str]]) -> Iterator[None]:
-    """Add the registry entries of the tables on which ranks decided differently to the error."""
+    """Name the registry entries of the tables on which ranks decided differently."""
     try:
         yield
     except RanksDifferError as error:
@@ -211,7 +207,7 @@ def _leaves(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
 
 
 def _words(place: Place) -> str:
-    """Return a place as ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
+    """Return ``, bags.t_user.num_embeddings`` or ``, wrap[0].use``."""
     text = ""
     for key in place:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else f", {key}"
@@ -226,19 +222,16 @@ def _shown(values: Mapping[Place, Any], place: Place) -> str:
 
 
 def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """A process group of some ranks that waits as long as the default one. Every rank calls it.
+    """Make a process group with the timeout of the default one. Every rank calls it.
 
-    torch (2.11 to 2.14) gives a new group the timeout of its backend, not that of the trainer.
-
-    Args:
-        ranks: of the group.
+    torch (2.11 to 2.14) gives a new group the default timeout of its backend.
     """
     group: dist.ProcessGroup = dist.new_group(ranks, timeout=_timeout())
     return group
 
 
 def _timeout() -> timedelta | None:
-    """That of the default process group; None where its backend has none."""
+    """Return the timeout of the default group, None if its backend has none."""
     group = dist.group.WORLD
     assert group is not None, "the caller has one"
     device = dist.get_backend_config(group).partition(":")[0]  # one timeout is set for all devices
@@ -247,14 +240,14 @@ def _timeout() -> timedelta | None:
 
 
 def gathers_equal_sizes(group: dist.ProcessGroup | None, device_type: str) -> bool:
-    """Whether an all-gather of tensors of a device takes equal sizes alone, as gloo's does."""
+    """Return whether all-gathers of a device's tensors take only equal sizes, as gloo's."""
     if group is None or device_type == "cpu":
         return device_type == "cpu"
     return sends_by_gloo(group, device_type)
 
 
 def sends_by_gloo(group: dist.ProcessGroup, device_type: str) -> bool:
-    """Whether it is gloo that sends tensors of a device."""
+    """Return whether gloo sends tensors of a device."""
     # "cpu:gloo,cuda:nccl"
     backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
     return backends.get(device_type) == "gloo"

@@ -1,4 +1,4 @@
-"""Signals that end a run: all ranks end after the same step."""
+"""Signals that end a run, all ranks after the same step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Self
 from recd_plugins.report.output import lasting_output
 from recd_plugins.runtime.errors import RunInterrupted, SetupError
 
-#: Ctrl-C, what systemd and Slurm send, and a terminal that has gone.
+#: Of Ctrl-C, of systemd and Slurm, and of a closed terminal.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: Set in the environment of a rank that ``launch`` made.
+#: Environment variable of ranks of ``launch``.
 LAUNCHED = "RECD_LAUNCHED"
 
 _BEFORE = "the run was ended before its first step"
-# Ranks agree about so often: often enough for a person, too seldom to be felt.
+# Ranks agree about this often.
 _SECONDS_BETWEEN_ASKING = 1.0
 _MOST_STEPS = 50
 # torchrun passes on a Ctrl-C that the terminal has sent to its ranks already.
@@ -40,7 +40,7 @@ def _say_that_it_ends(number: int) -> None:
 
 @contextmanager
 def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
-    """Have the first of these signals ask ranks to end, by SIGTERM."""
+    """Pass the first ending signal on to the ranks as SIGTERM; a second one ends the run."""
     got = 0
 
     def receive(number: int, _frame: FrameType | None) -> None:
@@ -58,9 +58,9 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
         try:
             yield
         except RunInterrupted as error:
-            error.signal = got or error.signal  # to ranks it is SIGTERM
+            error.signal = got or error.signal  # ranks got SIGTERM
             raise
-        except SetupError as error:  # killed by the signal, before they listen to it
+        except SetupError as error:  # killed before they listen to the signal
             if not got:
                 raise
             raise RunInterrupted.by(got, _BEFORE) from error
@@ -73,7 +73,7 @@ def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[N
         return
     before = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as a shell's background job ignores Ctrl-C
+        if handler is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
             signal.signal(number, receive)
     try:
         with lasting_output():
@@ -84,10 +84,9 @@ def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[N
 
 
 class Interrupts:
-    """A context in which signals ask this rank to end, and all ranks find out together.
+    """A context in which signals ask this rank to end, and ranks agree on the step.
 
-    ``recd run`` sends SIGTERM to ranks that it started, which does nothing to them after the
-    context. Under torchrun a second signal ends the process at once.
+    Ranks of ``launch`` ignore SIGTERM after it. Under torchrun a second signal ends the process.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -102,8 +101,8 @@ class Interrupts:
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
             return self
-        # Python calls handlers between two of its own instructions alone, and the main thread may
-        # wait in native code: a thread reads what the system writes of signals at once.
+        # The main thread may wait in native code, where Python calls no handlers: a thread reads
+        # the wake-up descriptor.
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before_wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -120,15 +119,15 @@ class Interrupts:
         signal.set_wakeup_fd(self._before_wakeup)
         os.close(self._writer)
         for number, handler in self._before.items():
-            # A rank that is done is left to hand in its result.
+            # A rank of ``launch`` still has to send its result.
             if not self._launched:
                 signal.signal(number, handler)  # type: ignore[arg-type]
         self._before = {}
 
     def asked(self) -> int:
-        """Return the signal that some rank got, or 0. Call it after each step, on every rank.
+        """Return the signal that some rank got, or 0; some calls are collective.
 
-        Most calls answer 0 at once; some are collective.
+        Call it after each step, on every rank.
         """
         import torch
         import torch.distributed as dist
@@ -141,7 +140,7 @@ class Interrupts:
         now = time.monotonic()
         each = (now - self._asked) / self._steps
         steps = max(1, min(_MOST_STEPS, int(_SECONDS_BETWEEN_ASKING / (each + 1e-9))))
-        # The slowest rank's clock says how many steps until then: the same on all.
+        # The slowest rank decides for all how many steps until the next agreement.
         everyone = torch.tensor([self._got, -steps])
         dist.all_reduce(everyone, op=dist.ReduceOp.MAX)
         got, steps = everyone.tolist()

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 # Looks and heartbeats in the time after which something is said.
 _LOOKS = 10
 _MOST_SECONDS_BETWEEN_LOOKS = 5.0
-# A rank that was silent for this share of that time is said not to answer.
+# A rank that was silent for this share of that time counts as lost.
 _SILENCE = 0.25
-# Activities of the coming step; all others are between two steps, or after the last one.
+# Activities within a step; all others are between steps.
 _IN_A_STEP = ("training", "reading data")
-# Timeouts of collectives: some clocks of theirs count milliseconds in 31 bits.
+# Timeouts of collectives, some of which count milliseconds in 31 bits.
 _LEAST, _MOST = timedelta(minutes=30), timedelta(days=7)
-# They fail after the watch, as they have less to say.
+# They fail after the watch, which has more to say.
 _LONGER = 1.2
 # Heartbeats in which a living rank gives a sign of life.
 _BEATS = 2.5
@@ -47,12 +47,12 @@ class HangError(SetupError):
 
 @dataclass(frozen=True)
 class HangLimits:
-    """How long nothing may move.
+    """Limits of a run without progress.
 
     Attributes:
-        notice: seconds after which stderr says who waits for whom; again after twice as many.
-        timeout: seconds after which the run ends; None for never.
-        advice: returns how to go on after that.
+        notice: seconds until stderr says who waits for whom; again after twice as many.
+        timeout: seconds until the run ends; None for never.
+        advice: returns how to resume after that.
     """
 
     notice: float
@@ -61,7 +61,7 @@ class HangLimits:
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks, and between two heartbeats."""
+        """Seconds between looks, and between heartbeats."""
         soonest = min(self.notice, self.timeout or self.notice)
         return min(soonest / _LOOKS, _MOST_SECONDS_BETWEEN_LOOKS)
 
@@ -74,8 +74,6 @@ class HangLimits:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """One sign of life."""
-
     number: int
     host: str
     process: int
@@ -89,14 +87,13 @@ class Heartbeat:
 
 
 class Ticks:
-    """A clock that stands still while its process does: a pause of all processes is no hang."""
+    """A clock that stops while its process is stopped: a pause of all processes is no hang."""
 
     def __init__(self, interval: float) -> None:
         self._most = 2 * interval
         self._last = time.monotonic()
 
     def passed(self) -> float:
-        """Return the seconds since the last call."""
         now = time.monotonic()
         passed, self._last = min(now - self._last, self._most), now
         return passed
@@ -122,14 +119,14 @@ class Heart:
         self._thread = threading.Thread(target=self._run, name="recd-heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
-        # Its own connection: those of the process group wait in it for others.
+        # Connections of the process group block while they wait.
         self._store = connect()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        if self._store is not None:  # else it looks for the store, and has nobody to tell
+        if self._store is not None:  # else it is connecting
             self._thread.join(timeout=self._interval + 5)
 
     def _run(self) -> None:
@@ -146,8 +143,7 @@ class Heart:
                     self._after_beat(self._quiet)
                 self.answered += 1
             except RuntimeError:
-                # The store has ended, and so will this process; or the network is cut for a while,
-                # after which this connection may not come back.
+                # The store has ended, or the network is cut: this connection may stay broken.
                 self._store = None
 
     def _beat(self, done: bool) -> Heartbeat:
@@ -175,12 +171,11 @@ class Heart:
 
 
 def key(rank: int) -> str:
-    """Return the key of a rank's heartbeat in the store."""
     return f"recd/beat/{rank}"
 
 
 def connect(timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
-    """Connect to the store of the ranks that this process belongs to."""
+    """Connect to the store of this process's ranks."""
     from torch._C._distributed_c10d import TCPStore
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -188,7 +183,6 @@ def connect(timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
 
 
 def _beats(store: TCPStore, world_size: int) -> dict[int, Heartbeat]:
-    """Return the heartbeats of the ranks that have written any."""
     return {
         rank: Heartbeat(**json.loads(store.get(key(rank))))
         for rank in range(world_size)
@@ -215,10 +209,10 @@ def _collective(frame: FrameType | None) -> str:
 
 
 class HangWatch:
-    """Looks at the heartbeats of all ranks; one that moves means that the run does.
+    """Reports a run whose ranks all stay at their activities.
 
-    A rank is quiet while its activity stays the same, and the run while all ranks are. Activities
-    that may take long, as a first step or a checkpoint, are told, but end no run.
+    Activities that may take long, such as a first step or a checkpoint, are reported but end no
+    run.
     """
 
     def __init__(
@@ -242,7 +236,7 @@ class HangWatch:
 
     @property
     def told(self) -> bool:
-        """Whether it has said that nothing moves, and not yet that something does."""
+        """Whether the last report was that nothing moves."""
         return self._told > 0
 
     def look(self, teller: int | None = None) -> None:
@@ -298,7 +292,7 @@ class HangWatch:
         return self._is_here(rank) and is_stopped(self._beats[rank].process)
 
     def _is_lost(self, rank: int) -> bool:
-        # A rank on this machine is busy if it does not beat.
+        # A silent rank on this machine is only busy.
         return not self._is_here(rank) and self._beats[rank].number > 0 and self._is_silent(rank)
 
     def _is_silent(self, rank: int) -> bool:
@@ -371,7 +365,7 @@ def _names(ranks: list[int]) -> str:
 
 @contextmanager
 def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Iterator[None]:
-    """Have the ranks of ``torchrun`` watch one another, and name one whose connection is lost."""
+    """Watch the ranks of ``torchrun`` from each other, and name one whose connection is lost."""
     if world_size == 1:
         yield
         return
@@ -389,7 +383,7 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             watch.look(teller=rank)
         except HangError as error:
             _end(watch, str(error))
-        except RuntimeError:  # its connection is broken, as the heart's: both are made anew
+        except RuntimeError:  # its connection is broken: reconnect
             watch = None
             raise
 
@@ -406,7 +400,7 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
             if not is_lost_connection(error):
                 raise
             lost = who_is_lost(rank, world_size, limits)
-            # The error may name a checkpoint or a plugin, at fault if no rank is missed.
+            # Without a lost rank, a checkpoint or plugin that it names is at fault.
             said = f" ({error})" if isinstance(error, RecdError) else ""
             raise SetupError(f"rank {rank} was left: {lost}{said}. {limits.advice()}") from error
 
@@ -415,7 +409,7 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
 def store_watched(
     limits: HangLimits, answered: Callable[[], int], end: Callable[[str], None]
 ) -> Iterator[None]:
-    """End a rank that makes no progress and hears nothing of the ranks' store."""
+    """End a rank that makes no progress while the ranks' store does not answer."""
     left = threading.Event()
 
     def run() -> None:
@@ -436,7 +430,7 @@ def store_watched(
 
 
 def _end(watch: HangWatch | None, text: str) -> None:
-    """End this process, whose training thread waits, and stopped ones on this machine."""
+    """End this process and stopped ones of the run on this machine."""
     kill_stopped_below(os.getpid())
     for process in [] if watch is None else watch.stopped_here():
         kill_stopped_below(process)
@@ -449,16 +443,11 @@ def _end(watch: HangWatch | None, text: str) -> None:
 
 
 def is_lost_connection(error: BaseException) -> bool:
-    """Return whether a collective failed because another rank, or its node, was gone.
-
-    Looks at causes, too: code on the way may have taken it for a fault of a checkpoint or plugin.
-    """
+    """Return whether an error, or a cause of it, is a collective's lost connection."""
     import torch.distributed as dist
 
     cause: BaseException | None = error
-    seen: list[BaseException] = []
-    while cause is not None and cause not in seen:  # causes may go round
-        seen.append(cause)
+    while cause is not None:
         # gloo raises RuntimeErrors with the path of its source.
         of_gloo = isinstance(cause, RuntimeError) and "/gloo/" in str(cause)
         if of_gloo or isinstance(cause, dist.DistError):
@@ -473,11 +462,8 @@ def who_is_lost(
     limits: HangLimits,
     connect: Callable[[timedelta], TCPStore] = connect,
 ) -> str:
-    """Describe the lost ranks, in the same words on all ranks that ask.
-
-    Takes 2.5 heartbeats unless a rank has said that it ended.
-    """
-    # A launcher that restarts ranks keeps its store.
+    """Describe the lost ranks, with the same words on all ranks; takes 2.5 heartbeats."""
+    # torchrun keeps its store when it restarts ranks.
     verdict = f"recd/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
         store = connect(_PATIENCE)
@@ -490,7 +476,7 @@ def who_is_lost(
         )
         said = store.compare_set(verdict, "", found).decode()
         if rank < int(os.environ.get("LOCAL_WORLD_SIZE", world_size)):
-            # The store ends with the node of rank 0, and others may not have asked it yet.
+            # The store ends with the node of rank 0; let the others ask it first.
             time.sleep(_BEATS * limits.interval)
         return said
     except RuntimeError:
@@ -505,7 +491,7 @@ def _store_is_lost() -> str:
 
 
 def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[str]:
-    """Describe the ranks that have ended, or else those that no longer beat."""
+    """Describe the ranks that have ended, or those without heartbeats."""
     before = after = _beats(store, world_size)
     for _ in range(_LOOKS):
         time.sleep(_BEATS * interval / _LOOKS)
