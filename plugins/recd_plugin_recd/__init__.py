@@ -10,61 +10,45 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.api import Converter, Dataset, Internal, Pooling, Preprocessing
+    from recd_plugins.api import Internal, Plugin
 
 REQUIRES_API = 2
 
 
 @hookimpl
-def register_datasets() -> Sequence[type[Dataset]]:
+def register_plugins() -> Sequence[type[Plugin]]:
+    from recd_plugin_recd import ikjt, pooling, preprocessing
     from recd_plugin_recd.interactions import Interactions
+    from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
     from recd_plugin_recd.session_parquet import SessionParquet
 
-    return [Interactions, SessionParquet]
-
-
-@hookimpl
-def register_converters() -> Sequence[type[Converter]]:
-    from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
-    from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
-
-    return [IkjtConverter, KjtConverter, ListDictConverter, PartialIkjtConverter]
-
-
-@hookimpl
-def register_preprocessing() -> Sequence[type[Preprocessing]]:
-    from recd_plugin_recd import preprocessing
-
-    return [getattr(preprocessing, name) for name in preprocessing.__all__]
-
-
-@hookimpl
-def register_poolings() -> Sequence[type[Pooling]]:
-    from recd_plugin_recd.pooling.plugins import (
-        AttentionPooling,
-        DinPooling,
-        MaxPooling,
-        MeanPooling,
-        SumPooling,
-        TransformerPooling,
-    )
-
-    return [AttentionPooling, DinPooling, MaxPooling, MeanPooling, SumPooling, TransformerPooling]
+    return [
+        Interactions,
+        SessionParquet,
+        ikjt.IkjtConverter,
+        ikjt.KjtConverter,
+        ikjt.ListDictConverter,
+        PartialIkjtConverter,
+        *(getattr(preprocessing, name) for name in preprocessing.__all__),
+        pooling.AttentionPooling,
+        pooling.DinPooling,
+        pooling.MaxPooling,
+        pooling.MeanPooling,
+        pooling.SumPooling,
+        pooling.TransformerPooling,
+    ]
 
 
 @hookimpl
 def register_commands(cli: click.Group) -> None:
-    from recd_plugin_recd.analyze.command import analyze
-    from recd_plugin_recd.cluster.command import cluster
+    from recd_plugin_recd.analyze import analyze
+    from recd_plugin_recd.cluster import cluster
     from recd_plugin_recd.convert_layout import convert_layout
     from recd_plugin_recd.generate import generate
-    from recd_plugin_recd.logs.commands import logs
+    from recd_plugin_recd.logs import logs
 
-    cli.add_command(analyze)
-    cli.add_command(cluster)
-    cli.add_command(convert_layout)
-    cli.add_command(generate)
-    cli.add_command(logs)
+    for command in (analyze, cluster, convert_layout, generate, logs):
+        cli.add_command(command)
 
 
 @hookimpl
@@ -76,6 +60,9 @@ def register_starts() -> Sequence[click.Command]:
 
 @hookimpl
 def register_internals() -> Sequence[Internal]:
-    from recd_plugin_recd.internals import INTERNALS
+    from recd_plugins.api import Internal
 
-    return INTERNALS
+    return [
+        Internal("torch", ("_check",), "export of attention poolings"),
+        Internal("confluent_kafka:KafkaError", ("_PARTITION_EOF",), "reading a topic to its end"),
+    ]

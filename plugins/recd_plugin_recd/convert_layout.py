@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -159,34 +159,14 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
 @command_options.force
 @command_options.figures
 def convert_layout(
-    source: Path,
-    target: Path,
-    layout: Layout,
-    session: str,
-    timestamp: str,
-    row_group_rows: int,
-    compression_level: int,
-    popularity: Path | None,
-    nulls: Nulls,
-    force: bool,
-    json_path: Path | None,
+    source: Path, target: Path, layout: Layout, force: bool, json_path: Path | None, **options: Any
 ) -> None:
     """Write the table SRC with its lists in another layout as DST.
 
     SRC is a Parquet file or a folder of them; DST becomes the same. Rows keep their order, files
     their names and metadata. With list_dict, features that hardly repeat stay lists.
     """
-    conversion = Conversion(
-        source,
-        target,
-        layout,
-        session,
-        timestamp,
-        row_group_rows,
-        compression_level,
-        nulls,
-        popularity,
-    )
+    conversion = Conversion(source, target, layout, **options)
     with progress_bars() as add_bar:
         start = partial(add_bar, f"writing {target.name}")
         done = convert(conversion, force=force, start=start)

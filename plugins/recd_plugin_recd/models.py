@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import click
 
@@ -282,7 +282,7 @@ _PARAMETERS: list[click.Parameter] = [
         help="How the features' vectors meet: by dot products, or in a cross network.",
     ),
     click.Option(
-        ["--data"],
+        ["--data", "folder"],
         type=OUTPUT_FOLDER,
         default=Path(".data"),
         show_default=True,
@@ -292,39 +292,17 @@ _PARAMETERS: list[click.Parameter] = [
 ]
 
 
-def _write(
-    name: ModelName,
-    file: Path,
-    scale: float | None,
-    rows: int,
-    batch_size: int,
-    ranks: int,
-    layout: Layout,
-    converter: ConverterName,
-    architecture: Architecture,
-    data: Path,
-    force: bool,
-) -> None:
+def _write(name: ModelName, file: Path, scale: float | None, force: bool, **options: Any) -> None:
     if name == "papercal" and scale not in (None, 1):
         raise click.UsageError("papercal has one size; --scale is for rm1, rm2 and rm3")
+    rows, batch_size, ranks = (options[each] for each in ("rows", "batch_size", "ranks"))
     if rows < batch_size * ranks:
         raise click.UsageError(
             f"{rows} rows are no batch of {batch_size} for each of {ranks} ranks; raise --rows, or "
             "lower --batch-size or --ranks"
         )
-    if scale is None:
-        scale = 1.0 if name == "papercal" else _LAPTOP_SCALE
-    text = rm_registry(
-        name,
-        folder=data,
-        rows=rows,
-        scale=scale,
-        layout=layout,
-        converter=converter,
-        batch_size=batch_size,
-        ranks=ranks,
-        architecture=architecture,
-    )
+    scale = scale or (1.0 if name == "papercal" else _LAPTOP_SCALE)
+    text = rm_registry(name, scale=scale, **options)
     check_output(file, force)
     write_text(file, text)
     size = "" if name == "papercal" else f" at scale {scale:g}"

@@ -12,19 +12,19 @@ features in groups that change together, and about 100 features that are pooled 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from typing import Literal
 
+import numba as nb
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugin_recd import papercal_kernels as kernels
-from recd_plugin_recd.papercal_kernels import Int64s
-
+Int64s = NDArray[np.int64]
 ShapeName = Literal["papercal", "rm1", "rm2", "rm3"]
 
 NUM_ITEMS = 8
@@ -32,9 +32,9 @@ NUM_ITEMS = 8
 
 @dataclass(frozen=True)
 class Feature:
-    """One sparse feature. Features with the same ``clock`` change in the same rows.
+    """A sparse feature, which keeps its list with probability ``keep`` at the next row.
 
-    ``keep`` is the probability that a row has the list of the session's previous row.
+    Features with the same ``clock`` change in the same rows.
     """
 
     name: str
@@ -46,24 +46,19 @@ class Feature:
 
 @dataclass(frozen=True)
 class TableColumns:
-    """The columns of a generated table besides session, time and label.
-
-    Attributes:
-        features: lists of ids; the clocks are numbered from 0 in the order of the features.
-        num_dense: ``dense_0`` and so on.
-    """
+    """Features and dense columns of a table; clocks are numbered in the order of the features."""
 
     features: tuple[Feature, ...]
     num_dense: int
 
     @cached_property
     def keep(self) -> NDArray[np.float64]:
-        """The probability that the clock stands still, by clock."""
+        """Probabilities that clocks stand still."""
         return np.array(list({feature.clock: feature.keep for feature in self.features}.values()))
 
     @property
     def num_session_dense(self) -> int:
-        """The first so many dense features are the same in all rows of a session."""
+        """Number of dense features, the first ones, that are the same in all rows of a session."""
         return (self.num_dense + 1) // 2
 
     @cached_property
@@ -82,13 +77,9 @@ class TableColumns:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What differs between shapes.
+    """Sequence features of each group and their ``keep``, other features of the user, dense ones.
 
-    Attributes:
-        groups: sequence features of each group.
-        group_keeps: their ``keep``, by group.
-        num_users: other features of the user.
-        least_user_keep: of the first; the others have up to 0.07 more.
+    The first feature of the user has ``least_user_keep``, the others up to 0.07 more.
     """
 
     groups: tuple[int, ...]
@@ -109,25 +100,15 @@ _SEQUENCE_LENGTHS = (100, 60, 150)
 
 
 def shape_of(name: ShapeName, scale: float = 1.0) -> TableColumns:
-    """A shape by its name.
-
-    Args:
-        name: its name.
-        scale: shortens the lists of ``rm1``, ``rm2`` and ``rm3`` to ``length_scale(scale)``.
-    """
+    """Return a shape by its name, with lists shortened to ``length_scale(scale)``."""
     sizes = _SIZES[name]
 
     def length(mean: float) -> int:
         return max(1, round(mean * length_scale(scale)))
 
+    means = _SEQUENCE_LENGTHS
     sequences = [
-        Feature(
-            f"seq_{group}_{i}",
-            length(_SEQUENCE_LENGTHS[i % len(_SEQUENCE_LENGTHS)]),
-            keep,
-            group,
-            2_000_000,
-        )
+        Feature(f"seq_{group}_{i}", length(means[i % len(means)]), keep, group, 2_000_000)
         for group, (count, keep) in enumerate(zip(sizes.groups, sizes.group_keeps, strict=True))
         for i in range(count)
     ]
@@ -149,11 +130,7 @@ def shape_of(name: ShapeName, scale: float = 1.0) -> TableColumns:
 
 
 def length_scale(scale: float) -> float:
-    """The fourth root: lists shrink less than widths, or little would be left of their share.
-
-    The work that repeats, pooling and lookups, grows with length and width; the interaction, whose
-    number of features stays, with width alone.
-    """
+    """Return the fourth root: pooling, which repeats, keeps its share at small scales."""
     return float(scale**0.25)
 
 
@@ -182,7 +159,7 @@ SCHEMA = PAPERCAL.schema
 
 @dataclass(frozen=True)
 class RowKeys:
-    """Which rows: session, position in it and time in microseconds, each int64 ``[rows]``."""
+    """Session, position in it and time in microseconds of rows, each int64 ``[rows]``."""
 
     sessions: Int64s
     positions: Int64s
@@ -204,11 +181,10 @@ class RowKeys:
 
 
 def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
-    """The keys of a table of exactly ``rows`` rows, in its order, in blocks of any size.
+    """Yield the keys of a table of ``rows`` rows, in its order, in blocks of any size.
 
-    ``clustered`` and ``interleaved`` hold the same rows, whole sessions but for the last, by
-    session or by time. ``stream`` is a cut of ``rows`` rows out of the steady stream, by time: the
-    sessions in it began earlier and end later.
+    ``clustered`` and ``interleaved`` hold the same rows, by session or by time. ``stream`` is a cut
+    of ``rows`` rows out of the steady stream, by time.
     """
     if layout == "clustered":
         return _first(rows, _sessions(seed))
@@ -218,15 +194,13 @@ def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
 
 
 def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
-    """All columns of the rows named by ``keys``."""
+    """Return all columns of the rows of ``keys``."""
     sessions = keys.sessions
-    versions = kernels.list_versions(sessions, keys.positions, shape.keep, REPLACE_SHARE)
+    versions = list_versions(sessions, keys.positions, shape.keep, REPLACE_SHARE)
     lists = {}
     for number, feature in enumerate(shape.features):
-        offsets = kernels.list_offsets(sessions, feature.clock, feature.mean_length)
-        values = kernels.list_values(
-            sessions, versions[feature.clock], offsets, number, feature.num_ids
-        )
+        offsets = list_offsets(sessions, feature.clock, feature.mean_length)
+        values = list_values(sessions, versions[feature.clock], offsets, number, feature.num_ids)
         lists[feature.name] = (offsets, values)
     dense = [_dense(keys, i, shape.num_session_dense) for i in range(shape.num_dense)]
     columns = [
@@ -240,7 +214,7 @@ def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
 
 
 def chunks(keys: Iterator[RowKeys], size: int) -> Iterator[RowKeys]:
-    """The same rows in blocks of ``size``, the last one shorter."""
+    """Yield the same rows in blocks of ``size``, the last one shorter."""
     waiting: list[RowKeys] = []
     for block in keys:
         waiting.append(block)
@@ -254,15 +228,15 @@ def chunks(keys: Iterator[RowKeys], size: int) -> Iterator[RowKeys]:
 
 
 def _block_start(block: int) -> int:
-    """The time at which the first session of a block of sessions starts."""
+    """Return the time at which the first session of a block of sessions starts."""
     return _EPOCH + round(block * _SESSIONS_A_BLOCK * _HOUR * MEAN_SESSION / ROWS_IN_FLIGHT)
 
 
 def _sessions(seed: int) -> Iterator[RowKeys]:
-    """All rows of the endless stream of sessions, by session in the order of their starts."""
+    """Yield the endless stream of sessions in the order of their starts."""
     for block in count():
-        sessions = kernels.session_keys(seed, block * _SESSIONS_A_BLOCK, _SESSIONS_A_BLOCK)
-        lengths = kernels.session_lengths(sessions, MEAN_SESSION, SESSION_SIGMA, LONGEST_SESSION)
+        sessions = session_keys(seed, block * _SESSIONS_A_BLOCK, _SESSIONS_A_BLOCK)
+        lengths = session_lengths(sessions, MEAN_SESSION, SESSION_SIGMA, LONGEST_SESSION)
         starts = np.linspace(
             _block_start(block), _block_start(block + 1), _SESSIONS_A_BLOCK, endpoint=False
         ).astype(np.int64)
@@ -270,12 +244,12 @@ def _sessions(seed: int) -> Iterator[RowKeys]:
         yield RowKeys(
             np.repeat(sessions, lengths),
             np.arange(ends[-1]) - np.repeat(ends - lengths, lengths),
-            kernels.row_times(sessions, lengths, starts, _HOUR),
+            row_times(sessions, lengths, starts, _HOUR),
         )
 
 
 def _by_time(blocks: Iterator[RowKeys]) -> Iterator[RowKeys]:
-    """Merge sessions by time. What is held is the rows in flight, however many sessions come."""
+    """Merge sessions by time, holding the rows in flight."""
     waiting = next(blocks)
     for number, block in enumerate(blocks, 1):
         done = waiting.times < _block_start(number)
@@ -302,10 +276,9 @@ def _after(time: int, blocks: Iterator[RowKeys]) -> Iterator[RowKeys]:
 
 
 def _dense(keys: RowKeys, number: int, num_session: int) -> np.ndarray:
-    """float32 ``[rows]``: the first are log counts of the session, the others vary by row."""
     same_for_session = number < num_session
     positions = np.zeros_like(keys.positions) if same_for_session else keys.positions
-    uniform = kernels.uniforms(keys.sessions, positions, number)
+    uniform = uniforms(keys.sessions, positions, number)
     return (np.log1p(5000 * uniform) if same_for_session else uniform).astype(np.float32)
 
 
@@ -315,10 +288,157 @@ def _labels(
     dense: list[np.ndarray],
     shape: TableColumns,
 ) -> np.ndarray:
-    """int8 ``[rows]``, 1 with odds that follow dense features and hidden effects of ids."""
+    """Draw labels with odds that follow dense features and hidden effects of ids."""
     logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[shape.num_session_dense] - 0.5)
     for name, weight in (("item_0", 2.0), ("item_1", 1.5), ("usr_0", 3.0), ("seq_0_0", 6.0)):
         offsets, values = lists[name]
-        logit += weight * kernels.mean_effects(values, offsets)
-    drawn = kernels.uniforms(keys.sessions, keys.positions, shape.num_dense)
+        logit += weight * mean_effects(values, offsets)
+    drawn = uniforms(keys.sessions, keys.positions, shape.num_dense)
     return (drawn < 1 / (1 + np.exp(-logit))).astype(np.int8)
+
+
+# Every random draw is a hash of what it is for (seed, session, position, feature), so that any row
+# can be made by itself, in any order, with the same outcome.
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_TO_UNIT = 1.0 / (1 << 53)
+# An update that replaces a whole list moves its version on by more than any list is long.
+REPLACED = 1024
+
+
+@nb.njit(inline="always")
+def mix(value: np.uint64) -> np.uint64:
+    """The splitmix64 finalizer."""
+    value = nb.uint64(value) + _GOLDEN
+    value = (value ^ (value >> nb.uint64(30))) * nb.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> nb.uint64(27))) * nb.uint64(0x94D049BB133111EB)
+    return value ^ (value >> nb.uint64(31))
+
+
+@nb.njit(inline="always")
+def draw(stream: np.uint64, counter: int) -> float:
+    """A uniform number in [0, 1)."""
+    return np.float64(mix(stream + nb.uint64(counter) * _GOLDEN) >> nb.uint64(11)) * _TO_UNIT
+
+
+@nb.njit(cache=True)
+def session_keys(seed: int, first: int, count: int) -> Int64s:
+    """63-bit session ids, int64 ``[count]``."""
+    stream = mix(nb.uint64(seed))
+    keys = np.empty(count, np.int64)
+    for i in range(count):
+        keys[i] = nb.int64(mix(stream ^ nb.uint64(first + i)) >> nb.uint64(1))
+    return keys
+
+
+@nb.njit(cache=True)
+def session_lengths(keys: Int64s, mean: float, sigma: float, longest: int) -> Int64s:
+    """Lognormal rows a session, between 1 and ``longest``, int64 ``[num_sessions]``."""
+    lengths = np.empty(len(keys), np.int64)
+    mu = math.log(mean) - sigma * sigma / 2
+    for i in range(len(keys)):
+        stream = mix(nb.uint64(keys[i]) ^ nb.uint64(1))
+        radius = math.sqrt(-2.0 * math.log(1.0 - draw(stream, 0)))
+        normal = radius * math.cos(2.0 * math.pi * draw(stream, 1))
+        lengths[i] = min(longest, max(1, round(math.exp(mu + sigma * normal))))
+    return lengths
+
+
+@nb.njit(cache=True)
+def row_times(keys: Int64s, lengths: Int64s, starts: Int64s, duration: int) -> Int64s:
+    """Times of every session's rows, ascending in the session, int64 ``[lengths.sum()]``."""
+    times = np.empty(lengths.sum(), np.int64)
+    row = 0
+    for i in range(len(keys)):
+        stream = mix(nb.uint64(keys[i]) ^ nb.uint64(2))
+        for position in range(lengths[i]):
+            times[row + position] = starts[i] + np.int64(draw(stream, position) * duration)
+        times[row : row + lengths[i]].sort()
+        row += lengths[i]
+    return times
+
+
+@nb.njit(cache=True)
+def list_versions(
+    keys: Int64s, positions: Int64s, keep: NDArray[np.float64], replace: float
+) -> NDArray[np.int64]:
+    """How far each clock has moved on at each row of its session, int64 ``[clocks, rows]``.
+
+    A clock stands still with probability ``keep[clock]``, jumps by REPLACED with probability
+    ``replace`` and else moves by one.
+    """
+    versions = np.empty((len(keep), len(keys)), np.int64)
+    for clock in range(len(keep)):
+        salt = mix(nb.uint64(clock + 1000))
+        for row in range(len(keys)):
+            version, first = 0, 1
+            if row and keys[row] == keys[row - 1] and positions[row] > positions[row - 1]:
+                version, first = versions[clock, row - 1], positions[row - 1] + 1
+            stream = mix(nb.uint64(keys[row]) ^ salt)
+            for position in range(first, positions[row] + 1):
+                if draw(stream, 2 * position) >= keep[clock]:
+                    version += REPLACED if draw(stream, 2 * position + 1) < replace else 1
+            versions[clock, row] = version
+    return versions
+
+
+@nb.njit(cache=True)
+def list_offsets(keys: Int64s, clock: int, mean_length: int) -> NDArray[np.int32]:
+    """Offsets of a feature's lists, whose length is that of the session, int32 ``[rows + 1]``.
+
+    Lengths are uniform over 0.5-1.5 times the mean, and at least 1.
+    """
+    offsets = np.zeros(len(keys) + 1, np.int32)
+    salt = mix(nb.uint64(clock + 2000))
+    for row in range(len(keys)):
+        length = 1
+        if mean_length > 1:
+            length = max(1, round(mean_length * (0.5 + draw(nb.uint64(keys[row]) ^ salt, 0))))
+        offsets[row + 1] = offsets[row] + length
+    return offsets
+
+
+@nb.njit(cache=True)
+def list_values(
+    keys: Int64s, versions: Int64s, offsets: NDArray[np.int32], feature: int, num_ids: int
+) -> Int64s:
+    """A feature's ids, int64 ``[offsets[-1]]``: at version v a window that starts at v.
+
+    Ids are Zipf(1) over ``num_ids`` ranks, hashed to 63 bits.
+    """
+    values = np.empty(offsets[-1], np.int64)
+    salt = mix(nb.uint64(feature + 3000))
+    log_num_ids = math.log(num_ids)
+    for row in range(len(keys)):
+        start, length = offsets[row], offsets[row + 1] - offsets[row]
+        made = 0
+        if row and keys[row] == keys[row - 1]:
+            step = versions[row] - versions[row - 1]
+            for j in range(step, length):
+                values[start + made] = values[offsets[row - 1] + j]
+                made += 1
+        stream = mix(nb.uint64(keys[row]) ^ salt)
+        for j in range(made, length):
+            rank = np.uint64(math.exp(log_num_ids * draw(stream, versions[row] + j)))
+            values[start + j] = nb.int64(mix(rank ^ salt) >> nb.uint64(1))
+    return values
+
+
+@nb.njit(cache=True)
+def uniforms(keys: Int64s, positions: Int64s, purpose: int) -> NDArray[np.float64]:
+    """One uniform number in [0, 1) a row, float64 ``[rows]``."""
+    out = np.empty(len(keys), np.float64)
+    salt = mix(nb.uint64(purpose + 4000))
+    for row in range(len(keys)):
+        out[row] = draw(mix(nb.uint64(keys[row]) ^ salt), positions[row])
+    return out
+
+
+@nb.njit(cache=True)
+def mean_effects(values: Int64s, offsets: NDArray[np.int32]) -> NDArray[np.float64]:
+    """The mean over each row's ids of a hidden effect in [-1, 1), float64 ``[rows]``."""
+    out = np.zeros(len(offsets) - 1, np.float64)
+    for row in range(len(out)):
+        for j in range(offsets[row], offsets[row + 1]):
+            out[row] += 2.0 * draw(nb.uint64(values[j]), 7) - 1.0
+        out[row] /= max(1, offsets[row + 1] - offsets[row])
+    return out

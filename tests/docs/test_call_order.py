@@ -20,7 +20,7 @@ PLUGINS = '''
 from functools import wraps
 
 from recd_plugin_recd.ikjt import KjtConverter
-from recd_plugin_recd.pooling.plugins import MeanPooling
+from recd_plugin_recd.pooling import MeanPooling
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_torchrec.training import Base
 from recd_plugins import api

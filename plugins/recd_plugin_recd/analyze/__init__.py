@@ -1,1 +1,91 @@
-"""``recd analyze``: how much of a table is repetition, and what to do (RecD, section 3)."""
+"""``recd analyze``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recd_plugin_recd import command_options
+from recd_plugins.api import (
+    AT_LEAST_1,
+    OUTPUT,
+    OUTPUT_OR_TERMINAL,
+    output_console,
+    progress_bars,
+)
+
+if TYPE_CHECKING:
+    from recd_plugin_recd.sessions import Nulls
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--batch-size",
+    type=AT_LEAST_1,
+    help="Rows of a training batch.  [default: training.batch_size of a registry file, else 4096]",
+)
+@command_options.session
+@command_options.timestamp
+@click.option(
+    "--sample-mb",
+    type=AT_LEAST_1,
+    default=128,
+    show_default=True,
+    help="Memory for a sample of whole sessions.",
+)
+@command_options.nulls
+@click.option(
+    "--json",
+    "json_path",
+    type=OUTPUT_OR_TERMINAL,
+    help="Write the report as JSON; - writes it to the terminal, and nothing else.",
+)
+@click.option(
+    "--html",
+    "html_path",
+    type=OUTPUT,
+    help="Write the report as a page with plots.",
+)
+@click.pass_obj
+def analyze(
+    plugins_dir: Path | None,
+    path: Path,
+    batch_size: int | None,
+    session: str | None,
+    timestamp: str | None,
+    sample_mb: int,
+    nulls: Nulls,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> None:
+    """Tell how much of a table is repetition, and what to deduplicate.
+
+    PATH is a Parquet file, a folder of them, or a registry file, whose dataset is read.
+    """
+    # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from recd_plugin_recd.analyze.report import page, show
+    from recd_plugin_recd.analyze.study import study
+    from recd_plugin_recd.source import open_source
+    from recd_plugins.api import json_text, write_text
+
+    source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
+    with progress_bars() as add_bar:
+        report = study(
+            source,
+            batch_size=batch_size,
+            sample_megabytes=sample_mb,
+            nulls=nulls,
+            progress=add_bar(f"reading {path.name}", source.num_rows),
+        )
+    if html_path is not None:
+        write_text(html_path, page(report))
+    text = json_text(report.to_json())
+    if json_path == Path("-"):
+        click.echo(text, nl=False)
+        return
+    if json_path is not None:
+        write_text(json_path, text)
+    show(output_console(), report)

@@ -92,7 +92,7 @@ class DedupGroupReport:
 
 @dataclass(frozen=True)
 class SampleReport:
-    """Rows that "by session" was measured on; ``whole`` if these are all rows of the table."""
+    """Rows that "by session" was measured on, ``whole`` for all rows of the table."""
 
     whole: bool
     rows: int

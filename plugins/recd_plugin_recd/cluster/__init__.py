@@ -1,1 +1,129 @@
-"""``recd cluster``: rows of a table sorted by session and time, out of core."""
+"""``recd cluster``: sort a table by session and time."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recd_plugin_recd import command_options
+from recd_plugins.api import OUTPUT_FOLDER, new_place, progress_bars, read_bytes, write_json
+
+if TYPE_CHECKING:
+    from recd_plugin_recd.cluster.sort import Progress
+
+
+class Size(click.ParamType[int]):
+    """A number of bytes, as 2GB, 512MB or 1.5GiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        try:
+            return value if isinstance(value, int) else read_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
+@click.argument("target", type=OUTPUT_FOLDER, metavar="DST", required=False, callback=new_place)
+@command_options.session
+@command_options.timestamp
+@click.option(
+    "--memory",
+    type=Size(),
+    default="2GB",
+    show_default=True,
+    help="What the process may take, Python and libraries included.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["list", "list_dict"]),
+    default="list",
+    show_default=True,
+    help="How lists of ids are stored.",
+)
+@command_options.row_group_rows
+@command_options.nulls
+@click.option(
+    "--downsample-sessions",
+    "keep_share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the sessions that stay, whole ones, chosen by a hash.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Of the choice of the sessions that stay.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["embedded", "spark"]),
+    default="embedded",
+    show_default=True,
+    help="What sorts; spark needs the extra of that name and Java.",
+)
+@command_options.force
+@click.option("--check", is_flag=True, help="Write nothing: tell whether SRC is clustered.")
+@command_options.figures
+@click.pass_obj
+def cluster(
+    plugins_dir: Path | None,
+    /,
+    source: Path,
+    target: Path | None,
+    force: bool,
+    check: bool,
+    json_path: Path | None,
+    **options: Any,
+) -> None:
+    """Sort the rows of SRC by session and time into the Parquet table DST.
+
+    SRC is a Parquet file, a folder of them, or a registry file, whose dataset is read. Partitions
+    (dt=.../hour=...) stay folders, and each is sorted by itself. Started again after it was killed,
+    the same command goes on where it was.
+    """
+    # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from recd_plugin_recd.cluster import job
+
+    if check:
+        if target is not None:
+            raise click.UsageError("--check reads SRC and writes nothing: leave out DST")
+        keys = options["session"], options["timestamp"]
+        result = job.check_clustered(source, *keys, plugins_dir)
+        click.echo(f"{source}: {result['rows']:,} rows in order, {result['sessions']:,} sessions")
+        if json_path is not None:
+            write_json(json_path, result)
+        return
+    if target is None:
+        raise click.UsageError("Missing argument 'DST'.")
+    with progress_bars() as add_bar:
+
+        def start(num_rows: int | None) -> Progress:
+            read_bar, write_bar = (add_bar(verb, num_rows) for verb in ("reading", "writing"))
+
+            def advance(read: int, written: int) -> None:
+                read_bar(read)
+                write_bar(written)
+
+            return advance
+
+        report = job.cluster(
+            job.ClusterOptions(source, target, **options),
+            force=force,
+            plugins_dir=plugins_dir,
+            start=start,
+            say=lambda line: click.echo(line, err=True),
+        )
+    click.echo("\n".join(report.lines()))
+    if json_path is not None:
+        write_json(json_path, asdict(report))

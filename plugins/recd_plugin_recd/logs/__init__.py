@@ -1,1 +1,348 @@
-"""``recd logs``: logs of rows and Kafka topics, sharded by session (RecD, section 4.1, O1)."""
+"""``recd logs``: logs sharded by session, and Kafka topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recd_plugin_recd import command_options
+from recd_plugins.api import (
+    AT_LEAST_1,
+    COUNT_FROM_0,
+    OUTPUT,
+    OUTPUT_FOLDER,
+    OUTPUT_PATH,
+    DataError,
+    new_place,
+    output_console,
+    progress_bars,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from recd_plugin_recd.logs.log import Damage
+    from recd_plugin_recd.source import SessionTable
+
+_path = click.Path(path_type=Path)
+_servers = click.option("--servers", required=True, help="Kafka's bootstrap servers: HOST:PORT,...")
+_topic = click.option("--topic", required=True)
+_config = click.option(
+    "--config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="More configuration of librdkafka, such as credentials.",
+)
+
+
+@click.group()
+def logs() -> None:
+    """Rows in a log: sharded by session, compressed in blocks, with checksums."""
+
+
+@logs.command()
+@click.argument("source", type=_path)
+@click.argument("folder", type=OUTPUT_FOLDER, callback=new_place)
+@command_options.session
+@click.option("--shards", type=click.IntRange(1, 99_999), help="Shards of the log.  [default: 16]")
+@click.option(
+    "--key",
+    type=click.Choice(["session", "message"]),
+    help="What decides the shard of a row: its session, or chance.  [default: session]",
+)
+@click.option(
+    "--block-size",
+    type=click.FloatRange(min=0.001, max=1024),
+    default=4,
+    show_default=True,
+    help="MB of rows that make a block; each shard gathers as many in memory.",
+)
+@click.option(
+    "--sort/--no-sort",
+    default=True,
+    show_default=True,
+    help="Bring the rows of a session together inside a block.",
+)
+@click.option("--level", type=click.IntRange(1, 22), default=1, show_default=True, help="zstd's.")
+@click.option("--append", is_flag=True, help="Add to the log in FOLDER, sharded as it is.")
+@click.pass_obj
+def write(
+    plugins_dir: Path | None,
+    source: Path,
+    folder: Path,
+    session: str | None,
+    shards: int | None,
+    key: Any,
+    block_size: float,
+    sort: bool,
+    level: int,
+    append: bool,
+) -> None:
+    """Write the rows of SOURCE to the log in FOLDER.
+
+    SOURCE is a Parquet file, a folder of them, or a registry file, whose dataset is read.
+    """
+    from recd_plugin_recd.logs.log import INDEX, LogSettings, LogWriter, read_index
+    from recd_plugin_recd.sessions import plain_schema
+    from recd_plugins.api import put, scratch_folder
+
+    usual: Any = LogSettings()
+    if append and (folder / INDEX).exists():
+        usual = read_index(folder)
+    elif not append and folder.exists() and any(folder.iterdir()):
+        raise DataError(f"{folder} exists already; --append adds to it")
+    rows = _open_rows(source, session, usual.session, plugins_dir)
+    settings = LogSettings(
+        session=rows.keys.session,
+        num_shards=shards or usual.num_shards,
+        key=key or usual.key,
+        block_size=round(block_size * (1 << 20)),
+        sort=sort,
+        level=level,
+    )
+    with ExitStack() as stack:
+        place = folder
+        if not append:
+            scratch = stack.enter_context(scratch_folder(folder))
+            place = scratch / folder.name
+        advance = stack.enter_context(progress_bars())(f"writing {folder.name}", rows.num_rows)
+        with LogWriter(place, plain_schema(rows.schema), settings) as log:
+            written = _each_batch(rows, log.write, advance)
+        if not append:
+            put(place, folder, scratch)
+    ratio = log.raw_bytes / max(1, log.stored_bytes)
+    click.echo(
+        f"{folder}: {written:,} rows in {settings.num_shards} shards, "
+        f"{log.stored_bytes / 1e6:.1f} MB, compressed {ratio:.2f}x"
+    )
+
+
+def _open_rows(path: Path, given: str | None, usual: str, plugins_dir: Path | None) -> SessionTable:
+    """Open a table with a column of the session, or a registry's dataset, which knows its own."""
+    from recd_plugin_recd.source import open_source
+
+    if path.suffix in (".yaml", ".yml"):
+        return open_source(path, session=given, plugins_dir=plugins_dir)
+    # A log needs no time: its rows stay in the order in which they come.
+    session = given or usual
+    return open_source(path, session=session, timestamp=session, plugins_dir=plugins_dir)
+
+
+def _each_batch(
+    source: SessionTable,
+    write: Callable[[pa.RecordBatch], None],
+    progress: Callable[[int], None],
+) -> int:
+    """Hand all rows of a source to ``write``, features as lists; return their number."""
+    from recd_plugin_recd.sessions import check_no_nulls, plain_rows, plain_schema
+
+    written, schema = 0, plain_schema(source.schema)
+    for partition in source.partitions:
+        for rows in source.read(partition):
+            check_no_nulls(rows, source.keys.session)
+            write(plain_rows(rows, schema))
+            written += len(rows)
+            progress(len(rows))
+    return written
+
+
+@logs.command()
+@click.argument("source", type=_path)
+@click.argument("destination", type=OUTPUT_PATH)
+@click.option(
+    "--offsets",
+    type=OUTPUT_PATH,
+    help="Read what is new since this file was written, then update it.",
+)
+@click.option("--skip-damaged", is_flag=True, help="Succeed although rows were lost.")
+@click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
+def read(
+    source: Path, destination: Path, offsets: Path | None, skip_damaged: bool, force: bool
+) -> None:
+    """Write the rows of the log SOURCE to a Parquet file.
+
+    Damaged blocks are reported on stderr and left out; all other rows are written. The exit status
+    is then 1, with --skip-damaged 0.
+    """
+    from recd_plugin_recd.logs.log import Consumer, ParquetFile, provenance
+    from recd_plugins.api import check_writable, real_path
+
+    damages: list[Damage] = []
+    consumer = Consumer(source, offsets, damages.append)
+    if real_path(source) in real_path(destination).parents:
+        raise DataError(f"{destination} is part of what is read; name another file for the rows")
+    if offsets is not None:
+        check_writable(offsets)
+    start = consumer.state()
+    if destination.exists():
+        done = provenance(destination)
+        # A run that was killed before it wrote its offsets has written this file.
+        if offsets is not None and not force and done is not None and done.get("from") == start:
+            consumer.load(done["to"])
+            consumer.commit()
+            click.echo(f"{destination}: was written before, {done['rows']:,} rows; offsets updated")
+            return
+        if not force:
+            raise DataError(f"{destination} exists already; --force replaces it")
+        if done is None:
+            raise DataError(f"{destination} was not exported from a log; name another file")
+    with progress_bars() as add_bar, ParquetFile(destination, consumer.schema()) as file:
+        advance = add_bar(f"reading {source.name}", None)
+        for rows in consumer:
+            file.write(rows)
+            advance(rows.num_rows)
+        if written := bool(file.num_rows or offsets is None):
+            file.close({"from": start, "to": consumer.state(), "rows": file.num_rows})
+    if offsets is not None:
+        consumer.commit()
+    if written:
+        click.echo(f"{destination}: {file.num_rows:,} rows")
+    else:
+        click.echo(f"{source}: nothing new; no file written")
+    _show(damages)
+    if damages and not skip_damaged:
+        raise DataError(
+            f"{source} is damaged in {len(damages)} places, shown above; all else was read. "
+            "--skip-damaged takes that for success"
+        )
+
+
+def _show(damages: list[Damage]) -> None:
+    for damage in damages:
+        click.secho(str(damage), fg="yellow", err=True)
+
+
+@logs.command()
+@click.argument("path", type=_path)
+@click.option("--json", "json_path", type=OUTPUT, help="Write the report here.")
+def stat(path: Path, json_path: Path | None) -> None:
+    """Show what is in each shard of the log PATH, and check every block's checksums.
+
+    The exit status is 1 where a block is damaged or a segment is missing or replaced.
+    """
+    from rich.table import Table
+
+    from recd_plugin_recd.logs.log import log_statistics
+    from recd_plugins.api import write_json
+
+    shards = log_statistics(path)
+    table = Table("shard")
+    for heading in ("blocks", "records", "MB", "raw MB", "ratio", "damaged"):
+        table.add_column(heading, justify="right")
+    for shard in shards:
+        table.add_row(
+            str(shard.shard),
+            f"{shard.blocks:,}",
+            f"{shard.records:,}",
+            f"{shard.bytes / 1e6:.1f}",
+            f"{shard.raw_bytes / 1e6:.1f}",
+            f"{shard.raw_bytes / max(1, shard.bytes):.2f}",
+            str(len(shard.damage)),
+        )
+    totals: dict[str, Any] = {
+        name: sum(getattr(shard, name) for shard in shards)
+        for name in ("records", "bytes", "raw_bytes")
+    }
+    totals["ratio"] = totals["raw_bytes"] / max(1, totals["bytes"])
+    output_console().print(table)
+    click.echo(
+        f"{path}: {totals['records']:,} records, {totals['bytes'] / 1e6:.1f} MB, "
+        f"{totals['ratio']:.2f}x"
+    )
+    if json_path is not None:
+        each = [asdict(shard) for shard in shards]
+        for damage in (damage for shard in each for damage in shard["damage"]):
+            damage["segment"] = damage["segment"].name
+        write_json(json_path, {**totals, "shards": each})
+    damages = [damage for shard in shards for damage in shard.damage]
+    _show(damages)
+    if damages:
+        raise DataError(f"{path} is damaged in {len(damages)} places, shown above")
+
+
+@logs.command()
+@click.argument("source", type=_path)
+@_servers
+@_topic
+@command_options.session
+@_config
+@click.pass_obj
+def produce(
+    plugins_dir: Path | None,
+    source: Path,
+    servers: str,
+    topic: str,
+    session: str | None,
+    config: tuple[str, ...],
+) -> None:
+    """Send the rows of SOURCE to a Kafka topic, sessions as partition keys.
+
+    SOURCE is what it is for recd logs write. A run that is killed has sent some of the rows; to
+    run it again sends them again.
+    """
+    from recd_plugin_recd.logs.kafka import KafkaProducer
+
+    rows = _open_rows(source, session, "session_id", plugins_dir)
+    producer = KafkaProducer(servers, topic, rows.keys.session, _settings(config))
+    with progress_bars() as add_bar:
+        _each_batch(rows, producer.write, add_bar(f"sending to {topic}", rows.num_rows))
+        producer.flush()
+    click.echo(f"{topic}: {producer.delivered:,} rows delivered")
+
+
+@logs.command()
+@click.argument("folder", type=OUTPUT_FOLDER)
+@_servers
+@_topic
+@click.option("--group", required=True, help="Whose offsets are read and committed.")
+@click.option("--partition", "partitions", type=COUNT_FROM_0, multiple=True, help="[default: all]")
+@click.option("--rows-per-file", type=AT_LEAST_1, default=65_536, show_default=True)
+@_config
+def consume(
+    folder: Path,
+    servers: str,
+    topic: str,
+    group: str,
+    partitions: tuple[int, ...],
+    rows_per_file: int,
+    config: tuple[str, ...],
+) -> None:
+    """Write what is new in a Kafka topic to Parquet files in FOLDER, and end.
+
+    Offsets are committed when a file is in its place. However often this is killed and run again,
+    every row is in one file once.
+    """
+    from recd_plugin_recd.logs.kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        servers,
+        topic,
+        group,
+        folder,
+        partitions=partitions,
+        rows_per_file=rows_per_file,
+        config=_settings(config),
+    )
+    written = 0
+    with progress_bars() as add_bar:
+        advance = add_bar(f"reading {topic}", None)
+
+        def count(num_rows: int) -> None:
+            nonlocal written
+            written += num_rows
+            advance(num_rows)
+
+        files = consumer.run(count)
+    click.echo(f"{folder}: {written:,} rows in {len(files)} new files")
+
+
+def _settings(config: tuple[str, ...]) -> dict[str, str]:
+    for setting in config:
+        if "=" not in setting:
+            raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--config")
+    return {name: value for name, _, value in (each.partition("=") for each in config)}

@@ -29,7 +29,6 @@ class _Topic:
         self.last_error: Any = None
 
     def options(self, more: dict[str, str]) -> dict[str, Any]:
-        """Return configuration of any client; ``more`` wins."""
         return {
             "bootstrap.servers": self.servers,
             "client.id": "recd",
@@ -39,7 +38,6 @@ class _Topic:
         }
 
     def failed(self, error: object) -> DataError:
-        """Return an error for the user."""
         last = f" (last: {_text(self.last_error)})" if self.last_error else ""
         return DataError(f"Kafka {self.servers}, topic {self.topic}: {_text(error)}{last}")
 
@@ -53,17 +51,8 @@ def _text(error: Any) -> str:
 class KafkaProducer:
     """Sends rows to ``topic``, keyed by the column ``session``.
 
-    The producer is idempotent, so retries add no duplicates. Batches are compressed with zstd, and
-    a session goes to the partition to which Java clients would send it.
-
-    Args:
-        servers: Kafka's bootstrap servers.
-        topic: to write to.
-        session: column of the session.
-        config: more configuration of librdkafka, such as credentials or ``batch.size``.
-
-    Attributes:
-        delivered: rows that Kafka has.
+    The producer is idempotent, so retries add no duplicates. A session goes to the partition to
+    which Java clients would send it. ``config`` is more configuration of librdkafka.
     """
 
     def __init__(self, servers: str, topic: str, session: str, config: dict[str, str]) -> None:
@@ -137,16 +126,7 @@ class KafkaConsumer:
     A file holds the rows of one partition between two offsets, which its name says:
     ``TOPIC.PARTITION.FIRST-LAST.parquet``. Its end is committed to Kafka once the file is in place.
     After a kill in between, the next run sees the file and goes on behind it, so each row is in one
-    file once.
-
-    Args:
-        servers: Kafka's bootstrap servers.
-        topic: to read.
-        group: under whose name offsets are committed.
-        folder: of the files.
-        partitions: all of the topic's if empty.
-        rows_per_file: most rows of a file.
-        config: more configuration of librdkafka.
+    file once. No ``partitions`` are all of the topic's.
     """
 
     def __init__(
@@ -239,7 +219,6 @@ class KafkaConsumer:
     def _rows(
         self, consumer: Any, number: int, start: int, end: int
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield offsets and their rows."""
         client = self._place.client
         if start >= end:
             return

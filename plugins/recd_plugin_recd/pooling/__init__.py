@@ -1,1 +1,168 @@
-"""Poolings: a sequence of embeddings to one vector a row."""
+"""Pooling plugins: a sequence of embeddings to one vector a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from recd_plugins.api import PluginOptions, Pooling, RecdError, TargetPooling
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torchrec.sparse.jagged_tensor import JaggedTensor
+
+
+class _SelfAttentionPooling(Pooling):
+    """Pools the features of all groups in one attention."""
+
+    always_trained = True
+
+    def pool(self, modules: Sequence[Any], sequences: Sequence[JaggedTensor]) -> Tensor:
+        return self.pool_groups([(modules, sequences)])[0]
+
+    def pool_groups(
+        self, groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]]
+    ) -> list[Tensor]:
+        from recd_plugin_recd.pooling.modules import pool_groups
+
+        return pool_groups(groups)
+
+
+class AttentionPooling(_SelfAttentionPooling):
+    """Self-attention over a sequence, then the mean of its outputs."""
+
+    name = "recd.attention"
+
+    class Options(PluginOptions):
+        heads: int = Field(default=2, gt=0, description="Heads; they divide embedding_dim.")
+
+    options: Options
+
+    def build(self, embedding_dim: int) -> nn.Module:
+        from recd_plugin_recd.pooling.modules import SelfAttention
+
+        _check_heads(self.name, self.options.heads, embedding_dim)
+        return SelfAttention(embedding_dim, self.options.heads)
+
+
+def _check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
+    if embedding_dim % heads:
+        raise RecdError(
+            f"{plugin}: heads ({heads}) must divide the model's embedding_dim ({embedding_dim})"
+        )
+
+
+class DinPooling(TargetPooling):
+    """Target attention: the item's vector weighs a sequence, whose weighted sum is pooled.
+
+    After Deep Interest Network (arXiv 1706.06978), with scaled dot products as scores.
+    """
+
+    name = "recd.din"
+    always_trained = True
+
+    class Options(PluginOptions):
+        target: str = Field(
+            min_length=1, description="Feature of the item; its vector asks for the weights."
+        )
+        weights: Literal["softmax", "sigmoid"] = Field(
+            default="softmax",
+            description="softmax: weights of a row sum to 1. sigmoid: each value has a weight of "
+            "its own, so that many that match count for more.",
+        )
+        heads: int = Field(default=1, gt=0, description="Heads; they divide embedding_dim.")
+
+    options: Options
+
+    @property
+    def target(self) -> str:
+        return self.options.target
+
+    def build(self, embedding_dim: int) -> nn.Module:
+        from recd_plugin_recd.pooling.din_modules import TargetAttention
+
+        _check_heads(self.name, self.options.heads, embedding_dim)
+        return TargetAttention(embedding_dim, self.options.heads, self.options.weights)
+
+    def pool_for(
+        self,
+        modules: Sequence[Any],
+        sequences: Sequence[JaggedTensor],
+        targets: Tensor,
+        inverse: Tensor | None,
+    ) -> Tensor:
+        from recd_plugin_recd.pooling.din_modules import pool_for_targets
+
+        return pool_for_targets(modules, sequences, targets, inverse)
+
+
+class TransformerPooling(_SelfAttentionPooling):
+    """Transformer encoder over a sequence, then the mean of its outputs."""
+
+    name = "recd.transformer"
+
+    class Options(PluginOptions):
+        layers: int = Field(default=1, gt=0, description="Layers of the encoder.")
+        heads: int = Field(default=2, gt=0, description="Heads; they divide embedding_dim.")
+        feed_forward: int | None = Field(
+            default=None,
+            gt=0,
+            description="Hidden size of the feed-forward network; null takes 4 * embedding_dim.",
+        )
+        norm: Literal["pre", "post"] = Field(
+            default="pre", description="Norm before each half of a layer, or after it."
+        )
+
+    options: Options
+
+    def build(self, embedding_dim: int) -> nn.Module:
+        from recd_plugin_recd.pooling.modules import Transformer
+
+        options = self.options
+        _check_heads(self.name, options.heads, embedding_dim)
+        feed_forward = options.feed_forward or 4 * embedding_dim
+        return Transformer(embedding_dim, options.layers, options.heads, feed_forward, options.norm)
+
+
+class _Reduction(Pooling):
+    always_trained = True
+    mode: ClassVar[str]
+
+    def build(self, embedding_dim: int) -> nn.Module:  # noqa: ARG002
+        from recd_plugin_recd.pooling.modules import Reduction
+
+        return Reduction(self.mode)
+
+    def pool(
+        self,
+        modules: Sequence[nn.Module],  # noqa: ARG002
+        sequences: Sequence[JaggedTensor],
+    ) -> Tensor:
+        from recd_plugin_recd.pooling.modules import reduce_rows
+
+        return reduce_rows(sequences, self.mode)
+
+
+class SumPooling(_Reduction):
+    """Sum of a sequence's embeddings."""
+
+    name = "recd.sum"
+    mode = "sum"
+    equal_gradients = True
+
+
+class MeanPooling(_Reduction):
+    """Mean of a sequence's embeddings."""
+
+    name = "recd.mean"
+    mode = "mean"
+    equal_gradients = True
+
+
+class MaxPooling(_Reduction):
+    """Element-wise maximum of a sequence's embeddings."""
+
+    name = "recd.max"
+    mode = "max"

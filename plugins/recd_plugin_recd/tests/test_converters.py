@@ -41,19 +41,6 @@ def test_auto_groups_what_changes_together_and_leaves_the_rest_plain():
     assert plain == ["item", "empty"]
 
 
-def test_groups_under_the_factor_stay_plain():
-    converter = make(min_dedupe_factor=2.5)
-    converter.fit(rows_of(COLUMNS), SCHEMA)
-    batch = converter.convert(rows_of(COLUMNS), SCHEMA)
-    assert keys_of(batch) == (list(COLUMNS), [])
-
-
-def test_without_fit_the_first_batch_decides():
-    converter = make()
-    converter.convert(rows_of(COLUMNS), SCHEMA)
-    assert converter.report()
-
-
 def test_groups_that_part_after_the_sample_stay_exact():
     converter = make(compare="all")
     converter.fit(rows_of(COLUMNS), SCHEMA)

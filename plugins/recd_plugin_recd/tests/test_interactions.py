@@ -101,13 +101,6 @@ def test_features_of_an_event(path):
     assert row["item_liked_share"] == pytest.approx(2 / 4)
 
 
-def test_a_users_first_event_knows_nothing(path):
-    row = by_file_row(dataset(path))[5]
-    assert row["history_seen"] == row["history_liked"] == row["history_disliked"] == []
-    assert row["user_seen"] == row["user_idle"] == 0
-    assert row["user_liked_share"] == 0.5
-
-
 @pytest.mark.parametrize(
     ("refresh", "seen"),
     [
@@ -120,10 +113,6 @@ def test_refresh_says_when_a_users_features_change(path, refresh, seen):
     rows = [row for row in read(dataset(path, refresh=refresh)) if row["user_id"] == [1]]
     assert [row["history_seen"] for row in rows] == seen
     assert [row["item_id"] for row in rows] == [[10], [11], [12], [13], [10]]
-
-
-def test_history_keeps_the_last_items(path):
-    assert by_file_row(dataset(path, history=2))[6]["history_seen"] == [12, 13]
 
 
 def test_threshold_decides_the_label(path):
@@ -284,13 +273,6 @@ def test_leave_one_out_keeps_the_last_but_one_for_validation(path):
     training = items_and_histories(data, "train")
     assert [row[:2] for row in training] == [(1, 10), (1, 11), (1, 12), (2, 11)]
     assert items_and_histories(dataset(path, test=test), "train") == training
-
-
-def test_a_user_of_few_events_stays_in_training(path):
-    path.write_text(inter([(1, 5, 5, 0), (2, 6, 5, 0), (2, 7, 5, 1)]))
-    data = dataset(path, test={**LEAVE_ONE_OUT, "validation": True})
-    assert [row[:2] for row in items_and_histories(data, "train")] == [(1, 5), (2, 6)]
-    assert [row[:2] for row in items_and_histories(data, "test")] == [(2, 7)]
 
 
 def test_validation_events_are_not_trained_on(path):

@@ -118,8 +118,7 @@ def batches(path, size):
     return dataset.schema(), list(reader)
 
 
-@pytest.mark.parametrize("size", [300, 1000])
-@pytest.mark.parametrize("factor", [1.0, 1.5, 3.0])
+@pytest.mark.parametrize(("size", "factor"), [(300, 1.0), (1000, 1.5), (300, 3.0)])
 def test_batches_are_those_of_recd_ikjt_on_lists(tables, size, factor):
     """To the bit, so training is too. Batches lie in one row group or span several."""
     schema, from_lists = batches(tables / "list", size)
@@ -142,22 +141,6 @@ class FromTable(ListDictConverter):
         kinds = {rows.data.schema.field(name).type for group in groups for name in group}
         assert DICTIONARY in kinds
         return super()._deduplicated(rows, groups)
-
-
-def test_a_table_of_lists_is_deduplicated_by_ids(tables):
-    schema, (rows, *_) = batches(tables / "list", 1000)
-    assert same(make().convert(rows, schema), make(IkjtConverter).convert(rows, schema))
-
-
-def test_groups_that_part_later_stay_exact():
-    together = rows_of([[1], [1], [2]], [[5, 6], [5, 6], []], [[1], [2], [3]])
-    apart = rows_of([[1], [1], [2], [1]], [[5], [6], [6], [5]], [[1], [2], [3], [1]])
-    converter = make(min_dedupe_factor=1.1)
-    converter.fit(stored(together), SCHEMA)
-    assert [group.features for group in converter.report()] == [("viewed", "seller"), ("item",)]
-    batch = converter.convert(stored(apart), SCHEMA)
-    assert batch.ikjts[0].inverse_lookup().tolist() == [0, 1, 2, 0]
-    assert expanded(batch) == expanded(make(KjtConverter).convert(apart, SCHEMA))
 
 
 def test_a_list_of_two_row_groups_stays_two_rows_and_exact():

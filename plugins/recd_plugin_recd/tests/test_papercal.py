@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,10 +14,6 @@ ROWS = 1 << 17
 
 def keys_of(rows: int, layout: papercal.Layout, seed: int = 0) -> papercal.RowKeys:
     return papercal.RowKeys.concat(list(papercal.row_keys(rows, seed, layout)))
-
-
-def lists_of(column: pa.Array) -> list[tuple[int, ...]]:
-    return [tuple(ids) for ids in column.to_pylist()]
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:
@@ -47,13 +41,11 @@ def test_duplicates_are_those_of_the_paper():
     """Bytes of lists by whether the session's previous row has the list, or all but its tail."""
     total = exact = partial = 0
     for keys in papercal.chunks(papercal.row_keys(ROWS, 0, "clustered"), 1 << 14):
-        versions = papercal.kernels.list_versions(
+        versions = papercal.list_versions(
             keys.sessions, keys.positions, papercal.KEEP, papercal.REPLACE_SHARE
         )
         for feature in papercal.FEATURES:
-            offsets = papercal.kernels.list_offsets(
-                keys.sessions, feature.clock, feature.mean_length
-            )
+            offsets = papercal.list_offsets(keys.sessions, feature.clock, feature.mean_length)
             lengths = np.diff(offsets).astype(np.int64)
             moved = np.diff(versions[feature.clock], prepend=0)
             moved[keys.positions == 0] = lengths[keys.positions == 0]
@@ -67,29 +59,6 @@ def test_duplicates_are_those_of_the_paper():
     assert total / (total - partial) == pytest.approx(9.7, rel=0.05)
 
 
-def test_lists_are_what_their_versions_say(clustered):
-    """Counted on the lists themselves: the shares above are of real rows."""
-    rows = keys_of(4096, "clustered")
-    total = exact = shifted = 0
-    for feature in papercal.FEATURES[:9]:
-        lists = lists_of(clustered.column(feature.name))
-        for row in np.flatnonzero(rows.positions):
-            total += 1
-            exact += lists[row] == lists[row - 1]
-            shifted += lists[row] != lists[row - 1] and lists[row][:-1] == lists[row - 1][1:]
-    assert exact / total == pytest.approx(0.867, abs=0.02)
-    assert shifted / (total - exact) == pytest.approx(0.70, abs=0.05)
-
-
-def test_features_of_one_group_change_in_the_same_rows(clustered):
-    first, second, other = (
-        np.array([a != b for a, b in pairwise(lists)])
-        for lists in (lists_of(clustered.column(f"seq_{name}")) for name in ("0_0", "0_2", "1_0"))
-    )
-    assert (first == second).all()
-    assert (first != other).any()
-
-
 def test_layouts_by_session_and_by_time_hold_the_same_rows():
     by_session, by_time = keys_of(50_000, "clustered"), keys_of(50_000, "interleaved")
     assert (np.diff(by_time.times) >= 0).all()
@@ -97,13 +66,6 @@ def test_layouts_by_session_and_by_time_hold_the_same_rows():
     expected = by_session[np.lexsort((by_session.positions, by_session.sessions))]
     for name in ("sessions", "positions", "times"):
         assert (getattr(by_time[order], name) == getattr(expected, name)).all()
-
-
-def test_sessions_are_clustered_and_in_the_order_of_time():
-    keys = keys_of(20_000, "clustered")
-    starts = keys.positions == 0
-    assert starts.sum() == len(np.unique(keys.sessions))
-    assert (np.diff(keys.times)[~starts[1:]] >= 0).all()
 
 
 @pytest.mark.parametrize("layout", ["clustered", "interleaved", "stream"])

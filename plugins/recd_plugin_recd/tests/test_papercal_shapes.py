@@ -13,12 +13,10 @@ from click.testing import CliRunner
 
 from recd_plugin_recd import papercal
 from recd_plugin_recd.papercal import TableColumns, shape_of
-from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of, write_table
-from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
 from recd_plugins.cli import main
 from recd_plugins.data.statistics import StatisticsAccumulator
 from recd_plugins.interfaces import SessionKeys
-from recd_plugins.runtime.errors import DataError
 
 MODELS = ("rm1", "rm2", "rm3")
 
@@ -91,18 +89,6 @@ def test_a_model_repeats_as_papercal_does(name):
         assert found.features[feature.name].stays == pytest.approx(feature.keep, abs=0.02)
     for item in named(shape, "item_"):
         assert found.features[item.name].dedupe_factor < 1.1
-
-
-def test_a_table_says_its_shape_and_no_other_takes_it(tmp_path):
-    options = TableOptions(rows=40, shape="rm2", scale=0.1)
-    write_table(tmp_path / "t", options)
-    assert provenance(tmp_path / "t") == provenance_of(options)
-    for other in ({"rows": 40}, {"rows": 40, "shape": "rm2"}, {"rows": 40, "shape": "rm3"}):
-        dataset = SessionParquet(
-            SessionParquet.Options.model_validate({"path": tmp_path / "t", "generate": other})
-        )
-        with pytest.raises(DataError, match="was not generated with the options"):
-            dataset.prepare()
 
 
 def test_generate_takes_a_shape_and_its_scale(tmp_path):

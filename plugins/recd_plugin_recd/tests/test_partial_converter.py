@@ -70,14 +70,6 @@ def test_named_features_are_stored_partially_whatever_they_gain():
     assert forms_of(make(features=[], groups=[])) == (names, [], [])
 
 
-def test_groups_given_by_hand_are_exact_whatever_moving_would_gain():
-    assert forms_of(make(groups=[["viewed"]])) == (
-        ["cart", "cart_seller", "item", "empty"],
-        [["viewed"]],
-        [],
-    )
-
-
 def test_rows_shift_only_as_far_as_told():
     jumps = COLUMNS | {"viewed": [list(range(2 * row, 2 * row + 8)) for row in range(NUM_ROWS)]}
     for max_shift, stored in ((1, 64), (2, 22)):
@@ -99,16 +91,6 @@ def test_rows_in_another_order_gain_nothing():
     assert not converter.report()["viewed"].stored_partially
 
 
-def test_batches_do_not_share_memory():
-    """The packer keeps its working memory; what it returned stays."""
-    converter = make(features=["viewed"])
-    first = converter.convert(rows_of(COLUMNS), SCHEMA).partials[0]
-    kept = first.values().clone()
-    other = COLUMNS | {"viewed": [[-row] * 4 for row in range(NUM_ROWS)]}
-    converter.convert(rows_of(other), SCHEMA)
-    assert first.values().equal(kept)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -122,11 +104,6 @@ def test_batches_do_not_share_memory():
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValidationError, match=message):
         PartialIkjtConverter.Options(**options)
-
-
-def test_a_table_without_sparse_features():
-    batch = make().convert(rows_of(COLUMNS), FeatureSchema(sparse=(), dense=(), label="label"))
-    assert (batch.kjt, batch.ikjts, batch.partials) == (None, (), ())
 
 
 def from_storage(columns) -> Rows:

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.pooling.din_modules import TargetAttention
-from recd_plugin_recd.pooling.modules import EncoderLayer, SelfAttention, Transformer
-from recd_plugin_recd.pooling.plugins import (
+from recd_plugin_recd.pooling import (
     AttentionPooling,
     DinPooling,
     MaxPooling,
@@ -21,6 +19,8 @@ from recd_plugin_recd.pooling.plugins import (
     SumPooling,
     TransformerPooling,
 )
+from recd_plugin_recd.pooling.din_modules import TargetAttention
+from recd_plugin_recd.pooling.modules import EncoderLayer, SelfAttention, Transformer
 from recd_plugins.interfaces import Pooling
 
 DIM = 8
@@ -48,7 +48,7 @@ def test_reductions(cls: type[Pooling], pool_row: Callable[[Tensor], Tensor], de
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("heads", [1, 4])
 def test_attention_is_torchs_own(heads: int, device: str) -> None:
     torch.manual_seed(0)
     module = AttentionPooling(AttentionPooling.Options(heads=heads)).build(DIM)
@@ -216,14 +216,6 @@ def compare(found: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
             for each in (found, wanted)
         ]
         torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("lengths", [[0, 0], []])
-@pytest.mark.parametrize("cls", [AttentionPooling, TransformerPooling])
-def test_an_empty_batch_reaches_every_parameter(cls: Any, lengths: list[int]) -> None:
-    module = cls(cls.Options()).build(DIM)
-    module(sequences(lengths)).sum().backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())
 
 
 def test_long_rows_do_not_pad_short_ones() -> None:

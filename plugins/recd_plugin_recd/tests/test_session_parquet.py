@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -77,35 +76,6 @@ def test_reads_every_column_in_the_order_of_the_files(folder):
     assert rows.data["liked"].to_pylist() == expected["liked"].to_pylist()
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 4])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_ranks_share_the_rows(folder, world_size, prefetch):
-    data = dataset(folder, prefetch=prefetch)
-    shares = [list(reader(data, rank, world_size)) for rank in range(world_size)]
-    assert {len(share) for share in shares} == {len(reader(data, 0, world_size))}
-    assert {len(rows) for share in shares for rows in share} == {20}
-    read = [number for share in shares for number in numbers(share)]
-    assert read == list(range(len(read)))
-    assert ROWS - len(read) < 20 * world_size
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_resumes_at_every_step(folder, shuffle):
-    data = dataset(folder, shuffle=shuffle, prefetch=2)
-    whole = reader(data, 1, 2)
-    batches, states = [], [whole.state_dict()]
-    for _epoch in range(2):
-        for rows in whole:
-            batches.append(rows)
-            states.append(whole.state_dict())
-    for step, state in enumerate(states):
-        resumed = reader(data, 1, 2)
-        resumed.load_state_dict(json.loads(json.dumps(state)))
-        rest = [rows for _epoch in range(2) for rows in resumed][: len(batches) - step]
-        assert numbers(rest) == numbers(batches[step:])
-        assert resumed.state_dict()["data"] == state["data"]
-
-
 def test_shuffle_changes_with_the_epoch_and_the_seed(folder):
     orders = []
     for seed in (0, 0, 1):
@@ -114,36 +84,6 @@ def test_shuffle_changes_with_the_epoch_and_the_seed(folder):
     assert orders[0] == orders[2]
     assert orders[1] == orders[3]
     assert len({tuple(order) for order in orders}) == 4
-
-
-def test_state_is_equal_on_every_rank_and_loads_at_another_number(folder):
-    data = dataset(folder)
-    read, states = [], []
-    for rank in range(2):
-        one = reader(data, rank, 2)
-        batches = iter(one)
-        read += numbers([next(batches) for _ in range(2)])
-        states.append(one.state_dict())
-        batches.close()
-    assert states[0] == states[1]
-    for rank in range(3):
-        one = reader(data, rank, 3)
-        one.load_state_dict(states[0])
-        read += numbers(one)
-    assert len(read) == len(set(read))
-    assert ROWS - len(read) < 3 * 20
-
-
-def test_state_after_the_last_batch_ends_the_epoch(folder):
-    data = dataset(folder)
-    one = reader(data)
-    for _rows in one:
-        last = one.state_dict()
-    resumed = reader(data)
-    resumed.load_state_dict(last)
-    assert numbers(resumed) == []
-    assert resumed.state_dict()["epoch"] == 1
-    assert numbers(resumed) == numbers(reader(data))
 
 
 @pytest.mark.parametrize(

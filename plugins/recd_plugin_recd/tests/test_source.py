@@ -59,14 +59,6 @@ def test_hive_folders_are_partitions(tmp_path):
     assert times(source, source.partitions[1]) == list(range(20, 30))
 
 
-def test_reads_the_columns_that_are_asked_for_and_says_where_rows_are(tmp_path):
-    path = write(tmp_path / "t.parquet", range(25))
-    source = open_source(path)
-    read = list(source.read(source.partitions[0], ["seen", "session_id"]))
-    assert all(rows.data.schema.names == ["seen", "session_id"] for rows in read)
-    assert [read[-1].origin_of(0)] == [(str(path), 20)]
-
-
 @pytest.mark.parametrize(("option", "column"), [("session", "visit"), ("timestamp", "ttt")])
 def test_a_missing_column_is_an_error_that_names_the_option(tmp_path, option, column):
     path = write(tmp_path / "t.parquet", range(3))
@@ -96,18 +88,6 @@ def test_a_registry_file_stands_for_its_training_split(tmp_path):
         assert rows.origin_of(0) == (str(tmp_path / "t.parquet"), rows.data["ts"][0].as_py())
 
 
-def test_interactions_say_their_sessions(tmp_path):
-    lines = [f"{user}\t{item}\t5\t{100 * user + item}" for user in (1, 2) for item in range(4)]
-    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
-    (tmp_path / "log.inter").write_text("\n".join([header, *lines]) + "\n")
-    options = f"{{path: {tmp_path / 'log.inter'}, test_fraction: 0}}"
-    source = open_source(registry(tmp_path, f"{{use: recd.interactions, options: {options}}}"))
-    assert source.keys == SessionKeys("session_id", "timestamp")
-    (rows,) = source.read(source.partitions[0])
-    assert rows.data["session_id"].to_pylist() == [0] * 4 + [4] * 4
-    assert rows.data["timestamp"].to_pylist()[:2] == [100_000_000, 101_000_000]
-
-
 def test_a_dataset_without_sessions_is_refused(tmp_path):
     (tmp_path / "acme.py").write_text(
         "from recd_plugins.config.hookspecs import hookimpl\n"
@@ -125,11 +105,3 @@ def test_a_dataset_without_sessions_is_refused(tmp_path):
     (tmp_path / "acme.py").rename(tmp_path / "plugins" / "acme.py")
     with pytest.raises(DataError, match=r"acme\.plain does not say which rows belong to one"):
         open_source(registry(tmp_path, "{use: acme.plain}"), plugins_dir=tmp_path / "plugins")
-
-
-def test_a_file_that_was_replaced_is_an_error(tmp_path):
-    path = write(tmp_path / "t.parquet", range(25))
-    source = open_source(path)
-    write(path, range(7))
-    with pytest.raises(DataError, match="was replaced while it was in use"):
-        times(source, source.partitions[0])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tracemalloc
-from html.parser import HTMLParser
+import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -178,20 +175,6 @@ def test_list_dict_tables_give_the_same(tmp_path):
     assert analyze(tmp_path / "dict.parquet").features == expected.features
 
 
-def test_strings_as_sessions_and_times_of_any_kind(tmp_path):
-    table = pa.table(
-        {
-            "visit": [f"visit-{i % 5}" for i in range(100)],
-            "at": pa.array(range(100, 0, -1), pa.timestamp("ms")),
-            "x": pa.array([[i % 5] for i in range(100)]),
-        }
-    )
-    pq.write_table(table, tmp_path / "t.parquet")
-    report = analyze(tmp_path / "t.parquet", session="visit", timestamp="at")
-    assert report.sessions.count == 5
-    assert report.features[0].stays == 1
-
-
 def test_json_to_the_terminal_is_all_there_is(tmp_path):
     path = write(tmp_path / "t.parquet", [1] * 50, x=[[1]] * 50)
     result = run(path, "--json", "-", "--batch-size", 10)
@@ -204,30 +187,13 @@ def test_json_to_the_terminal_is_all_there_is(tmp_path):
     assert json.loads((tmp_path / "r.json").read_text()) == value
 
 
-class Page(HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-
 def test_the_page_stands_alone(tables, tmp_path):
     path = tmp_path / "report.html"
     result = run(tables / "interleaved", "--html", path, "--sample-mb", 20)
     assert result.exit_code == 0, result.output
     text = path.read_text()
-    page = Page(text)
-    assert page.tags.count("svg") == 3
-    assert page.tags.count("table") == 3
-    assert "script" not in page.tags
-    assert all(link.startswith("#") for link in page.links)
-    assert "@import" not in text
-    assert "url(http" not in text
+    assert (text.count("<svg"), text.count("<table")) == (3, 3)
+    assert not re.search(r"<script|@import|url\(http|(src|href)=\"[^#]", text)
     assert all(name in text for name in ("seq_0_0", "usr_22", "item_7", "recd.partial_ikjt"))
 
 
@@ -255,11 +221,6 @@ def test_a_sample_that_is_too_small_advises_nothing(tables, tmp_path):
     assert report.sample.sessions < 32
     assert (report.converter, report.groups) == (None, ())
     assert {each.form for each in report.features} == {None}
-
-
-def test_few_sessions_are_enough_where_they_are_all(tmp_path):
-    path = write(tmp_path / "t.parquet", [1] * 50, x=[[1]] * 50)
-    assert analyze(path, sample_megabytes=1).features[0].form == "exact"
 
 
 @pytest.mark.parametrize("layout", ["list", "list_dict"])
@@ -316,39 +277,3 @@ def test_movielens_through_a_registry(movielens, tmp_path):
     assert seen.partial > 0.9
     assert seen.measured_as_is < 1.05
     assert seen.partial_factor > 10
-
-
-def test_works_without_torch(tmp_path):
-    path = write(tmp_path / "t.parquet", [1] * 50, x=[[1]] * 50)
-    code = (
-        "import sys\nfrom recd_plugins.cli import main\n"
-        f"main(['analyze', {str(path)!r}, '--html', {str(tmp_path / 'r.html')!r}], "
-        "standalone_mode=False)\n"
-        "assert not {'torch', 'torchrec', 'fbgemm_gpu'} & sys.modules.keys()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """Ten times the rows in as many sessions: as much is held."""
-    peaks = []
-    for rows in (100_000, 1_000_000):
-        sessions = np.random.default_rng(0).integers(0, 30_000, rows)
-        lists = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32), sessions // 7)
-        path = write(tmp_path / f"{rows}.parquet", sessions, group_rows=20_000, x=lists)
-        source = open_source(path)
-        del sessions, lists
-        arrow_before, arrow = pa.total_allocated_bytes(), 0
-
-        def progress(_rows: int) -> None:
-            nonlocal arrow
-            arrow = max(arrow, pa.total_allocated_bytes())
-
-        tracemalloc.start()
-        study(source, batch_size=1024, sample_megabytes=2, progress=progress)
-        peaks.append((arrow - arrow_before, tracemalloc.get_traced_memory()[1]))
-        tracemalloc.stop()
-    (arrow_small, python_small), (arrow_large, python_large) = peaks
-    assert arrow_large < 2 * arrow_small
-    assert python_large < 2 * python_small

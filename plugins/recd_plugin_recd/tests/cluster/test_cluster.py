@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -193,23 +192,6 @@ def test_list_dict_out_and_in(tmp_path, little):
         assert read(tmp_path / target)["ids"].equals(in_order(table)["ids"])
 
 
-def test_row_groups_end_with_sessions(tmp_path):
-    write(make_table(2000, sessions=50), tmp_path / "src.parquet")
-    assert recd(tmp_path / "src.parquet", tmp_path / "dst", "--row-group-rows", 256).exit_code == 0
-    seen: set[int] = set()
-    for group in row_groups(tmp_path / "dst"):
-        sessions = set(group["session_id"].to_pylist())
-        assert len(group) <= 256
-        assert not sessions & seen
-        seen |= sessions
-
-
-def row_groups(folder: Path) -> Iterator[pa.Table]:
-    for path in files(folder):
-        with pq.ParquetFile(path) as file:
-            yield from (file.read_row_group(group) for group in range(file.num_row_groups))
-
-
 def test_force_replaces_a_table_and_nothing_else(tmp_path):
     write(make_table(100), tmp_path / "src.parquet")
     write(make_table(50), tmp_path / "dst" / "dt=1" / "x.parquet")
@@ -258,23 +240,3 @@ def test_check_tells_clustered_from_not(tmp_path):
     assert "row 4 (from 0): the time" in recd("--check", tmp_path / "times.parquet").output
     write(times.set_column(1, "ts", pa.array(range(6))), tmp_path / "times.parquet")
     assert "row 5 (from 0): its session" in recd("--check", tmp_path / "times.parquet").output
-
-
-def test_a_dataset_of_a_registry_file(tmp_path):
-    events = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
-    events += [f"{row % 3}\t{row}\t{row % 6}\t{1000 * (row // 30) + row}" for row in range(90)]
-    (tmp_path / "log.inter").write_text("\n".join(events) + "\n")
-    example = Path(__file__).parents[4] / "examples" / "movielens" / "registry.yaml"
-    text = example.read_text().replace("data/ml-100k.inter", str(tmp_path / "log.inter"))
-    (tmp_path / "registry.yaml").write_text(text)
-    result = recd(tmp_path / "registry.yaml", tmp_path / "dst")
-    assert result.exit_code == 0, result.output
-    assert recd("--check", tmp_path / "dst", *keys(tmp_path / "dst")).exit_code == 0
-    assert read(tmp_path / "dst").num_rows == 81
-
-
-def keys(folder: Path) -> list[str]:
-    names = pq.read_schema(files(folder)[0]).names
-    session = next(name for name in names if "session" in name)
-    timestamp = next(name for name in names if name in ("ts", "timestamp"))
-    return ["--session", session, "--timestamp", timestamp]

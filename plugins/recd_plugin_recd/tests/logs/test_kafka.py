@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from recd_plugin_recd.logs.kafka import KafkaConsumer, KafkaProducer, written_until
 from recd_plugin_recd.tests.logs.tables import by_row, rows
 from recd_plugins.cli import main
-from recd_plugins.runtime.errors import DataError, RecdError, SetupError
+from recd_plugins.runtime.errors import DataError, SetupError
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
 
@@ -136,19 +136,6 @@ def test_a_foreign_message_is_named(servers, topic, tmp_path):
     with pytest.raises(DataError, match=r"partition 1, offset \d+: no row of recd"):
         consume(servers, topic, tmp_path / "t")
     assert all(pq.read_metadata(file) for file in (tmp_path / "t").glob("*.parquet"))
-
-
-def test_one_consumer_a_folder(servers, topic, tmp_path):
-    produce(servers, topic, rows(5))
-    inside = []
-
-    def again(_rows: int) -> None:
-        with pytest.raises(RecdError, match="is writing there"):
-            consume(servers, topic, tmp_path / "t")
-        inside.append(True)
-
-    KafkaConsumer(servers, topic, "group", tmp_path / "t").run(again)
-    assert inside
 
 
 def test_rows_that_were_deleted_before_they_were_read(servers, topic, tmp_path):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from recd_plugin_recd import papercal
-from recd_plugin_recd.logs.log import Consumer, LogSettings, LogWriter, read_index
+from recd_plugin_recd.logs.log import Consumer, LogSettings, LogWriter
 from recd_plugin_recd.sessions import session_shards
 from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, read, rows, write
 from recd_plugins.runtime.errors import DataError, RecdError
@@ -176,10 +176,3 @@ def test_damage_is_told_and_all_else_comes_out(tmp_path, kind):
     assert damage.rows_lost == len(lost)
     assert by_row(batches)["row"].to_pylist() == sorted(set(range(300)) - set(lost))
     assert read(log, offsets) == ([], [])  # offsets move on past damage
-
-
-def test_an_index_that_was_changed_is_none(tmp_path):
-    write(tmp_path, rows(100), num_shards=1, block_size=1000)
-    (tmp_path / "log.json").write_text((tmp_path / "log.json").read_text().replace("100", "101"))
-    with pytest.raises(DataError, match=r"no log: there is no log\.json, or it was damaged"):
-        read_index(tmp_path)

@@ -81,11 +81,3 @@ def dense_share(name: ModelName, scale: float) -> float:
 def test_a_smaller_scale_does_not_flatter_deduplication(name):
     shares = [dense_share(name, scale) for scale in (1.0, 0.5, 0.25, 0.125, 0.0625)]
     assert all(larger > share for share, larger in pairwise(shares))
-
-
-def test_widths_are_those_that_the_kernels_take():
-    for scale in (1e-6, 0.01, 0.1, 0.3, 1.0):
-        sizes = sizes_of("rm1", scale)
-        assert sizes.embedding_dim % 4 == 0
-        assert min(sizes.embedding_dim, *sizes.bottom_mlp, *sizes.top_mlp) >= 4
-        assert sizes.sequence_rows >= sizes.other_rows >= 100

@@ -92,17 +92,6 @@ def rows_of(batch) -> dict[str, list[list[int]]]:
 
 
 @pytest.mark.parametrize("form", ["ikjt", "ikjts of a converter", "partial"])
-@pytest.mark.parametrize("name", OPTIONS)
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(rows=histories())
-def test_each_plugin_on_each_form(form, name, rows):
-    preprocess = Preprocess({key: [made(name)] for key in KEYS})
-    kjt = kjt_of(rows)
-    expected = rows_of(preprocess(batch_of(kjt, "kjt")))
-    assert rows_of(preprocess(batch_of(kjt, form))) == expected
-
-
-@pytest.mark.parametrize("form", ["ikjt", "ikjts of a converter", "partial"])
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     rows=histories(),
