@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.models import SasRec
+    from recd_plugin_ranking.options import SasRecOptions
     from recd_plugins.api import ModelInput
 
 
@@ -136,7 +136,7 @@ Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
 class SasRecModule(nn.Module):
     """One table for items and histories, and ``Top``."""
 
-    def __init__(self, options: SasRec.Options, share: NDArray[np.float32] | None) -> None:
+    def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
         super().__init__()
         self.item_feature = options.item
         self.items = EmbeddingCollection(
@@ -169,7 +169,7 @@ class Top(nn.Module):
 
     share: Tensor | None
 
-    def __init__(self, options: SasRec.Options, share: NDArray[np.float32] | None) -> None:
+    def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
         super().__init__()
         self._options = options
         dim = options.embedding_dim

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugin_ranking.models import TwoTower
+    from recd_plugin_ranking.options import TwoTowerOptions
     from recd_plugins.api import ModelFeatures, ModelInput
 
 Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
@@ -30,7 +30,7 @@ class TwoTowerModule(nn.Module):
 
     def __init__(
         self,
-        options: TwoTower.Options,
+        options: TwoTowerOptions,
         features: tuple[Sequence[str], Sequence[str]],
         made_from: ModelFeatures,
         share: NDArray[np.float32] | None,
@@ -79,7 +79,7 @@ class Top(nn.Module):
 
     def __init__(
         self,
-        options: TwoTower.Options,
+        options: TwoTowerOptions,
         features: tuple[Sequence[str], Sequence[str]],
         sequence: Sequence[str],
         share: NDArray[np.float32] | None,
@@ -147,7 +147,7 @@ class Top(nn.Module):
         return weighted_mean(losses, torch.ones_like(losses)) + 0 * (users.sum() + items.sum())
 
 
-def _tables(collection: Any, config: Any, options: TwoTower.Options, names: Sequence[str]) -> Any:
+def _tables(collection: Any, config: Any, options: TwoTowerOptions, names: Sequence[str]) -> Any:
     if not names:
         return None
     tables = [
@@ -162,7 +162,7 @@ def _tables(collection: Any, config: Any, options: TwoTower.Options, names: Sequ
     return collection(tables=tables)
 
 
-def _tower(width: int, options: TwoTower.Options) -> nn.Module:
+def _tower(width: int, options: TwoTowerOptions) -> nn.Module:
     layers: list[nn.Module] = []
     for size in options.hidden:
         layers += [nn.Linear(width, size), nn.ReLU()]

@@ -1,56 +1,136 @@
-"""What the contract of converters leaves open: how ``recd.ikjt`` groups."""
+"""What the contract of converters leaves open: which form each feature gets, and from which layout."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from pydantic import ValidationError
 
-from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter
+from recd_plugin_recd.convert_layout import Conversion, convert
+from recd_plugin_recd.ikjt import IkjtConverter, KjtConverter, ListDictConverter
 from recd_plugin_recd.papercal import FEATURES, chunks, make_rows, row_keys
+from recd_plugin_recd.papercal_table import TableOptions, write_table
+from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
+from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugins.data.list_dict import (
+    concat_batches,
+    decoded_field,
+    list_dict_field,
+    to_list_dict,
+)
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+from recd_plugins.runtime.errors import DataError
+from recd_plugins.testing.contracts import ConverterContract
 
-COLUMNS = {
+IDS = pa.list_(pa.int64())
+Lists = dict[str, list[list[int]]]
+
+COLUMNS: Lists = {
     "viewed": [[1, 2], [1, 2], [1, 2], [3, 4]],
-    "viewed_seller": [[10, 20], [10, 20], [10, 20], [30, 40]],
+    "seller": [[10, 20], [10, 20], [10, 20], [30, 40]],
     "bought": [[5], [5], [6], [6]],
     "item": [[1], [2], [3], [4]],
     "empty": [[], [], [], []],
 }
-SCHEMA = FeatureSchema(sparse=tuple(COLUMNS), dense=(), label="label")
+MOVING: Lists = {
+    # One id is appended in each row, and from four on one falls out.
+    "viewed": [list(range(max(0, row - 3), row + 1)) for row in range(8)],
+    "cart": [[1, 2]] * 4 + [[3]] * 4,
+    "seller": [[10, 20]] * 4 + [[30]] * 4,
+    "item": [[7 * row] for row in range(8)],
+    "empty": [[]] * 8,
+}
 
 
-def rows_of(columns) -> Rows:
-    data = {name: pa.array(lists, pa.list_(pa.int64())) for name, lists in columns.items()}
-    data["label"] = pa.array([0] * 4)
-    return Rows(pa.RecordBatch.from_pydict(data), (Origin("part-0.parquet", 0, 4),))
+def rows_of(columns: Lists) -> Rows:
+    data = {name: pa.array(lists, IDS) for name, lists in columns.items()}
+    num_rows = len(next(iter(columns.values())))
+    data["label"] = pa.array([0] * num_rows)
+    return Rows(pa.RecordBatch.from_pydict(data), (Origin("part-0.parquet", 0, num_rows),))
 
 
-def make(**options) -> IkjtConverter:
-    return IkjtConverter(IkjtConverter.Options(**options))
+def schema_of(columns: Lists) -> FeatureSchema:
+    return FeatureSchema(sparse=tuple(columns), dense=(), label="label")
 
 
-def keys_of(batch) -> tuple[list[str], list[list[str]]]:
+def make(cls: Any, **options: Any) -> Any:
+    return cls(cls.Options(**options))
+
+
+def fitted(cls: Any, columns: Lists, **options: Any) -> Any:
+    converter = make(cls, **options)
+    converter.fit(rows_of(columns), schema_of(columns))
+    return converter
+
+
+def forms_of(batch: Any) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """Features that stay plain, groups of exact ones, groups of partial ones."""
     plain = [] if batch.kjt is None else batch.kjt.keys()
-    return plain, [ikjt.keys() for ikjt in batch.ikjts]
+    return plain, [each.keys() for each in batch.ikjts], [each.keys() for each in batch.partials]
 
 
-def test_auto_groups_what_changes_together_and_leaves_the_rest_plain():
-    converter = make()
-    converter.fit(rows_of(COLUMNS), SCHEMA)
-    plain, grouped = keys_of(converter.convert(rows_of(COLUMNS), SCHEMA))
-    assert grouped == [["viewed", "viewed_seller"], ["bought"]]
-    assert plain == ["item", "empty"]
+def expanded(batch: Any) -> Lists:
+    kjts = [form.to_kjt() for form in (*batch.ikjts, *batch.partials)]
+    kjts += [] if batch.kjt is None else [batch.kjt]
+    pairs = chain.from_iterable(kjt.to_dict().items() for kjt in kjts)
+    return {key: [row.tolist() for row in jagged.to_dense()] for key, jagged in pairs}
 
 
-def test_groups_that_part_after_the_sample_stay_exact():
-    converter = make(compare="all")
-    converter.fit(rows_of(COLUMNS), SCHEMA)
-    later = {**COLUMNS, "viewed_seller": [[10, 20], [10, 21], [10, 20], [30, 40]]}
-    batch = converter.convert(rows_of(later), SCHEMA)
-    together = batch.ikjts[0]
-    assert together.keys() == ["viewed", "viewed_seller"]
-    assert together.inverse_lookup().tolist() == [0, 1, 0, 2]
-    back = together.to_kjt()["viewed_seller"].to_dense()
-    assert [row.tolist() for row in back] == later["viewed_seller"]
+CART = [["cart", "seller"]]
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "forms"),
+    [
+        (IkjtConverter, {}, (["item", "empty"], [["viewed", "seller"], ["bought"]], [])),
+        (IkjtConverter, {"min_dedupe_factor": 2.5}, (list(COLUMNS), [], [])),
+        # Groups given by hand are kept, whatever their factor.
+        (IkjtConverter, {"groups": [["bought", "item"]]},
+         (["viewed", "seller", "empty"], [["bought", "item"]], [])),
+        (PartialIkjtConverter, {}, (["item", "empty"], CART, [["viewed"]])),
+        (PartialIkjtConverter, {"min_gain": 3.5}, (["viewed", "item", "empty"], CART, [])),
+        # Named ones are stored partially, whatever they gain, in the order of the schema.
+        (PartialIkjtConverter, {"features": ["item", "viewed"]},
+         (["empty"], CART, [["viewed", "item"]])),
+        (PartialIkjtConverter, {"features": [], "groups": []}, (list(MOVING), [], [])),
+        (PartialIkjtConverter, {"groups": [["viewed"]]},
+         (["cart", "seller", "item", "empty"], [["viewed"]], [])),
+    ],
+)  # fmt: skip
+def test_forms_of_features(cls: Any, options: dict[str, Any], forms: Any) -> None:
+    columns = COLUMNS if cls is IkjtConverter else MOVING
+    batch = make(cls, **options).convert(rows_of(columns), schema_of(columns))
+    assert forms_of(batch) == forms
+    assert expanded(batch) == columns
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "message"),
+    [
+        (IkjtConverter, {"groups": [["a", "b"], ["b"]]}, "one group only: b"),
+        (IkjtConverter, {"groups": "automatic"}, "groups"),
+        (IkjtConverter, {"min_dedupe_factor": 0.5}, "min_dedupe_factor"),
+        (PartialIkjtConverter, {"features": ["a"], "groups": [["a"]]}, "and in groups: a"),
+        (PartialIkjtConverter, {"groups": [["a"], ["a"]]}, "one group only: a"),
+        (PartialIkjtConverter, {"max_shift": -1}, "max_shift"),
+    ],
+)
+def test_wrong_options_are_refused(cls: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        cls.Options(**options)
+
+
+def test_groups_that_part_after_the_sample_stay_exact() -> None:
+    converter = fitted(IkjtConverter, COLUMNS, compare="all")
+    later = {**COLUMNS, "seller": [[10, 20], [10, 21], [10, 20], [30, 40]]}
+    batch = converter.convert(rows_of(later), schema_of(later))
+    assert batch.ikjts[0].keys() == ["viewed", "seller"]
+    assert batch.ikjts[0].inverse_lookup().tolist() == [0, 1, 0, 2]
+    assert expanded(batch) == later
 
 
 RECURRING = {**COLUMNS, "bought": [[5], [6], [5], [5]]}
@@ -65,56 +145,186 @@ RECURRING = {**COLUMNS, "bought": [[5], [6], [5], [5]]}
         ("all", COLUMNS, False, [0, 1, 0, 0]),
     ],
 )
-def test_what_rows_are_compared_with(compare, sample, neighbours_only, lookup):
-    converter = make(compare=compare, min_dedupe_factor=1)
-    converter.fit(rows_of(sample), SCHEMA)
+def test_what_rows_are_compared_with(
+    compare: str, sample: Lists, neighbours_only: bool, lookup: list[int]
+) -> None:
+    converter = fitted(IkjtConverter, sample, compare=compare, min_dedupe_factor=1)
     assert converter.neighbours_only is neighbours_only
-    batch = converter.convert(rows_of(RECURRING), SCHEMA)
+    batch = converter.convert(rows_of(RECURRING), schema_of(RECURRING))
     (bought,) = (ikjt for ikjt in batch.ikjts if "bought" in ikjt.keys())  # noqa: SIM118
     assert bought.inverse_lookup().tolist() == lookup
-    back = bought.to_kjt()["bought"].to_dense()
-    assert [row.tolist() for row in back] == RECURRING["bought"]
+    assert expanded(batch) == RECURRING
 
 
-def test_groups_given_by_hand_are_kept_whatever_their_factor():
-    converter = make(groups=[["bought", "item"]])
-    converter.fit(rows_of(COLUMNS), SCHEMA)
-    plain, grouped = keys_of(converter.convert(rows_of(COLUMNS), SCHEMA))
-    assert grouped == [["bought", "item"]]
-    assert plain == ["viewed", "viewed_seller", "empty"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"groups": [["a", "b"], ["b"]]}, "one group only: b"),
-        ({"groups": "automatic"}, "groups"),
-        ({"min_dedupe_factor": 0.5}, "min_dedupe_factor"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ValidationError, match=message):
-        IkjtConverter.Options(**options)
-
-
-def test_papercal_is_deduplicated_by_its_clocks_and_equals_the_plain_path():
-    keys = next(chunks(row_keys(512, seed=1, layout="clustered"), 512))
-    rows = Rows(make_rows(keys), (Origin("papercal", 0, 512),))
-    schema = FeatureSchema(
-        sparse=tuple(feature.name for feature in FEATURES), dense=("dense_0",), label="label"
-    )
-    converter = make()
-    converter.fit(rows, schema)
-    batch = converter.convert(rows, schema)
+def test_papercal_is_deduplicated_by_its_clocks_and_equals_the_plain_path() -> None:
+    rows = Rows(make_rows(next(chunks(row_keys(512, 1, "clustered"), 512))), (Origin("p", 0, 512),))
+    sparse = tuple(feature.name for feature in FEATURES)
+    schema = FeatureSchema(sparse=sparse, dense=("dense_0",), label="label")
+    batch = make(IkjtConverter).convert(rows, schema)
     clocks: dict[int, list[str]] = {}
     for feature in FEATURES:
         if not feature.name.startswith("item_"):
             clocks.setdefault(feature.clock, []).append(feature.name)
-    plain, grouped = keys_of(batch)
-    assert grouped == list(clocks.values())
-    assert plain == [name for name in schema.sparse if name.startswith("item_")]
-    expected = KjtConverter(KjtConverter.Options()).convert(rows, schema).kjt.to_dict()
-    for kjt in (batch.kjt, *(ikjt.to_kjt() for ikjt in batch.ikjts)):
-        for key, jagged in kjt.to_dict().items():
-            assert jagged.values().equal(expected[key].values())
-            assert jagged.lengths().equal(expected[key].lengths())
+    items = [name for name in schema.sparse if name.startswith("item_")]
+    assert forms_of(batch) == (items, list(clocks.values()), [])
+    assert expanded(batch) == expanded(make(KjtConverter).convert(rows, schema))
+
+
+def test_rows_shift_only_as_far_as_told() -> None:
+    jumps = MOVING | {"viewed": [list(range(2 * row, 2 * row + 8)) for row in range(8)]}
+    for max_shift, stored in ((1, 64), (2, 22)):
+        converter = make(PartialIkjtConverter, features=["viewed"], max_shift=max_shift)
+        (partial,) = converter.convert(rows_of(jumps), schema_of(jumps)).partials
+        assert partial.values().numel() == stored
+
+
+def test_rows_in_another_order_gain_nothing() -> None:
+    """Only the row before is looked at: sessions have to be clustered."""
+    clustered = {**MOVING, "viewed": [[row // 4] for row in range(8)]}
+    interleaved = {
+        name: [lists[row // 2 + 4 * (row % 2)] for row in range(8)]
+        for name, lists in clustered.items()
+    }
+    choice = fitted(PartialIkjtConverter, interleaved).report()["viewed"]
+    assert (choice.exact, choice.partial, choice.stored_partially) == (4.0, 1.0, False)
+
+
+# Layout list_dict.
+
+
+def coded(column: pa.Array) -> pa.Array:
+    """A column of lists, some null, as it comes out of a table in layout ``list_dict``."""
+    values = to_list_dict(column.fill_null([])).to_pylist()
+    nulls = column.is_null().to_pylist()
+    pairs = zip(nulls, values, strict=True)
+    binary = [None if null else value for null, value in pairs]
+    return pa.array(binary, pa.binary()).dictionary_encode()
+
+
+def stored(rows: Rows, *names: str) -> Rows:
+    """The same rows with the columns ``names``, or all lists without nulls inside, in list_dict."""
+    fields, columns = [], []
+    for field, column in zip(rows.data.schema, rows.data.columns, strict=True):
+        wanted = field.name in names if names else field.type == IDS
+        if wanted and not column.flatten().null_count:
+            field = decoded_field(list_dict_field(field.name)).with_nullable(True)
+            column = coded(column)
+        fields.append(field)
+        columns.append(column)
+    return Rows(pa.record_batch(columns, schema=pa.schema(fields)), rows.origins)
+
+
+class FromStorage(ListDictConverter):
+    """The converter, shown the same rows from storage."""
+
+    name = "test.from_storage"
+
+    def fit(self, sample, schema):
+        super().fit(stored(sample), schema)
+
+    def convert(self, rows, schema):
+        return super().convert(stored(rows), schema)
+
+
+class TestFromStorage(ConverterContract):
+    deduplicated = ("history", "history_times", "tags")
+
+    @pytest.fixture
+    def plugin(self):
+        return FromStorage(FromStorage.Options())
+
+    def test_module_imports_without_torch(self, plugin):
+        """That of the converter itself is tested with the other built-in ones."""
+
+
+@pytest.mark.parametrize("features", [["viewed"], ["viewed", "cart"], ["viewed", "cart", "empty"]])
+def test_lists_that_storage_has_once_are_stored_partially_too(features: list[str]) -> None:
+    # The first list comes again at the end, so codes do not only rise.
+    columns = MOVING | {"viewed": [*MOVING["viewed"][:6], [], MOVING["viewed"][0]]}
+    rows = stored(rows_of(columns), "viewed", "cart")
+    batch = make(PartialIkjtConverter, features=features).convert(rows, schema_of(columns))
+    assert expanded(batch) == columns
+    of_storage = batch.partials[0]
+    assert of_storage.keys() == [name for name in features if name != "empty"]
+    # Six rows bring one id each; the list that comes again brings none.
+    assert of_storage.length_per_key()[0] == 6
+
+
+class FromTable(ListDictConverter):
+    """The converter, which would be found out if it compared the ids of a dictionary."""
+
+    name = "test.from_table"
+
+    def _deduplicated(self, rows, groups):
+        types = {rows.data.schema.field(name).type for group in groups for name in group}
+        assert any(map(pa.types.is_dictionary, types))
+        return super()._deduplicated(rows, groups)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    """3000 rows as lists and as list_dict, in row groups of whole sessions."""
+    folder = tmp_path_factory.mktemp("layouts")
+    write_table(folder / "list", TableOptions(rows=3000, seed=3))
+    conversion = Conversion(folder / "list", folder / "list_dict", "list_dict", row_group_rows=1000)
+    convert(conversion, force=False, start=lambda rows: lambda written: None)
+    return folder
+
+
+def tensors(batch: Any) -> list[Any]:
+    found = [batch.dense_features, batch.labels]
+    found += [] if batch.kjt is None else [batch.kjt.values(), batch.kjt.lengths()]
+    for ikjt in batch.ikjts:
+        found += [ikjt.values(), ikjt.lengths(), ikjt.inverse_lookup()]
+    return found
+
+
+def same(batch: Any, other: Any) -> bool:
+    assert forms_of(batch) == forms_of(other)
+    return all(map(torch.equal, tensors(batch), tensors(other)))
+
+
+@pytest.mark.parametrize(("size", "factor"), [(300, 1.0), (1000, 1.5), (300, 3.0)])
+def test_batches_are_those_of_recd_ikjt_on_lists(tables, size, factor):
+    """To the bit, so training is too. Batches lie in one row group or span several."""
+    readers, schemas = [], []
+    for layout in ("list", "list_dict"):
+        dataset = SessionParquet(SessionParquet.Options(path=tables / layout, prefetch=0))
+        schemas.append(dataset.schema())
+        readers.append(dataset.reader(rank=0, world_size=1, batch_size=size, split="train"))
+    assert schemas[0] == schemas[1]
+    ikjt, passed_on = (make(cls, min_dedupe_factor=factor) for cls in (IkjtConverter, FromTable))
+    for rows, rows_of_dict in zip(*readers, strict=True):
+        batch = passed_on.convert(rows_of_dict, schemas[0])
+        assert same(batch, ikjt.convert(rows, schemas[0]))
+    assert passed_on.report() == ikjt.report()
+
+
+THREE: Lists = {"viewed": [[1], [], [1]], "seller": [[5], [6], [5]], "item": [[1], [1], [1]]}
+
+
+def test_a_list_of_two_row_groups_stays_two_rows_and_exact():
+    part = stored(rows_of(THREE))
+    both = Rows(concat_batches([part.data, part.data]), part.origins * 2)
+    converter = make(ListDictConverter, groups=[["viewed"], ["seller", "item"]])
+    batch = converter.convert(both, schema_of(THREE))
+    assert batch.ikjts[0].inverse_lookup().tolist() == [0, 1, 0, 2, 3, 2]
+    assert expanded(batch) == {name: lists * 2 for name, lists in THREE.items()}
+
+
+def test_a_group_of_both_layouts_is_deduplicated_by_ids():
+    groups = [["item"], ["viewed", "seller"]]
+    mixed = stored(rows_of(THREE), "viewed", "item")
+    batch = make(ListDictConverter, groups=groups).convert(mixed, schema_of(THREE))
+    expected = make(IkjtConverter, groups=groups).convert(rows_of(THREE), schema_of(THREE))
+    assert same(batch, expected)
+
+
+@pytest.mark.parametrize("groups", [[["viewed"]], [["seller"], ["item", "viewed"]], []])
+def test_bytes_that_are_no_ids_are_named(groups):
+    rows = stored(rows_of(THREE))
+    column = pa.array([b"12345678", b"123", b""], pa.binary()).dictionary_encode()
+    broken = rows.data.set_column(0, rows.data.schema.field(0), column)
+    with pytest.raises(DataError, match=r"part-0\.parquet: row 1 .*'viewed'.* 3 bytes"):
+        converter = make(ListDictConverter, groups=groups)
+        converter.convert(Rows(broken, rows.origins), schema_of(THREE))

@@ -3,13 +3,14 @@
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugin_recd import preprocessing
-from recd_plugin_recd.preprocessing import modules
+from recd_plugin_recd.preprocessing import kernels, modules
 from recd_plugins.runtime.errors import RecdError
 
 MASK = 2**64 - 1
@@ -136,6 +137,26 @@ def test_bucketize_gives_what_torcharrow_tests(values, borders, expected):
     dtype = torch.float32 if isinstance(values[0], float) else torch.int64
     (result,) = apply(modules.Bucketize(borders), [values], dtype)
     assert result == expected
+
+
+def test_sigrid_hash_gives_what_torcharrow_documents():
+    """The example of https://docs.pytorch.org/torcharrow/main, functional.sigrid_hash."""
+    plugin = preprocessing.SigridHash(preprocessing.SigridHash.Options(buckets=100))
+    values, offsets = torch.tensor([1, 2, 3, 5, 8, 10, 11]), torch.tensor([0, 3, 3, 7])
+    hashed, same = plugin.transform(values, offsets)
+    assert hashed.tolist() == [60, 54, 54, 4, 67, 2, 25]
+    assert same.tolist() == offsets.tolist()
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 100, 2**20, 2**31 - 1, 2**31, 2**31 + 1, 2**48])
+@pytest.mark.parametrize("salt", [0, -1, LARGEST])
+def test_sigrid_hash_is_the_definition(buckets, salt):
+    random = np.random.default_rng(buckets).integers(LOWEST, LARGEST, 500).tolist()
+    ids = [0, 1, -1, LARGEST, LOWEST, *random]
+    hashes = [combined(salt & MASK, number) for number in ids]
+    expected = [(each - 2**64 if each > LARGEST else each) % buckets for each in hashes]
+    assert kernels.hash_ids(torch.tensor(ids), salt, buckets).tolist() == expected
+    assert modules.sigrid_hash(torch.tensor(ids), salt, buckets).tolist() == expected
 
 
 def test_bucketize_compares_ids_as_integers_and_numbers_as_float32():
