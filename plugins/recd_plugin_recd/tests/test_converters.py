@@ -1,4 +1,4 @@
-"""What the contract of converters leaves open: which form each feature gets, and from which layout."""
+"""What the contract of converters leaves open: the form of each feature, in either layout."""
 
 from __future__ import annotations
 
@@ -325,6 +325,6 @@ def test_bytes_that_are_no_ids_are_named(groups):
     rows = stored(rows_of(THREE))
     column = pa.array([b"12345678", b"123", b""], pa.binary()).dictionary_encode()
     broken = rows.data.set_column(0, rows.data.schema.field(0), column)
+    converter = make(ListDictConverter, groups=groups)
     with pytest.raises(DataError, match=r"part-0\.parquet: row 1 .*'viewed'.* 3 bytes"):
-        converter = make(ListDictConverter, groups=groups)
         converter.convert(Rows(broken, rows.origins), schema_of(THREE))

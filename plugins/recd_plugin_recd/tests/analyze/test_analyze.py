@@ -202,9 +202,9 @@ def test_a_terminal_of_80_characters_shows_every_name_and_figure(request, order)
     text = StringIO()
     show(Console(file=text, width=80), request.getfixturevalue(order))
     lines = text.getvalue().splitlines()
-    names = [
-        line.split()[0] for line in lines if line.endswith((" partial ", " exact ", " plain "))
-    ]
+    forms = (" partial ", " exact ", " plain ")
+    rows = [line for line in lines if line.startswith(" ") and line.endswith(forms)]
+    names = [line.split()[0] for line in rows]
     assert names == [feature.name for feature in papercal.FEATURES]
     assert not any("…" in line for line in lines)
 

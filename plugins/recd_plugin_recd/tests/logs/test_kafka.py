@@ -176,7 +176,7 @@ def test_servers_that_do_not_answer(monkeypatch, tmp_path):
     monkeypatch.setattr("recd_plugin_recd.logs.kafka._SECONDS", 0.5)
     with pytest.raises(DataError, match=r"Kafka 127\.0\.0\.1:1, topic t: .*etadata"):
         consume("127.0.0.1:1", "t", tmp_path / "t")
-    with pytest.raises(DataError, match=r"no answer .* 5 rows not sent \(last: .*refused"):
+    with pytest.raises(DataError, match=r"no answer .* 5 rows are not sent \(last: .*refused"):
         produce("127.0.0.1:1", "t", rows(5))
 
 
