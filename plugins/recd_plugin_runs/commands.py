@@ -341,13 +341,9 @@ def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     recd report monday.json
     recd report monday.json tuesday.json -o both.html
     """
-    if runs[0].is_dir():
-        raise RecdError(f"{runs[0]}: is a folder; name a file that recd run --json wrote")
     from recd_plugin_runs.report import read_runs
 
     path = output or runs[0].with_suffix(".html")
-    if path.resolve() in {run.resolve() for run in runs}:
-        raise RecdError(f"{path}: is a run, which its page would replace; name another by -o")
     check_output(path, force)
     found = read_runs(runs)
     # Takes a second to import.

@@ -58,7 +58,7 @@ def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
     if rank == 0 and not trained.same_data:
         say_other_data(job.checkpoint)
     registry = trained.parts.prepared.registry
-    unknown = UnknownIds(registry, _readers(registry))
+    unknown = UnknownIds(registry)
     quality, metrics = trained.evaluate(rank, world_size)
     unknown.say()
     close_kernels(trained.parts.dmp)
@@ -67,26 +67,11 @@ def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
 
 
-def _readers(registry: RunConfig) -> str | None:
-    """Name what reads in other processes, None if the ranks read."""
-    if registry.ingestion is not None:
-        return f"ingestion {registry.ingestion.plugin.name}"
-    workers = registry.training.workers
-    return f"training.workers: {workers} (0 counts them)" if workers else None
-
-
 _ROWS_AT_ONCE = 65_536
 
 
 def write_embeddings(registry: RunConfig, checkpoint: Path, table: str, output: Path) -> int:
-    """Write ``id``, ``vector`` and maybe ``value`` of each row of a table as Parquet.
-
-    Returns:
-        The number of rows.
-
-    Raises:
-        RecdError: the checkpoint is damaged, has no such table or other preprocessing.
-    """
+    """Write ``id``, ``vector`` and maybe ``value`` of each row of a table; return their number."""
     weights = table_weights(checkpoint, table).numpy()
     values = _values(registry, checkpoint, table, len(weights))
     fields = [("id", pa.int64()), *([] if values is None else [("value", values.type)])]
@@ -134,24 +119,15 @@ def say_absent(registry: RunConfig, checkpoint: Path) -> None:
             f"({registry.dataset.error}): the columns are those of {checkpoint}",
             err=True,
         )
-        if not registry.dataset.knows_kinds:
-            click.echo(
-                f"{checkpoint} is of an older version, which did not keep whether ids were texts "
-                "or numbers: see to it that they are what they were",
-                err=True,
-            )
 
 
 class UnknownIds:
-    """Counts out-of-vocabulary ids from now on.
+    """Counts out-of-vocabulary ids from now on, of a registry with fitted preprocessing.
 
-    Args:
-        registry: with fitted preprocessing.
-        readers: what preprocesses in other processes, where nothing is counted.
+    Processes that preprocess elsewhere, such as ``training.workers``, count nothing here.
     """
 
-    def __init__(self, registry: RunConfig, readers: str | None = None) -> None:
-        self._readers = readers
+    def __init__(self, registry: RunConfig) -> None:
         shared: dict[int, tuple[list[str], set[int]]] = {}
         schema = registry.dataset.schema()
         for feature, steps in fitted_steps(registry, schema).items():
@@ -160,42 +136,27 @@ class UnknownIds:
             for step in steps:
                 if type(step).fit is Preprocessing.fit:
                     continue
-                if step.unknown_ids is None:  # which features that share a vocabulary share
+                if step.unknown_ids is None:  # features of one vocabulary share the set
                     step.unknown_ids = set()
                 shared.setdefault(id(step.unknown_ids), ([], step.unknown_ids))[0].append(feature)
         self._features: dict[str, list[set[int]]] = {}  # of a feature with two such steps, two
         for features, ids in shared.values():
-            self._features.setdefault(_joined(features), []).append(ids)
+            together = " together" if len(features) > 1 else ""
+            self._features.setdefault(" and ".join(features) + together, []).append(ids)
 
     def say(self) -> None:
-        """Print the counts of all ranks on rank 0, or why there are none. A collective call."""
-        if self._readers is not None:
-            if self._features and dist.get_rank() == 0:
-                click.echo(
-                    "ids that training has not numbered are not counted, as "
-                    f"{self._readers} works in processes of its own",
-                    err=True,
-                )
-            return
+        """Print the counts of all ranks on rank 0. A collective call."""
         everyone: list[dict[str, set[int]]] = [{}] * dist.get_world_size()
         mine = {name: set[int]().union(*ids) for name, ids in self._features.items()}
         dist.all_gather_object(everyone, mine)
-        if dist.get_rank():
-            return
-        counts = {
-            name: len(set().union(*(each[name] for each in everyone))) for name in everyone[0]
-        }
-        told = [f"{name} {_count(count)}" for name, count in counts.items() if count]
-        if told:
+        counts = {name: len(set().union(*(each[name] for each in everyone))) for name in mine}
+        told = [
+            f"{name} {min(count, MOST_UNKNOWN):,}{' or more' * (count >= MOST_UNKNOWN)}"
+            for name, count in counts.items()
+            if count
+        ]
+        if told and dist.get_rank() == 0:
             click.echo(
                 f"ids that training has not numbered, scored as unknown ones: {', '.join(told)}",
                 err=True,
             )
-
-
-def _joined(features: list[str]) -> str:
-    return features[0] if len(features) == 1 else f"{' and '.join(features)} together"
-
-
-def _count(count: int) -> str:
-    return f"{count:,}" if count < MOST_UNKNOWN else f"{MOST_UNKNOWN:,} or more"

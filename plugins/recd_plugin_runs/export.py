@@ -105,7 +105,7 @@ class StoredRows:
     """Stored rows of a feature, read as a JaggedTensor, and the stored row of each row.
 
     Attributes:
-        ids: of stored rows, int64 ``[num_values]``.
+        ids: int64 ``[num_values]``.
         counts: ids of each stored row, int64 ``[num_stored]``.
         rows: the stored row of each row, int64 ``[B]``.
     """
@@ -172,15 +172,6 @@ class PlainSequences(nn.Module):
         }
 
 
-class _Rows(nn.Module):
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
-
-
 def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
     """Replace TorchRec's tables in place."""
     for name, module in list(model.named_children()):
@@ -194,7 +185,10 @@ def with_plain_tables(model: nn.Module, *, int8: bool = False) -> nn.Module:
 
 
 def _table(weight: Tensor, int8: bool) -> nn.Module:
-    return Int8Rows(weight) if int8 else _Rows(weight)
+    if int8:
+        return Int8Rows(weight)
+    rows: nn.Module = nn.Embedding.from_pretrained(weight.detach())  # type: ignore[no-untyped-call]
+    return rows
 
 
 def _outputs(configs: Sequence[Any]) -> Iterator[tuple[int, str, str]]:
@@ -212,13 +206,7 @@ def _sums(vectors: Tensor, lengths: Tensor) -> Tensor:
 
 
 class Int8Rows(nn.Module):
-    """The rows of ``weight`` as FBGEMM's fused 8-bit rows.
-
-    TorchRec's inference modules have such rows too, with scales of 16 bits in place of 32.
-
-    Args:
-        weight: float32 ``[rows, dim]``.
-    """
+    """Rows of ``weight``, float32 ``[rows, dim]``, as FBGEMM's fused 8-bit rows."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -256,26 +244,14 @@ def serving_model(registry: RunConfig, checkpoint: Path, *, int8: bool = False) 
 
 
 def exported(model: ServingModel) -> ExportedProgram:
-    """Trace a model for any number of rows, stored rows and ids.
-
-    Raises:
-        RecdError: code of a plugin cannot be traced.
-    """
+    """Trace a model for any number of rows, stored rows and ids."""
     inputs = _example(model.schema)
     dynamic = tuple(
         {name: {0: Dim.DYNAMIC} for name in each} if isinstance(each, dict) else {0: Dim.DYNAMIC}
         for each in inputs
     )
-    try:
-        with _traceable(), torch.no_grad():
-            return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=False)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RecdError(
-            f"torch.export cannot follow the model: {reason}. What a plugin computes has to be "
-            "operations of torch whose order does not depend on values, as the built-in poolings "
-            "are; score with recd predict instead"
-        ) from error
+    with _traceable(), torch.no_grad():
+        return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=False)
 
 
 def write_export(model: ServingModel, folder: Path, name: str) -> None:

@@ -23,9 +23,7 @@ from recd_plugins.api import (
     AbsentData,
     DataError,
     Dataset,
-    FeatureSchema,
     ModelInput,
-    RecdError,
     RowPipeline,
     Rows,
     RunConfig,
@@ -48,16 +46,15 @@ from recd_plugins.api import (
 
 @dataclass(frozen=True)
 class PredictJob(TrainedJob):
-    """What a rank is to score; travels to it by pickle.
+    """A table to score, pickled to each rank.
 
     Attributes:
-        table: its location.
+        table: location of the table.
         output: the file of scores.
         kind: its format.
-        keep: columns of the table that it has besides.
-        batch_size: rows that a rank scores at a time; None: as many as in training.
-        token: as ``new_file`` takes it.
-        replaces: likewise.
+        keep: columns of the table to keep.
+        batch_size: rows that a rank scores at a time; None for that of training.
+        token, replaces: see ``new_file``.
     """
 
     table: str = ""
@@ -81,7 +78,6 @@ class PredictJob(TrainedJob):
         dataset.prepare()
 
     def kept(self, dataset: Dataset) -> KeptColumns | None:
-        """The columns to keep of the table that ``dataset`` reads, reached as it is; or None."""
         if not self.keep:
             return None
         return KeptColumns(self.table, self.keep, dataset.storage())
@@ -117,7 +113,6 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     registry = trained.registry
     dataset = registry.dataset.to_score(job.table)
     kept = job.kept(dataset) if rank == 0 else None
-    _check_columns(job.table, dataset.schema(), registry.dataset.schema())
     check_agreement("looking at the table", {"its rows": dataset.identity()})
     size = job.batch_size or registry.training.batch_size
     # The training split may have fewer rows than a batch of these.
@@ -147,7 +142,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
 def _scores(
     trained: Trained, pipeline: RowPipeline, dealt: Iterator[Turn], world_size: int
 ) -> Iterator[tuple[Turn, np.ndarray]]:
-    """Each turn with the probabilities of its rows, float64, rank after rank. Collective."""
+    """Yield each turn with the probabilities of its rows, float64, by rank. Collective."""
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:
@@ -158,21 +153,9 @@ def _scores(
 
     for logits in trained.logits(inputs()):
         turn = waiting.popleft()
-        _check_scores(turn.rows, logits)
         of_ranks = [torch.empty_like(logits) for _ in range(world_size)]
         dist.all_gather(of_ranks, logits.contiguous())
         yield turn, _probabilities(of_ranks, turn.counts)
-
-
-def _check_scores(rows: Rows, logits: Tensor) -> None:
-    """Refuse logits that are not finite, as an evaluation does."""
-    if len(wrong := (~logits.isfinite()).nonzero()):
-        at = int(wrong[0])
-        raise DataError(
-            f"{rows.place_of(at)}: the model's logit is {float(logits[at])}, which is no score; "
-            "numbers far from those of training leave float32 in its layers: keep them between "
-            "bounds by preprocessing, or leave the row out"
-        )
 
 
 def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:
@@ -182,7 +165,7 @@ def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarra
 
 
 class _Output:
-    """The file of scores, opened with the first ones, whose keys tell its columns."""
+    """The file of scores, opened at the first ones, whose keys show its columns."""
 
     def __init__(self, job: PredictJob, keys: Mapping[str, str], kept: KeptColumns | None) -> None:
         self._job = job
@@ -209,22 +192,14 @@ class _Output:
             columns[ROW] = rows
         columns[SCORE] = pa.array(scores)
         self._row += len(scores)
-        self._write(pa.RecordBatch.from_pydict(columns))
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        job = self._job
-        try:
-            if self._writer is None:
-                file = score_file(
-                    job.output, job.kind, batch.schema, token=job.token, replaces=job.replaces
-                )
-                self._writer = self._stack.enter_context(file)
-            self._writer.write_batch(batch)
-        except (pa.ArrowException, ValueError, OverflowError) as error:
-            raise RecdError(
-                f"{job.output}: a column has values that {job.kind} does not take ({error}); "
-                "write .parquet"
-            ) from error
+        batch = pa.RecordBatch.from_pydict(columns)
+        if self._writer is None:
+            job = self._job
+            file = score_file(
+                job.output, job.kind, batch.schema, token=job.token, replaces=job.replaces
+            )
+            self._writer = self._stack.enter_context(file)
+        self._writer.write_batch(batch)
 
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
@@ -244,25 +219,14 @@ def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
     return pa.concat_arrays(plain)
 
 
-def _check_columns(table: str, schema: FeatureSchema, trained: FeatureSchema) -> None:
-    if (schema.sparse, schema.dense) == (trained.sparse, trained.dense):
-        return
-    found, wanted = (each.sparse + each.dense for each in (schema, trained))
-    missing = [name for name in wanted if name not in found]
-    raise DataError(
-        f"{table}: its features are not those that the model was trained on"
-        + (f"; missing: {', '.join(missing)}" if missing else f": {found}, not {wanted}")
-    )
-
-
 @dataclass(frozen=True)
 class Turn:
     """One step of all ranks.
 
     Attributes:
-        rows: the batch of this rank, filled up with a row that is there.
-        counts: how many rows of each rank's batch count, the first ones, in the order of ranks.
-        keys: the key columns of those rows, rank after rank; none but on rank 0.
+        rows: the batch of this rank, filled up with a repeated row.
+        counts: number of rows of each rank's batch that count, in the order of ranks.
+        keys: key columns of those rows by rank; only on rank 0.
     """
 
     rows: Rows
@@ -273,10 +237,7 @@ class Turn:
 def turns(
     scanned: Iterable[Rows], keys: tuple[str, ...], rank: int, world_size: int, batch_size: int
 ) -> Iterator[Turn]:
-    """The rows of a scan: the batches of a turn follow each other, and so do turns.
-
-    Every rank reads everything, and makes model inputs of its own share alone.
-    """
+    """Deal the batches of a scan to ranks in turn; every rank reads everything."""
     batches = rebatch(scanned, batch_size, rest=True)
     while dealt := list(islice(batches, world_size)):
         counts = tuple(len(each) for each in dealt) + (0,) * (world_size - len(dealt))

@@ -30,29 +30,27 @@ from recd_plugins.api import (
     worse_than_base_rate,
 )
 
-#: Curves of losses that differ by no more are one.
-EQUAL_LOSSES = 1e-5
+# Curves of losses that differ by no more are one.
+_EQUAL_LOSSES = 1e-5
 
 
 @dataclass(frozen=True)
 class Run:
-    """Figures of a run, as ``Result.as_json`` gives them, and the comparison it is a side of."""
+    """A run: ``Result.as_json``, and the comparison it is a side of."""
 
     name: str
     values: Mapping[str, Any]
     report: object = None
 
     def figure(self, name: str) -> float | None:
-        """A figure; of several rounds the median."""
-        value: float | None
+        """Return a figure; of several rounds the median."""
         if spread := self.values.get("rounds", {}).get(name, {}).get("value"):
-            value = spread["median"]
-        else:
-            value, _ = figures_of(self.values).get(name, (None, ""))
+            return float(spread["median"])
+        value: float | None = figures_of(self.values).get(name, (None, ""))[0]
         return value
 
     def over(self, first: Run, figure: str) -> Spread | None:
-        """A figure over that of another run: of each round, where both were trained in turn."""
+        """Return the ratio of a figure to that of another run, by round if they took turns."""
         spread = self.values.get("rounds", {}).get(figure, {}).get("ratio")
         if spread and self.report is first.report:
             return Spread(**spread)
@@ -61,27 +59,21 @@ class Run:
 
     @property
     def losses(self) -> list[float | None]:
-        """By step; None where one was not finite."""
+        """Losses by step; None if not finite."""
         return list(self.values["losses"])
 
     def same_losses(self, other: Run) -> float | None:
-        """The largest difference of two losses of one step, where that is next to none."""
+        """Return the largest difference of two losses of one step, None unless it is tiny."""
         mine, others = self.losses, other.losses
         if len(mine) != len(others) or None in mine or None in others:
             return None
-        differences = [
-            abs(a - b) for a, b in zip(mine, others, strict=True) if a is not None and b is not None
-        ]
-        most = max(differences, default=0.0)
-        return most if most <= EQUAL_LOSSES else None
+        pairs = zip(mine, others, strict=True)
+        most = max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=0.0)
+        return most if most <= _EQUAL_LOSSES else None
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs of files that ``recd run --json`` wrote, each with a name of its own.
-
-    Raises:
-        RecdError: a file is none of those.
-    """
+    """Read the runs of files that ``recd run --json`` wrote, each with a name of its own."""
     found: list[Run] = []
     for path in paths:
         try:
@@ -131,23 +123,18 @@ _WAITING = 0.05
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The page: what stands out, figures side by side, plots, and sections of every part."""
-    title = (
-        " and ".join(run.name or "run" for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
-    )
+    """Return the page: findings, figures side by side, plots, and sections of every part."""
+    named = " and ".join(run.name or "run" for run in runs)
+    title = named if len(runs) < 4 else f"{len(runs)} runs"
+    losses = loss_plot([run for run in runs if run.losses])
     parts = [
         element("h1", title),
         element("ul", *(element("li", finding) for finding in findings(runs))),
         element("h2", "Figures"),
         _figures(runs),
-        *html_section(
-            "Losses",
-            "Of each step, the mean over ranks, before it.",
-            loss_plot([run for run in runs if run.losses]),
-        ),
+        *html_section("Losses", "Of each step, the mean over ranks, before it.", losses),
         *_validations(runs),
-        *_where_time_goes(runs),
-        *_where_bytes_go(runs),
+        *_breakdowns(runs),
         *_sections(runs),
         *_registries(runs),
     ]
@@ -155,7 +142,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def findings(runs: Sequence[Run]) -> Iterator[str]:
-    """What stands out, in sentences."""
+    """Yield what stands out, in sentences."""
     first = runs[0]
     for run in runs[1:]:
         for name, sentence in (
@@ -219,38 +206,28 @@ def _validations(runs: Sequence[Run]) -> Iterable[Html]:
         yield from html_section(f"Validation {run.name}".strip(), text, plot)
 
 
-def _where_time_goes(runs: Sequence[Run]) -> Iterable[Html]:
-    stages = {run.name: run.values["stages"] for run in runs if run.values["stages"]}
-    if stages:
-        in_ms = {
-            name: {stage: 1e3 * seconds for stage, seconds in of_run.items()}
-            for name, of_run in stages.items()
-        }
-        yield from html_section("Time of a step", "By stage, profiled.", stacked_plot(in_ms, "ms"))
-    waits = {
-        run.name: {cause: 100 * share for cause, share in run.values["stalls"]["shares"].items()}
-        for run in runs
-        if run.values.get("stalls")
-    }
-    if any(share >= 1 for shares in waits.values() for share in shares.values()):
-        yield from html_section(
-            "Waiting for data", "Share of a step, by cause.", stacked_plot(waits, "% of a step")
-        )
+def _breakdowns(runs: Sequence[Run]) -> Iterable[Html]:
+    """Yield plots of the time, waits and bytes of a step by part."""
+    stages = {run.name: _scaled(run.values["stages"], 1e3) for run in runs}
+    waits = {run.name: _scaled((run.values.get("stalls") or {}).get("shares"), 100) for run in runs}
+    sent = {run.name: _scaled(run.values["collective_bytes"], 1e-6) for run in runs}
+    for title, text, parts, unit, least in (
+        ("Time of a step", "By stage, profiled.", stages, "ms", 0),
+        ("Waiting for data", "Share of a step, by cause.", waits, "% of a step", 1),
+        ("Bytes", "All ranks together in one step, by collective.", sent, "MB", 0),
+    ):
+        shown = {name: amounts for name, amounts in parts.items() if amounts}
+        largest = max((each for amounts in shown.values() for each in amounts.values()), default=0)
+        if largest > 0 and largest >= least:
+            yield from html_section(title, text, stacked_plot(shown, unit))
 
 
-def _where_bytes_go(runs: Sequence[Run]) -> Iterable[Html]:
-    sent = {
-        run.name: {kind: num / 1e6 for kind, num in run.values["collective_bytes"].items()}
-        for run in runs
-    }
-    if any(any(kinds.values()) for kinds in sent.values()):
-        yield from html_section(
-            "Bytes", "All ranks together in one step, by collective.", stacked_plot(sent, "MB")
-        )
+def _scaled(amounts: Mapping[str, float] | None, factor: float) -> dict[str, float]:
+    return {name: factor * amount for name, amount in (amounts or {}).items()}
 
 
 def _sections(runs: Sequence[Run]) -> Iterable[Html]:
-    """What parts of the runs report, whatever they are: values by their path."""
+    """Yield tables of what else parts of the runs report: values by path."""
     for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
         leaves = [dict(_leaves(run.values.get(name))) for run in runs]
         paths = list(dict.fromkeys(path for each in leaves for path in each))
@@ -284,7 +261,7 @@ def _text(value: Any) -> str:
 
 
 def _registries(runs: Sequence[Run]) -> Iterable[Html]:
-    """The files that the runs were made by, one for all that share it, and what was set besides."""
+    """Yield the registries of the runs, and what was set besides."""
     by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for run in runs:
         if text := run.values.get("registry"):
@@ -303,7 +280,7 @@ _POINTS = 400
 
 @plot_style()
 def loss_plot(runs: Sequence[Run]) -> Html:
-    """Losses by step; runs whose losses are the same have one curve."""
+    """Plot losses by step; runs with equal losses have one curve."""
     axes = _axes(4.0)
     for number, group in enumerate(same_curves(runs)):
         losses = [math.nan if loss is None else loss for loss in group[0].losses]
@@ -324,7 +301,7 @@ def loss_plot(runs: Sequence[Run]) -> Html:
 
 @plot_style()
 def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> Html:
-    """A figure by step; None where it was not finite."""
+    """Plot a figure by step; None if not finite."""
     axes = _axes(3.0)
     axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
     axes.set(xlabel="step", ylabel=name.replace("_", " "))
@@ -333,12 +310,7 @@ def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) 
 
 @plot_style()
 def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> Html:
-    """A bar a run, of the parts of a whole.
-
-    Args:
-        parts: amounts by part, by name of a run; those of zero are left out.
-        unit: of the amounts.
-    """
+    """Plot a bar per run of amounts by part."""
     axes = _axes(1.3 + 0.55 * len(parts))
     names = list(dict.fromkeys(part for amounts in parts.values() for part in amounts))
     starts = dict.fromkeys(parts, 0.0)
@@ -365,15 +337,14 @@ def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> Html:
 
 
 def same_curves(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs whose losses are the same but for rounding, together."""
+    """Group runs whose losses are the same but for rounding."""
     groups: list[list[Run]] = []
     for run in runs:
-        for group in groups:
-            if run.same_losses(group[0]) is not None:
-                group.append(run)
-                break
-        else:
+        same = next((each for each in groups if run.same_losses(each[0]) is not None), None)
+        if same is None:
             groups.append([run])
+        else:
+            same.append(run)
     return groups
 
 

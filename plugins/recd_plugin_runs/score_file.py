@@ -57,15 +57,7 @@ class _JsonLines:
 def score_file(
     path: Path, kind: str, schema: pa.Schema, *, token: str = "", replaces: bool = True
 ) -> Iterator[BatchWriter]:
-    """Open a writer of ``path``, which appears when it is complete.
-
-    Args:
-        path: the file.
-        kind: its format.
-        schema: of its rows.
-        token: see ``new_file``.
-        replaces: see ``new_file``.
-    """
+    """Open a writer of ``path``, which appears when it is complete; see ``new_file``."""
     with new_file(path, token=token, replaces=replaces) as temporary:
         writer: BatchWriter
         if kind == "jsonl":
@@ -81,16 +73,12 @@ def score_file(
 
 
 class KeptColumns:
-    """Takes columns of a table row by row, in stored order.
+    """Takes columns of a Parquet table row by row, in stored order.
 
     Args:
-        location: of a Parquet file or a folder of some.
+        location: a file or a folder of some.
         columns: their names; a field of a struct with a dot, ``geo.lat``.
         storage: how the store of a URL is reached.
-
-    Raises:
-        DataError: it is no Parquet table, or lacks one of the columns.
-        SetupError: the store cannot be reached, or refuses.
     """
 
     def __init__(
@@ -101,9 +89,8 @@ class KeptColumns:
             table = ParquetTable(location if "://" in location else Path(location), storage)
         except DataError as error:
             raise DataError(
-                f"--keep {' --keep '.join(columns)}: columns are kept of Parquet, and {location} "
-                f"cannot be read as that ({error}); write it as Parquet, or leave out --keep and "
-                f"join by column {ROW} of the scores, its rows from 0"
+                f"--keep: columns are kept of Parquet, and {location} cannot be read as that "
+                f"({error}); leave out --keep and join by column {ROW} of the scores"
             ) from error
         there = table.schema.names
         self._paths = {name: [name] if name in there else name.split(".") for name in columns}
@@ -125,13 +112,7 @@ class KeptColumns:
         self._next_row = 0
 
     def take(self, rows: NDArray[Any]) -> dict[str, pa.Array]:
-        """Return the next rows, whose numbers in the table are ``rows``.
-
-        Columns of no rows have type null.
-
-        Raises:
-            DataError: they are other rows, or there are fewer.
-        """
+        """Return the next rows, whose numbers in the table are ``rows``; null columns if none."""
         taken: list[Rows] = []
         num_rows = len(rows)
         if not np.array_equal(rows, np.arange(self._next_row, self._next_row + num_rows)):
@@ -163,9 +144,8 @@ class KeptColumns:
 
     def _other_rows(self, which: str) -> DataError:
         return DataError(
-            f"{self._location}: has {which} rows in files *.parquet than there are scores, as a "
-            "dataset may have that makes several of one, or reads files of other names; leave out "
-            "--keep, and join by the keys"
+            f"{self._location}: has {which} rows than there are scores; leave out --keep, and join "
+            "by the keys"
         )
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_runs.evaluate import evaluate
@@ -56,21 +55,6 @@ def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str
     except RecdError as error:
         return str(error)
     return ""
-
-
-def refused_of_numbers(rank: int, world_size: int, folder: Path) -> str:
-    """What scoring a row of the largest numbers is refused with, by a model that squares them."""
-    path, new = folder / "cross.yaml", pq.read_table(folder / "new.parquet")
-    plain = (folder / "plain.yaml").read_text(encoding="utf-8")
-    plain = plain.replace(str(folder / "plain"), str(folder / "cross"))
-    path.write_text(plain.replace("model: {", "model: {architecture: dcn, "), encoding="utf-8")
-    trained(rank, world_size, folder, ["cross"])
-    numbers = new["number"].to_pylist()
-    numbers[11] = 3e38
-    at = new.column_names.index("number")
-    new = new.set_column(at, "number", pa.array(numbers, pa.float32()))
-    pq.write_table(new, folder / "large.parquet")
-    return refused(rank, world_size, path, newest(folder / "cross"), str(folder / "large.parquet"))
 
 
 def refused_of_tables(

@@ -33,6 +33,12 @@ def refusal(words: list[str], test: str = TEST, checkpoint: str = KEPT) -> str:
     return result.stderr
 
 
+def make_checkpoint(folder: Path) -> None:
+    checkpoint = folder / "kept" / "step-000000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "progress.json").write_text('{"step": 1}')
+
+
 @pytest.mark.parametrize("words", [EVALUATE, PREDICT, EXPORT, ROWS])
 def test_without_a_checkpoint_they_say_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
@@ -67,7 +73,7 @@ def test_what_cannot_be_written_or_read_is_told_first(
     assert "names no format of .parquet, .csv, .jsonl" in refusal([*PREDICT[:-1], "scores.txt"])
     assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
     assert "rows.csv: is written as Parquet" in refusal([*ROWS[:-1], "rows.csv"])
-    (tmp_path / "kept" / "step-000000001").mkdir(parents=True)
+    make_checkpoint(tmp_path)
     assert "new.parquet: no such file or folder" in refusal(PREDICT)
     (tmp_path / "new.parquet").write_bytes(b"a table")
     for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
@@ -83,7 +89,7 @@ def test_what_cannot_be_written_or_read_is_told_first(
 
 def test_data_that_rank_0_cannot_prepare_is_told_by_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(REGISTRY.format(test=TEST, checkpoint=KEPT), encoding="utf-8")
-    (tmp_path / "kept" / "step-000000001").mkdir(parents=True)
+    make_checkpoint(tmp_path)
     command = [sys.executable, "-c", "from recd_plugins.cli import main; main()", *EVALUATE]
     done = forked.torchrun(command, ranks=2, cwd=tmp_path)
     assert done.returncode == 1

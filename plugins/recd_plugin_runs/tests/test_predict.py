@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_dcp import table_weights
 from recd_plugins.training.checkpoint_files import IDENTITY, MANIFEST, manifest_text, read_manifest
 from recd_plugins.training.evaluation import measure
-from recd_plugins.training.trained import AbsentData, with_trained_columns
+from recd_plugins.training.trained import with_trained_columns
 
 REGISTRY = """
 version: 1
@@ -103,9 +102,6 @@ def test_the_data_of_the_training_need_not_be_there(
         run_on_ranks(cases.scored_elsewhere, 2, folder, list(CASES))
         absent = with_trained_columns(load_registry(folder / "nothing.yaml"), checkpoint)
         say_absent(absent, checkpoint)
-        schema, error = absent.dataset.schema(), DataError("gone")
-        old = replace(absent, dataset=AbsentData(trained.dataset, schema, None, error))
-        say_absent(old, checkpoint)
         assert export_to(absent, checkpoint, folder / "exported elsewhere", int8=True) is None
         assert write_embeddings(absent, checkpoint, "t_item", folder / "rows.parquet") == 100
         int8 = folder / "exported elsewhere" / INT8_PROGRAM
@@ -119,7 +115,6 @@ def test_the_data_of_the_training_need_not_be_there(
     said = capsys.readouterr().err
     assert "Without the data that it was trained on, which cannot be read (" in said
     assert f"the columns are those of {checkpoint}" in said
-    assert said.count("is of an older version, which did not keep whether ids were texts") == 1
     assert absent.dataset.schema() == trained.dataset.schema()
     for name in CASES:
         expected = pq.read_table(folder / f"{name}-2.parquet")["score"].to_numpy()
@@ -242,13 +237,6 @@ def test_a_column_that_is_missing_is_named(folder: Path) -> None:
     (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(table))
     assert f"{table}: no column tags" in said
     assert not (folder / "plain.csv").exists()
-
-
-def test_a_row_that_has_no_score_is_named(folder: Path) -> None:
-    (said,) = run_on_ranks(cases.refused_of_numbers, 1, folder)
-    assert f"{folder / 'large.parquet'}: row 11 (from 0): the model's logit is " in said
-    assert "which is no score" in said
-    assert not (folder / "cross.csv").exists()
 
 
 def test_ranks_that_see_other_tables_are_refused(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from recd_plugin_runs.predict import PredictJob, _Output
 from recd_plugin_runs.score_file import KeptColumns, score_file
 from recd_plugins.api import TableWriter
-from recd_plugins.runtime.errors import DataError, RecdError
+from recd_plugins.runtime.errors import DataError
 
 
 def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_dataset_that_makes_several_rows_of_one_has_none_kept(tmp_path: Path) 
             assert job.output.read_text().splitlines()[1:] == ['0,"x",0', '1,"y",0']
             job.output.unlink()
             continue
-        with pytest.raises(DataError, match=r"has other rows .*makes several of one"), output:
+        with pytest.raises(DataError, match=r"has other rows"), output:
             output.write(keys, np.zeros(2))
         assert [each.name for each in tmp_path.iterdir()] == ["new.parquet"]
 
@@ -54,18 +54,3 @@ def test_lines_are_json_whatever_the_numbers(tmp_path: Path) -> None:
     found = [json.loads(line, parse_constant=pytest.fail) for line in lines]
     assert [row["w"] for row in found] == [None, None, 0.5]
     assert [row["many"] for row in found] == [[None], [None], [0.5]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "column"),
-    [("csv", pa.array([[1]])), ("jsonl", pa.array([2**31 - 1], pa.date32()))],
-)
-def test_what_a_format_does_not_take_is_told(tmp_path: Path, kind: str, column: pa.Array) -> None:
-    job = PredictJob(tmp_path / "r.yaml", tmp_path, output=tmp_path / f"s.{kind}", kind=kind)
-    keys = [pa.RecordBatch.from_pydict({"b": column})]
-    with (
-        pytest.raises(RecdError, match=rf"s.{kind}: a column has values that {kind} does not take"),
-        _Output(job, {"b": "b"}, None) as output,
-    ):
-        output.write(keys, np.zeros(1))
-    assert not list(tmp_path.iterdir())

@@ -16,20 +16,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from recd_plugin_runs.trackers.tracker import LocalPath, Tracker, TrackerOptions
-from recd_plugins.api import DataError, RunStart, optional_library, write_text
-
-
-def check_kind(path: Path, is_first: Callable[[str], bool]) -> None:
-    """Make the folder of a file, and refuse a file of another kind by its first line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        with path.open(encoding="utf-8", errors="replace") as file:
-            if (line := file.readline()) and not is_first(line):
-                raise DataError(f"{path}: exists and is not a file of this tracker; name another")
+from recd_plugins.api import RunStart, optional_library, write_text
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename the file of an earlier run, ``run.csv`` to ``run.1.csv``."""
+    """Rename a file, ``run.csv`` to ``run.1.csv``."""
     number = 1
     while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
@@ -44,10 +35,10 @@ def go_on(
 ) -> bool:
     """Cut a file to the records of a checkpoint, and return whether it had them.
 
-    A file that another run has written since is renamed, and stderr says so.
+    Another file is renamed.
 
     Args:
-        path: of the file.
+        path: the file.
         records: their number when the checkpoint was saved.
         last: figures of the last of them.
         read: parses a line, given the first line and that one.
@@ -77,13 +68,11 @@ def go_on(
 
 
 def append(path: Path, text: str) -> None:
-    """Write at the end, in one piece."""
     with path.open("a", encoding="utf-8", newline="") as file:
         file.write(text)
 
 
 def sync(path: Path) -> None:
-    """Have a file on disk, where there is one."""
     if path.exists():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -104,9 +93,8 @@ class Csv(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """A new file has a header, to which columns are added as figures come."""
         path = self.options.path
-        check_kind(path, lambda line: line.startswith("step,time,"))
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._columns = list(_FIRST)
         if kept is None:
             set_aside(path)
@@ -117,7 +105,6 @@ class Csv(Tracker):
         append(path, _text([self._columns]))
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """A row, with what it lacks left empty; the file is written anew where a column is."""
         path = self.options.path
         if new := [name for name in figures if name not in self._columns]:
             _, *rows = csv.reader(io.StringIO(path.read_text("utf-8")))
@@ -153,9 +140,8 @@ class JsonLines(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        """The first line of a new file has the registry."""
         path = self.options.path
-        check_kind(path, lambda line: line.startswith('{"registry"'))
+        path.parent.mkdir(parents=True, exist_ok=True)
         if kept is None:
             set_aside(path)
         elif go_on(path, kept, more.get("last", {}), lambda _, line: json.loads(line)):
@@ -164,7 +150,6 @@ class JsonLines(Tracker):
         self._append({"registry": start.registry, "settings": list(start.settings)})
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """A line."""
         known = {name: each if math.isfinite(each) else None for name, each in figures.items()}
         self._append({"step": step, "time": round(time.time(), 3), **known})
 
@@ -196,7 +181,6 @@ class TensorBoard(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Events of later steps are marked as void; those of another run get a folder."""
         optional_library("tensorboard", "tensorboard", self.name)
         from torch.utils.tensorboard import SummaryWriter
 
@@ -209,7 +193,6 @@ class TensorBoard(Tracker):
             self._writer.add_text("registry", f"```yaml\n{text}\n```", 0)
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """A scalar of each figure."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
@@ -250,7 +233,6 @@ class WandB(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        """A run that goes on is the same there, too."""
         wandb = optional_library("wandb", "wandb", self.name)
         options = self.options
         options.folder.mkdir(parents=True, exist_ok=True)
@@ -268,16 +250,13 @@ class WandB(Tracker):
         self._first = self._run.step if kept is not None else 0
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """A step of its history."""
         if step >= self._first:
             self._run.log(dict(figures), step=step)
 
     def more_state(self) -> Mapping[str, Any]:
-        """Which run it is there."""
         return {"run": self._run.id}
 
     def close(self, how: str) -> None:
-        """Send what is left."""
         self._run.finish(exit_code=0 if how == "completed" else 1)
 
 
@@ -301,7 +280,6 @@ class MlFlow(Tracker):
     options: Options
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
-        """A run that goes on is the same there, too."""
         tracking = optional_library("mlflow.tracking", "mlflow", self.name)
         self._client = client = tracking.MlflowClient(self.options.tracking_uri)
         self._last: dict[str, int] = {}
@@ -325,7 +303,6 @@ class MlFlow(Tracker):
         client.log_text(self._id, start.registry, "registry.yaml")
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """A value of each figure that is new."""
         entities = optional_library("mlflow.entities", "mlflow", self.name)
         now = int(time.time() * 1e3)
         metrics = [
@@ -337,11 +314,9 @@ class MlFlow(Tracker):
             self._client.log_batch(self._id, metrics=metrics)
 
     def more_state(self) -> Mapping[str, Any]:
-        """Which run it is there."""
         return {"run": self._id}
 
     def close(self, how: str) -> None:
-        """Say how it ended."""
         self._client.set_terminated(self._id, _STATUS[how])
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +14,12 @@ from pydantic import BeforeValidator, Field
 
 from recd_plugins.api import (
     Callback,
-    DataError,
     PluginOptions,
     RunEnd,
     RunEvaluation,
     RunInterruption,
     RunStart,
     RunStep,
-    why_not,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ class Tracker(Callback):
         """Make ready to write; set ``_records`` to 0 if records begin anew.
 
         Args:
-            start: of the run.
+            start: the run.
             kept: records of the checkpoint that the run resumes; None for a new run.
             more: the ``more_state`` of the checkpoint, and ``last``: figures of the last record.
         """
@@ -130,8 +127,7 @@ class Tracker(Callback):
         if not self._writes:
             return {}
         self._begin_late()
-        with self._told():
-            self.flush()
+        self.flush()
         return {
             "records": self._records,
             "steps": self._steps,
@@ -172,14 +168,12 @@ class Tracker(Callback):
                 for name, value in known.items()
                 if math.isfinite(value) and name != "samples_per_second"
             }
-            with self._told():
-                self.write(step, figures)
+            self.write(step, figures)
 
     def _close(self, how: str) -> None:
         if self._writes:
             self._begin_late()
-            with self._told():
-                self.close(how)
+            self.close(how)
 
     def _begin_late(self) -> None:
         """Begin a run whose checkpoint has no state of this tracker."""
@@ -189,20 +183,6 @@ class Tracker(Callback):
     def _begin(self, kept: int | None, more: Mapping[str, Any]) -> None:
         self._began = True
         if self._writes:
-            with self._told():
-                self.begin(self._start, kept, more)
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Name the path in errors of files."""
-        try:
-            yield
-        except OSError as error:
-            place = getattr(self.options, "path", None)
-            if place is None:
-                raise
-            raise DataError(
-                f"{place}: cannot be written ({why_not(error, Path(place))})"
-            ) from error
+            self.begin(self._start, kept, more)
 
     _rate: float | None = None

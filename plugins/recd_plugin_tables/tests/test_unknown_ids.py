@@ -45,5 +45,3 @@ def test_unknown_ids_are_counted_and_fields_of_structs_kept(
     assert scores["geo.lat"].to_pylist() == list(rows)
     assert set(scores["geo.of.land"].to_pylist()) == {"x"}
     assert "has not numbered" not in recd("evaluate", "my.yaml")
-    said = recd("evaluate", "my.yaml", "training.workers=1")
-    assert "not counted, as training.workers: 1 (0 counts them) works in processes" in said
